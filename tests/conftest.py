@@ -1,4 +1,4 @@
-"""Rules that every test keeps: it leaves nothing behind, and a failure can be repeated."""
+"""Rules for every test: it leaks no resources, and a failure can be reproduced."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.testing import ManualClock, assert_no_leaks
 from headrace.transport import zeromq
 from headrace.transport.channel import Request
 
-# Not derandomised: each run tries other examples, and prints the blob that repeats a failure. The
-# deadline is off because a shared machine's speed is no property of the code.
+# Not derandomised: each run tries other examples, and prints a blob to reproduce a failure. The
+# deadline is off because the speed of a shared machine is not a property of the code.
 settings.register_profile(
     "headrace",
     deadline=None,
@@ -28,7 +28,7 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"))
 
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and all their children.
+# A shell that starts the tests in the background makes them and their children ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -37,7 +37,7 @@ _REAL_PROCESSES_SECONDS = 500
 others, three interpreters need half a minute to start; its own deadlines are what such a test is
 about."""
 
-# What libraries keep for the life of the process, by a part of its description, and why.
+# Resources that libraries keep until the process exits, by part of the description, and why.
 KEPT_BY_LIBRARIES = (
     "/.hypothesis/",  # the example database
     "/dev/null",  # opened once by subprocess
@@ -48,7 +48,7 @@ KEPT_BY_LIBRARIES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that start processes take longer, where they do not say how long.
+    """Extend the timeout of tests that start processes and set none.
 
     Tests of Keras on JAX are slow: on PyTorch they are part of `make test`.
     """
@@ -62,9 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _process_wide_sockets() -> None:
-    """Open what all sockets of a process share and keep, before the first test is watched.
+    """Open the resources that all sockets of a process share, before leaks are checked.
 
-    That is ZeroMQ's context (I/O threads, eventfds) and pyzmq's collector of buffers that were
+    These are ZeroMQ's context (I/O threads, eventfds) and pyzmq's collector of buffers that were
     sent without a copy.
     """
 
@@ -84,8 +84,8 @@ def _process_wide_sockets() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves a thread, process, descriptor or shared memory behind."""
+def _check_for_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaks a thread, process, descriptor or shared memory."""
     grace = 10.0 if request.node.get_closest_marker("system") else 3.0
     with assert_no_leaks(grace=grace, allowed=KEPT_BY_LIBRARIES):
         yield

@@ -1,4 +1,4 @@
-"""Tests that need devices or settings of their own, run once in a process that has them."""
+"""Runs tests that need special devices or settings once, in a separate process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def names_of_tests(file: Path) -> list[str]:
 
 
 def once(factory: pytest.TempPathFactory, name: str, find: Callable[[Path], Any]) -> Any:
-    """Return what `find` finds, which is called once for all processes of a run of the tests.
+    """Return the result of `find`, called once for all processes of a test run.
 
     Args:
-        factory: Makes folders.
-        name: Of what is found, among all that is.
+        factory: Creates temporary folders.
+        name: Key of the result.
         find: Called with a folder; returns a JSON value.
     """
     shared = factory.getbasetemp()
@@ -44,15 +44,15 @@ def once(factory: pytest.TempPathFactory, name: str, find: Callable[[Path], Any]
 
 
 def outcomes(file: Path, folder: Path, **environment: str) -> dict[str, str]:
-    """Run the tests of a file in a process of its own.
+    """Run the tests of a file in a separate process.
 
     Args:
-        file: Its tests.
-        folder: For a report.
-        **environment: Variables that the process has besides this one's.
+        file: File with the tests.
+        folder: Folder for the report.
+        **environment: Environment variables to add for the process.
 
     Returns:
-        For each test function what its failures say; "" if there are none.
+        The failure messages by test function; "" if it passed.
     """
     found = outcomes_of([str(file)], folder, **environment)
     return {name.rpartition("::")[2]: words for name, words in found.items()}
@@ -65,12 +65,12 @@ def outcomes_of(
 
     Args:
         tests: Files, or `FILE::NAME` of test functions.
-        folder: For a report.
-        timeout: Seconds that they may take together.
-        **environment: Variables that the process has besides this one's.
+        folder: Folder for the report.
+        timeout: Maximum seconds for all tests together.
+        **environment: Environment variables to add for the process.
 
     Returns:
-        By `STEM_OF_FILE::NAME` what the failures of a test function say; "" if there are none.
+        The failure messages by `STEM_OF_FILE::NAME` of the test function; "" if it passed.
     """
     report = folder / "report.xml"
     command = [
@@ -89,7 +89,7 @@ def outcomes_of(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        return {"": str(error)}  # of all its tests: another one would wait as long
+        return {"": str(error)}  # for all tests of the file: a second process would wait as long
     if not report.exists():
         return {"": done.stdout + done.stderr}
     found: dict[str, str] = {}

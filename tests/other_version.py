@@ -1,4 +1,4 @@
-"""A real server process that says it has other versions than this one.
+"""A real server process that reports other versions than this process has.
 
 python -m tests.other_version PYTHON HEADRACE WIRE dispatcher|worker ...    as `headrace` does
 python -m tests.other_version PYTHON HEADRACE WIRE closure-worker [COORDINATOR]
@@ -29,7 +29,7 @@ def other_version(
     headrace: str = versions.own_versions().headrace,
     wire: int = versions.WIRE_FORMAT,
 ) -> Iterator[str]:
-    """Run a server of other versions until the end; yield where it listens."""
+    """Run a server with other versions until the block ends; yield its address."""
     with subprocess.Popen(
         [sys.executable, "-m", "tests.other_version", python, headrace, str(wire), *arguments],
         stdout=subprocess.PIPE,

@@ -1,8 +1,8 @@
-"""Time as far as this process ran in it, for promises of what takes how long at most.
+"""Stopwatch that excludes time in which this process did not run, for upper bounds in tests.
 
-A promise such as "stops within a second" is of waits that end. On a machine where twenty others
-want to run, all takes longer by what they take; that is no property of the code. So a thread that
-sleeps for hundredths of a second counts them: where it is late, so is everything else here.
+A bound such as "stops within a second" is about waits in the code. On a busy machine everything
+takes longer, which is not a property of the code. So a thread that sleeps for hundredths of a
+second counts its sleeps: if it is late, so is the rest of the process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STEP = 0.01
 
 
 class Stopwatch:
-    """Counts from the beginning of its `with` block; `seconds` stand still after the end."""
+    """Counts `seconds` during its `with` block."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -27,7 +27,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """At most what the clock on the wall says, and as much where the machine is free."""
+        """Elapsed seconds: at most the wall-clock time, and equal to it on an idle machine."""
         return self._steps * _STEP
 
     def _count(self) -> None:

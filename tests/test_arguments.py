@@ -1,4 +1,4 @@
-"""What a wrong argument's message says, wherever it is checked."""
+"""Tests of the messages for invalid arguments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from headrace import arguments
         ("callable", np.zeros(999), {}, "`x` must be a function, but got a value of type ndarray"),
     ],
 )
-def test_a_wrong_argument_is_named_with_what_would_do(
+def test_invalid_argument_is_named_with_the_expected_value(
     check: str, value: Any, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
@@ -46,7 +46,7 @@ def test_a_wrong_argument_is_named_with_what_would_do(
     assert str(caught.value) == said
 
 
-def test_what_would_do_passes() -> None:
+def test_valid_arguments_pass() -> None:
     assert arguments.check_int("x", np.int32(3), minimum=1) == 3
     assert arguments.check_int("x", -1, minimum=1, or_one_of=(-1,)) == -1
     arguments.check_flag("x", np.True_, or_none=False)

@@ -1,4 +1,4 @@
-"""Free memory of large messages stays in the process that receives them."""
+"""Tests that the memory of large received messages is reused by the process."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ print(faults() - before)
 """
 
 
-def test_memory_of_messages_that_come_four_at_a_time_is_not_taken_from_the_system_again() -> None:
+def test_memory_of_received_messages_is_reused() -> None:
     program = subprocess.run(
         [sys.executable, "-c", _PROGRAM], check=True, capture_output=True, text=True
     )
-    # Where it is, 4 x 4 messages of 2,442 pages each.
+    # Without reuse: 4 x 4 messages of 2,442 pages each.
     assert int(program.stdout) < 1_000
 
 
-def test_a_process_that_may_take_no_such_block_receives_as_before(
+def test_process_with_limited_memory_still_receives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*size: object) -> None:

@@ -1,4 +1,4 @@
-"""Where few files can be opened, that is said, with what would do."""
+"""Tests of the errors at the limit of open files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from headrace.open_files import check_available, explain_open_error
 
 
-def test_an_error_for_lack_of_files_says_what_would_do():
+def test_error_at_the_file_limit_names_the_remedy():
     assert explain_open_error(OSError(errno.EMFILE, "Too many open files")) == (
         "Too many open files; raise the limit (ulimit -n 4096)"
     )
@@ -21,7 +21,7 @@ def test_an_error_for_lack_of_files_says_what_would_do():
     assert explain_open_error(ValueError("x")) == "x"
 
 
-def test_room_is_checked_without_taking_it():
+def test_check_available_keeps_no_descriptor():
     before = len(os.listdir("/dev/fd"))
     check_available(30)
     assert len(os.listdir("/dev/fd")) == before
@@ -29,14 +29,14 @@ def test_room_is_checked_without_taking_it():
     highest = max(int(number) for number in os.listdir("/dev/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, hard))
     try:
-        with pytest.raises(OSError, match=r"500 more are needed, and \d+ can be.*ulimit -n"):
+        with pytest.raises(OSError, match=r"500 more are required, but only \d+ can be.*ulimit -n"):
             check_available(500)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def limited(files, *command):
-    """Run a command that may open so many files; return its code and what it wrote."""
+    """Run a command with a limit of open files; return its exit code and output."""
     process = subprocess.Popen(
         ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh", *command],
         stdout=subprocess.PIPE,
@@ -51,7 +51,7 @@ def limited(files, *command):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("files", [12, 18, 24, 30, 36, 40])
-def test_a_command_that_cannot_open_what_it_needs_says_so_in_a_line(files):
+def test_command_at_the_file_limit_fails_with_one_line(files):
     command = (sys.executable, "-m", "headrace", "dispatcher", "--port", "0")
     code, words = limited(files, *command)
     assert "Traceback" not in words
@@ -65,7 +65,7 @@ def test_a_command_that_cannot_open_what_it_needs_says_so_in_a_line(files):
 
 
 @pytest.mark.heavy
-def test_a_process_that_cannot_be_started_for_lack_of_files_is_an_error_that_says_so():
+def test_process_start_at_the_file_limit_is_an_error():
     script = (
         "import os, headrace as hr\n"
         "def main():\n"
@@ -81,4 +81,4 @@ def test_a_process_that_cannot_be_started_for_lack_of_files_is_an_error_that_say
     )
     code, words = limited(64, sys.executable, "-c", script)
     assert code == 1
-    assert "10 more are needed, and 5 can be opened; raise the limit (ulimit -n" in words
+    assert "10 more are required, but only 5 can be opened; raise the limit (ulimit -n" in words

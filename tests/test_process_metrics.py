@@ -37,7 +37,7 @@ def value(name, **labels):
         ),
     ],
 )
-def test_a_count_moves_its_own_counter(count, name, labels, amount):
+def test_each_count_function_increments_its_counter(count, name, labels, amount):
     before = value(name, **labels)
     count()
     assert value(name, **labels) - before == amount

@@ -1,4 +1,4 @@
-"""The public names: what users may rely on. A name that goes, or moves, breaks this first."""
+"""Tests of the public names. Removing or moving one fails here first."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ DATASET = {
 }  # fmt: skip
 
 
-def test_the_names_are_these():
+def test_public_names_are_as_listed():
     assert set(hr.__all__) == TOP
     assert set(hr.keras.__all__) == KERAS
     assert set(hr.service.__all__) == SERVICE
@@ -84,7 +84,7 @@ def test_dir_of_public_package_shows_public_names_only(path: str, package: Modul
     assert [name for name in package.__all__ if name.startswith("_")] == []
 
 
-def test_arguments_are_those_of_tf_data():
+def test_signatures_match_tf_data():
     def arguments(function):
         return list(inspect.signature(function).parameters)
 
@@ -125,7 +125,7 @@ def test_arguments_are_those_of_tf_data():
     ]  # fmt: skip
 
 
-def test_the_testing_package_is_loaded_when_it_is_asked_for():
+def test_testing_package_is_imported_lazily():
     assert set(hr.testing.__all__) == {
         "ManualClock", "HeldResources", "assert_no_leaks", "check_source",
     }  # fmt: skip
@@ -138,8 +138,8 @@ def test_the_testing_package_is_loaded_when_it_is_asked_for():
 @pytest.mark.parametrize(
     "package", [hr, hr.distribute, hr.service, storage], ids=lambda p: p.__name__
 )
-def test_lazy_names_are_what_type_checkers_read(package):
-    """The imports that type checkers follow, and the names that are loaded, agree one by one."""
+def test_lazy_names_match_the_type_checking_imports(package):
+    """Check that the imports for type checkers match the names that are loaded lazily."""
     tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
     checked = next(node for node in tree.body if isinstance(node, ast.If))
     read = {}
@@ -173,7 +173,7 @@ def test_names_can_be_imported_from_the_package_by_name_and_by_star():
         exec("from headrace import Datset")
 
 
-def test_every_public_thing_says_what_it_is():
+def test_every_public_name_has_a_docstring():
     for name in TOP - {"AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY"}:
         assert inspect.getdoc(getattr(hr, name)), name
     for name in SERVICE:

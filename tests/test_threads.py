@@ -1,4 +1,4 @@
-"""A thread is started whole or not at all, wherever its start is interrupted."""
+"""Tests that an interrupted start of a thread is completed or undone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.threads import run_in_thread, start_thread
 
 
 class Alarm(BaseException):
-    """Not an error: something that comes from outside."""
+    """An interruption from outside, not an error."""
 
 
 def interrupt(call: Callable[[], object], at: int) -> bool:
-    """Make a call, and interrupt it at its n-th instruction; return whether it was so long."""
+    """Make a call, interrupted at its n-th instruction; return whether it had that many."""
     left = at
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -35,7 +35,7 @@ def interrupt(call: Callable[[], object], at: int) -> bool:
         return trace
 
     before = sys.gettrace()
-    # What the collector calls would be interrupted in place of the call.
+    # Otherwise finalizers of the garbage collector could be interrupted instead of the call.
     gc.disable()
     try:
         sys.settrace(trace)
@@ -48,7 +48,7 @@ def interrupt(call: Callable[[], object], at: int) -> bool:
     return left <= 0
 
 
-def test_a_start_that_is_interrupted_at_any_instruction_leaves_nothing_half_started() -> None:
+def test_interrupted_start_leaves_no_half_started_thread() -> None:
     at = 0
     is_longer = True
     while is_longer:
@@ -60,7 +60,7 @@ def test_a_start_that_is_interrupted_at_any_instruction_leaves_nothing_half_star
     assert ended.wait(10.0)
 
 
-def test_a_thread_that_was_started_runs() -> None:
+def test_started_thread_runs() -> None:
     ran = threading.Event()
     thread = threading.Thread(target=ran.set)
     start_thread(thread)
@@ -69,7 +69,7 @@ def test_a_thread_that_was_started_runs() -> None:
     assert ran.is_set()
 
 
-def test_a_thread_starts_another_one_as_well() -> None:
+def test_thread_can_start_another_thread() -> None:
     ran = threading.Event()
     inner = threading.Thread(target=ran.set)
     outer = threading.Thread(target=start_thread, args=(inner,))
@@ -79,7 +79,7 @@ def test_a_thread_starts_another_one_as_well() -> None:
     assert ran.is_set()
 
 
-def test_what_the_system_refuses_is_raised_where_the_thread_is_started(
+def test_refused_thread_start_raises_in_the_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(self: threading.Thread) -> None:
@@ -90,13 +90,13 @@ def test_what_the_system_refuses_is_raised_where_the_thread_is_started(
         start_thread(threading.Thread(target=print))
 
 
-def test_what_runs_aside_is_waited_for_but_not_without_end() -> None:
+def test_background_thread_is_joined_with_a_timeout() -> None:
     done = threading.Event()
     run_in_thread(done.set)
     assert done.is_set()
     lock = threading.Lock()
     with lock:
-        # Would wait for this very thread, if it was waited for to the end.
+        # An unlimited wait would wait for this thread itself.
         run_in_thread(lambda: (lock.acquire(), lock.release(), done.clear()), wait_seconds=0.01)
         assert done.is_set()
     while done.is_set():

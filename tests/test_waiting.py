@@ -20,7 +20,7 @@ from headrace.waiting import Backoff, WaitWarningLimiter, retry
 
 
 class ScriptedPeer:
-    """Answers from a list of answers and errors, each after the time it is said to take."""
+    """Replies with given results and errors, each after a given time."""
 
     def __init__(self, clock, *script):
         self.clock = clock
@@ -50,7 +50,7 @@ def call(peer, deadline=30.0, **options):
     )
 
 
-def test_pauses_grow_up_to_the_longest():
+def test_pauses_grow_up_to_the_maximum():
     backoff = Backoff(1, longest=5)
     assert list(itertools.islice(backoff, 5)) == [1, 2, 4, 5, 5]
     backoff.reset()
@@ -64,7 +64,7 @@ def test_pauses_grow_up_to_the_longest():
     jitter=st.floats(0, 1),
     chances=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=50),
 )
-def test_a_pause_is_between_zero_and_the_longest(first, factor, longest, jitter, chances):
+def test_pause_is_between_zero_and_the_maximum(first, factor, longest, jitter, chances):
     chance = iter(chances)
     backoff = Backoff(
         first, longest=longest, factor=factor, jitter=jitter, chance=lambda: next(chance)
@@ -73,7 +73,7 @@ def test_a_pause_is_between_zero_and_the_longest(first, factor, longest, jitter,
         assert 0 <= pause <= longest
 
 
-def test_a_call_is_repeated_until_it_is_answered(clock: ManualClock):
+def test_call_is_retried_until_it_succeeds(clock: ManualClock):
     gone, late = UnavailableError("gone"), DeadlineExceededError("late")
     peer = ScriptedPeer(clock, (0, gone), (5, late), (1, 4))
     began = clock()
@@ -81,7 +81,7 @@ def test_a_call_is_repeated_until_it_is_answered(clock: ManualClock):
     assert clock() - began == pytest.approx(5 + 1 + 0.05 + 0.065)
 
 
-def test_waiting_leaves_the_random_state_of_the_program(clock: ManualClock):
+def test_retry_does_not_change_the_global_random_state(clock: ManualClock):
     state = random.getstate()
     peer = ScriptedPeer(clock, (0, UnavailableError("connection refused")), (0, "yes"))
     waits = {"clock": clock, "sleep": clock.advance}
@@ -90,25 +90,25 @@ def test_waiting_leaves_the_random_state_of_the_program(clock: ManualClock):
     assert random.getstate() == state
 
 
-def test_an_answer_that_is_an_error_is_not_repeated(clock: ManualClock):
+def test_other_errors_are_not_retried(clock: ManualClock):
     peer = ScriptedPeer(clock, (0, NotFoundError("no such dataset")))
     with pytest.raises(NotFoundError, match="no such dataset"):
         call(peer)
 
 
-def test_at_the_deadline_the_error_tells_the_story(clock: ManualClock):
+def test_error_at_the_deadline_names_peer_and_last_error(clock: ManualClock):
     peer = ScriptedPeer(clock, *[(0, UnavailableError("connection refused"))] * 1000)
     began = clock()
     with pytest.raises(UnavailableError) as caught:
         call(peer, 30)
     assert 25 < clock() - began < 30
     text = str(caught.value)
-    assert "the dispatcher at 127.0.0.1:5050 did not answer for 30 s" in text
+    assert "the dispatcher at 127.0.0.1:5050 did not reply within 30 s" in text
     assert "is it running" in text
     assert "connection refused" in text
 
 
-def test_no_try_lasts_beyond_the_deadline(clock: ManualClock):
+def test_no_attempt_lasts_beyond_the_deadline(clock: ManualClock):
     late = DeadlineExceededError("late")
     peer = ScriptedPeer(clock, (5, late), (2.95, late))
     with pytest.raises(UnavailableError):
@@ -116,16 +116,16 @@ def test_no_try_lasts_beyond_the_deadline(clock: ManualClock):
     assert peer.timeouts == pytest.approx([5, 2.95])
 
 
-def test_a_call_that_is_stopped_begins_no_other_try(clock: ManualClock):
+def test_stopped_call_is_not_retried(clock: ManualClock):
     stop = threading.Event()
     stop.set()
     peer = ScriptedPeer(clock)
-    with pytest.raises(CancelledError, match="called off after 0 tries"):
+    with pytest.raises(CancelledError, match="cancelled after 0 tries"):
         call(peer, stop=stop.wait)
     assert peer.timeouts == []
 
 
-def test_a_call_that_may_be_stopped_waits_between_tries(clock: ManualClock):
+def test_stoppable_call_waits_between_attempts(clock: ManualClock):
     peer = ScriptedPeer(clock, *[(0, UnavailableError("gone"))] * 2, (0, 4))
     began = clock()
 
@@ -137,7 +137,7 @@ def test_a_call_that_may_be_stopped_waits_between_tries(clock: ManualClock):
     assert clock() - began == pytest.approx(0.05 + 0.065)
 
 
-def test_who_waits_is_warned_once_within_two_seconds(clock: ManualClock):
+def test_first_retry_warning_comes_within_two_seconds(clock: ManualClock):
     gone = UnavailableError("connection refused")
     said = []
     peer = ScriptedPeer(clock, *[(1, gone)] * 20, (0, 4))
@@ -146,12 +146,12 @@ def test_who_waits_is_warned_once_within_two_seconds(clock: ManualClock):
     assert answer == 4
     ((at, text),) = said
     assert 1.5 <= at <= 2.5
-    assert "the dispatcher at 127.0.0.1:5050 has not answered for 2 s" in text
-    assert "is called for 60 s in all" in text
+    assert "no reply from the dispatcher at 127.0.0.1:5050 for 2 s" in text
+    assert "retrying for 60 s in total" in text
     assert "connection refused" in text
 
 
-def test_a_long_wait_is_said_again_each_minute(clock: ManualClock):
+def test_retry_warning_repeats_each_minute(clock: ManualClock):
     said = []
     peer = ScriptedPeer(clock, *[(1, UnavailableError("gone"))] * 60, (0, 4))
     began = clock()
@@ -159,7 +159,7 @@ def test_a_long_wait_is_said_again_each_minute(clock: ManualClock):
     assert [round(at, -1) for at in said] == [0, 60, 120]
 
 
-def test_a_wait_of_less_is_not_worth_a_word(clock: ManualClock):
+def test_short_wait_gives_no_warning(clock: ManualClock):
     said = []
     peer = ScriptedPeer(clock, *[(0.3, UnavailableError("gone"))] * 3, (0, 4))
     assert call(peer, 60, warn=said.append) == 4
@@ -167,21 +167,21 @@ def test_a_wait_of_less_is_not_worth_a_word(clock: ManualClock):
 
 
 def warned(warnings: WaitWarningLimiter, until: int) -> list[int]:
-    """Return after which seconds of a wait there is a warning."""
+    """Return the seconds of a wait at which warnings are due."""
     return [waited for waited in range(until) if warnings.should_warn(waited)]
 
 
-def test_the_first_warning_is_due_after_ten_seconds_and_the_others_a_minute_apart() -> None:
+def test_wait_warnings_are_due_after_10_s_and_then_each_minute() -> None:
     assert warned(WaitWarningLimiter(), 200) == [10, 70, 130, 190]
 
 
-def test_a_wait_that_is_looked_at_late_has_its_next_warning_a_minute_after_that() -> None:
+def test_late_warning_delays_the_next_one_by_a_minute() -> None:
     warnings = WaitWarningLimiter()
     assert warnings.should_warn(45.0)
     assert warnings.next_warning_after == 105.0
 
 
-def test_another_wait_begins_from_the_start() -> None:
+def test_reset_starts_a_new_wait() -> None:
     warnings = WaitWarningLimiter()
     assert warned(warnings, 30) == [10]
     warnings.reset()

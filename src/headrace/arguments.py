@@ -136,8 +136,9 @@ def check_state_version(found: object, version: int) -> None:
     """
     if found != version:
         raise FailedPreconditionError(
-            f"the state has version {found!r}, and this Headrace reads version {version}; begin "
-            "the pass again, or restore it with the Headrace that saved it"
+            f"the state has version {found!r}, but this version of Headrace reads "
+            f"version {version}; start the epoch again, or restore it with the version "
+            "of Headrace that saved it"
         )
 
 

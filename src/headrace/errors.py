@@ -237,7 +237,7 @@ def missing_module_hint(error_type: str, fixes: str) -> str:
     """
     if error_type != "ModuleNotFoundError":
         return ""
-    return f"; the worker lacks it: {fixes}"
+    return f"; it is not installed on the worker: {fixes}"
 
 
 def describe_error(error: BaseException) -> str:
@@ -252,7 +252,7 @@ def describe_error(error: BaseException) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException as failure:
-        text = f"(its text cannot be shown: __str__ raised {type(failure).__name__})"
+        text = f"(no message: __str__ raised {type(failure).__name__})"
     return f"{name}: {text}" if text else name
 
 

@@ -126,10 +126,10 @@ def _end_at_return(frame: FrameType, event: str, value: object) -> object:
     os.write(
         2,
         f"headrace: process {os.getpid()} was forked inside the function "
-        f"{frame.f_code.co_name!r}, on a thread that a dataset or a worker runs it on, and the "
-        "function returned: in this process nobody is left to go on, so it ends here with exit "
-        "code 1. End it inside the function (os._exit), or start processes with "
-        "`subprocess` or the spawn method of multiprocessing\n".encode(),
+        f"{frame.f_code.co_name!r} on a thread of a dataset or a worker, and the function has "
+        "returned. The forked process cannot continue the thread's work, so it exits with code 1. "
+        "End it inside the function (os._exit), or start processes with `subprocess` or the spawn "
+        "method of multiprocessing\n".encode(),
     )
     os._exit(1)
 

@@ -31,13 +31,13 @@ def lazy_attributes(
     def load(name: str) -> Any:
         home = modules.get(name)
         if home is None:
-            words = f"module {package!r} has no attribute {name!r}"
+            message = f"module {package!r} has no attribute {name!r}"
             if missing is not None and not name.startswith("_"):
                 module_name, _, function = missing.partition(":")
-                words = getattr(importlib.import_module(module_name), function)(
+                message = getattr(importlib.import_module(module_name), function)(
                     package, name, list(modules)
                 )
-            raise AttributeError(words, name=name, obj=sys.modules[package])
+            raise AttributeError(message, name=name, obj=sys.modules[package])
         module_name, colon, attribute = home.partition(":")
         value = importlib.import_module(module_name)
         if attribute or not colon:

@@ -14,12 +14,12 @@ _ADVICE = "raise the limit (ulimit -n 4096)"
 
 def explain_open_error(error: Exception) -> str:
     """Return an error's message, with advice if the limit of open files was reached."""
-    words = str(error)
+    message = str(error)
     if isinstance(error, OSError) and error.strerror and error.filename is None:
-        words = error.strerror  # without its number
-    if getattr(error, "errno", None) in _LIMIT_ERRORS and "ulimit" not in words:
-        words += f"; {_ADVICE}"
-    return words
+        message = error.strerror  # without its number
+    if getattr(error, "errno", None) in _LIMIT_ERRORS and "ulimit" not in message:
+        message += f"; {_ADVICE}"
+    return message
 
 
 def check_available(count: int) -> None:
@@ -38,6 +38,6 @@ def check_available(count: int) -> None:
                 raise
             raise OSError(
                 error.errno,
-                f"{os.strerror(error.errno)}: {count} more are needed, and {opened} can be opened; "
-                f"{_ADVICE}",
+                f"{os.strerror(error.errno)}: {count} more are required, but only {opened} "
+                f"can be opened; {_ADVICE}",
             ) from None

@@ -52,23 +52,24 @@ _DELIVERED = _FastCounter(
 )
 _SKIPPED = Counter(
     "headrace_elements_skipped",
-    "Elements that a trainer did not get, because it fell behind others of its job.",
+    "Elements that a trainer did not receive because they were evicted from "
+    "the cross-trainer cache first.",
     registry=REGISTRY,
 )
 _SPLITS_ASSIGNED = Counter(
     "headrace_splits_assigned",
-    "Ranges of positions that the dispatcher dealt out.",
+    "Ranges of splits that the dispatcher assigned to tasks.",
     registry=REGISTRY,
 )
 _USER_ERRORS = Counter(
     "headrace_user_function_errors",
-    "Exceptions that users' functions raised while they produced elements.",
+    "Exceptions that users' functions raised while elements were produced.",
     registry=REGISTRY,
 )
 
 _HANDSHAKES = Counter(
     "headrace_handshakes_refused",
-    "Connections to servers that ended before they began: wrong keys, or no peer of ours.",
+    "Connections to servers that ended during the handshake, by reason: keys, protocol or ended.",
     ["reason"],
     registry=REGISTRY,
 )
@@ -79,7 +80,7 @@ _TOO_LARGE = Counter(
 )
 _REPLIES_DROPPED = Counter(
     "headrace_replies_dropped",
-    "Answers that were dropped because their peers had too many bytes unread.",
+    "Replies that were dropped because their peers had too many unread bytes.",
     registry=REGISTRY,
 )
 _CONNECTIONS_CLOSED = Counter(
@@ -89,7 +90,7 @@ _CONNECTIONS_CLOSED = Counter(
 )
 _SHARED_MEMORY_REFUSED = Counter(
     "headrace_shared_memory_refused",
-    "Offers of shared memory that were refused because they named something else.",
+    "Offers of shared memory that were refused because they referred to another object.",
     registry=REGISTRY,
 )
 

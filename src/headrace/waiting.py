@@ -126,25 +126,24 @@ def retry(
     began = clock()
     backoff = Backoff(0.05, longest=2.0, factor=1.3, jitter=0.2, chance=chance)
     warnings = WaitWarningLimiter(_SILENT_SECONDS)
-    for tries in itertools.count(1):
+    for attempts in itertools.count(1):
         if stop is not None and stop(0.0):
-            raise CancelledError(f"{peer}: called off after {tries - 1} tries")
-        left = deadline - (clock() - began)
+            raise CancelledError(f"{peer}: cancelled after {attempts - 1} tries")
+        remaining = deadline - (clock() - began)
         try:
-            return call(max(0.0, min(attempt_timeout, left)))
+            return call(max(0.0, min(attempt_timeout, remaining)))
         except (UnavailableError, DeadlineExceededError) as error:
             pause = next(backoff)
             waited = clock() - began
             if waited + pause >= deadline:
                 raise UnavailableError(
-                    f"{peer} did not answer for {deadline:g} s ({tries} tries): is it running, and "
-                    f"is this its address? The last try: {error}"
+                    f"{peer} did not reply within {deadline:g} s ({attempts} tries): is it running "
+                    f"at this address? Last error: {error}"
                 ) from error
             if warn is not None and warnings.should_warn(waited):
                 warn(
-                    f"{peer} has not answered for {waited:.0f} s, and is called for "
-                    f"{deadline:g} s in all: is it running, and is this its address? "
-                    f"The last try: {error}"
+                    f"no reply from {peer} for {waited:.0f} s, retrying for {deadline:g} s in "
+                    f"total: is it running at this address? Last error: {error}"
                 )
         if stop is None:
             sleep(pause)

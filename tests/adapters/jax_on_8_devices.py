@@ -490,7 +490,7 @@ def test_a_dataset_over_the_service_is_read_once_and_its_state_goes_on():
         assert first + rest == [list(range(n, n + 8)) for n in range(0, 64, 8)]
         share = hr.service.distribute("distributed_epoch", cluster.target, job_name="used up")
         assert len(list(images(64, 8).apply(share))) == 8
-        with pytest.raises(FailedPreconditionError, match="has no elements left for epoch 0"):
+        with pytest.raises(FailedPreconditionError, match="epoch 0: no elements left"):
             next(hr.jax.device_iterator(images(64, 8).apply(share)))
         anyhow = images(64, 8).apply(hr.service.distribute("distributed_epoch", cluster.target))
         seen = sorted(chain(*(b["y"].tolist() for b in hr.jax.to_jax(anyhow, over(8)))))

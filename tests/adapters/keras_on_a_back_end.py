@@ -519,7 +519,9 @@ def test_a_shared_job_gives_each_batch_once_and_the_model_is_built_of_none_of_th
         data.close()
         # Nobody has seen the ends of its epochs, for the steps were counted.
         restarted = watched(lines(24).batch(4).apply(moved), [])
-        with pytest.raises(FailedPreconditionError, match="job 'train' has no elements left"):
+        with pytest.raises(
+            FailedPreconditionError, match=r"job 'train', epoch \d: no elements left"
+        ):
             fitted(hr.keras.dataset(restarted))
 
 

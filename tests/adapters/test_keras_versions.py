@@ -7,7 +7,7 @@ import importlib.metadata
 import re
 import tomllib
 
-from tests.test_floors import PACKAGE, ROOT
+from tests.test_package_layers import PACKAGE, ROOT
 
 
 def tried_versions() -> list[str]:

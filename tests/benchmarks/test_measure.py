@@ -1,4 +1,4 @@
-"""Contenders in their processes: what goes wrong in one is told, and nothing stays behind."""
+"""Tests of contenders in child processes: failures are reported, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKLOAD = small_rows.WORKLOADS[0]
 LIMIT = WORKLOAD.contenders[-1]
 
 
-def test_a_contender_that_runs_has_a_rate_and_a_first_element_for_each_round(
+def test_contender_has_a_rate_and_first_element_time_per_round(
     tmp_path: Path,
 ) -> None:
     workload = replace(WORKLOAD, contenders=(LIMIT,))
@@ -27,7 +27,7 @@ def test_a_contender_that_runs_has_a_rate_and_a_first_element_for_each_round(
     assert min(measured.rates) > 0
 
 
-def test_a_contender_that_breaks_is_told_and_the_others_run(tmp_path: Path) -> None:
+def test_failed_contender_is_reported_and_the_others_run(tmp_path: Path) -> None:
     unknown = replace(LIMIT, name="nobody by this name")
     workload = replace(WORKLOAD, contenders=(unknown, LIMIT))
     broken, fine = measure("small_rows", workload, EFFORT, tmp_path)
@@ -38,7 +38,7 @@ def test_a_contender_that_breaks_is_told_and_the_others_run(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("renew_after", "times"), [(0, 1), (1, 3), (2, 2), (5, 1)])
-def test_contenders_go_on_in_new_processes_where_two_of_a_kind_differ(
+def test_contenders_continue_in_new_processes_if_results_differ(
     tmp_path: Path, renew_after: int, times: int
 ) -> None:
     workload = replace(WORKLOAD, contenders=(LIMIT,), renew_after=renew_after)

@@ -1,4 +1,4 @@
-"""The table hides nothing: problems, missed targets, noise and impossible figures are in it."""
+"""Tests of the report: problems, missed targets, noise and impossible figures are shown."""
 
 from __future__ import annotations
 
@@ -47,46 +47,46 @@ def _measured(
     ]
 
 
-def test_a_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() -> None:
+def test_ratio_is_the_median_over_rounds() -> None:
     ours, peer, _ = _measured([10.0, 40.0, 60.0], [10.0, 10.0, 30.0], [1.0] * 3)
     assert ratio(ours, [peer]) == 2.0
 
 
-def test_the_best_of_several_is_taken_round_by_round() -> None:
+def test_best_of_several_is_taken_per_round() -> None:
     ours, first, second = _measured([8.0, 8.0, 8.0], [1.0, 4.0, 2.0], [2.0, 1.0, 4.0])
     assert ratio(ours, [first, second]) == 2.0
 
 
-def test_there_is_no_ratio_to_one_that_did_not_run() -> None:
+def test_ratio_to_a_failed_contender_is_missing() -> None:
     ours, peer, bound = _measured([8.0], [1.0], [1.0], problem="failed: it fell")
     assert ratio(ours, [peer]) is None
     assert ratio(ours, [peer, bound]) is None
 
 
 @pytest.mark.parametrize("problem", ["not installed", "failed: ValueError: wrong data: the order"])
-def test_a_problem_stands_in_the_table_and_leaves_the_target_unknown(problem: str) -> None:
+def test_problem_is_in_the_table_and_makes_the_target_unknown(problem: str) -> None:
     table = results_table([Result.of(WORKLOAD, _measured([8.0], [], [9.0], problem))])
     assert problem in table
     assert "5x peer: unknown" in table
 
 
-def test_a_missed_target_is_called_missed() -> None:
+def test_missed_target_is_marked() -> None:
     table = results_table([Result.of(WORKLOAD, _measured([8.0], [2.0], [9.0]))])
     assert "5x peer: MISSED, 4x" in table
 
 
-def test_a_met_target_is_called_met() -> None:
+def test_met_target_is_marked() -> None:
     table = results_table([Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))])
     assert "5x peer: met, 6x" in table
     assert "LIMIT" not in table
 
 
-def test_rounds_far_apart_are_called_noisy() -> None:
+def test_widely_spread_rounds_are_marked_noisy() -> None:
     table = results_table([Result.of(WORKLOAD, _measured([10.0, 16.0], [2.0, 2.1], [20.0, 21.0]))])
     assert table.count("NOISY") == 1
 
 
-def test_a_rate_above_its_limit_is_not_believed() -> None:
+def test_rate_above_its_limit_is_rejected() -> None:
     table = results_table([Result.of(WORKLOAD, _measured([12.0], [2.0], [6.0]))])
     assert "ABOVE THE LIMIT" in table
 
@@ -101,14 +101,14 @@ def test_stored_results_keep_other_workloads_of_the_same_machine(tmp_path: Path)
     assert "5x peer: met" in (tmp_path / "RESULTS.md").read_text()
 
 
-def test_a_page_of_one_run_says_when_it_was_and_of_which_code(tmp_path: Path) -> None:
+def test_page_of_one_run_shows_date_and_code(tmp_path: Path) -> None:
     result = Result(workload="rows", date="2026-01-02", measurements=[], rows=[], code="abc")
     store(tmp_path, [result], ["rows"], "How.")
     page = (tmp_path / "RESULTS.md").read_text()
     assert "measured 2026-01-02 of code abc (`git rev-parse" in page
 
 
-def test_a_page_of_several_runs_says_which_workloads_are_of_other_days_or_code(
+def test_page_of_several_runs_marks_other_dates_and_code(
     tmp_path: Path,
 ) -> None:
     runs = [("a", "2026-01-02", "abc"), ("b", "2026-01-02", "abc"), ("c", "2026-01-01", "")]
@@ -122,7 +122,7 @@ def test_a_page_of_several_runs_says_which_workloads_are_of_other_days_or_code(
     assert "but for these: measured 2026-01-01 of code unknown: c." in page
 
 
-def test_code_is_the_tree_of_the_library_and_says_where_files_differ(tmp_path: Path) -> None:
+def test_code_version_is_the_tree_and_marks_changed_files(tmp_path: Path) -> None:
     directory = tmp_path / "library"
     directory.mkdir()
     source = directory / "module.py"
@@ -139,7 +139,7 @@ def test_code_is_the_tree_of_the_library_and_says_where_files_differ(tmp_path: P
     assert code(directory) == clean + "+"
 
 
-def test_processor_time_stands_beside_the_rate() -> None:
+def test_cpu_time_is_shown_with_the_rate() -> None:
     ours, peer, bound = _measured([12.0, 12.0, 12.0], [2.0] * 3, [13.0] * 3)
     ours.cpus, peer.cpus, bound.cpus = [0.00234, 0.5, 0.001], [3e-9] * 3, [5.24e-6] * 3
     table = results_table([Result.of(WORKLOAD, [ours, peer, bound])])
@@ -161,7 +161,7 @@ def test_stored_results_with_other_columns_are_dropped(tmp_path: Path) -> None:
     assert [entry["workload"] for entry in stored["results"]] == ["other"]
 
 
-def test_results_of_another_machine_are_kept_and_it_is_named(tmp_path: Path) -> None:
+def test_results_of_another_machine_are_kept_with_its_name(tmp_path: Path) -> None:
     order = ["a", "b", "other"]
     for name in order:
         result = Result(
@@ -185,13 +185,13 @@ def _verdict(workload: Workload, rates: list[float]) -> str:
     return results_table([Result.of(workload, [ours, peer, bound])])
 
 
-def test_a_target_may_be_a_rate_of_its_own() -> None:
+def test_target_may_be_an_absolute_rate() -> None:
     workload = replace(WORKLOAD, targets=(Target(of=(), at_least=10.0),))
     assert "at least 10 rows/s: met, 12 rows/s" in _verdict(workload, [12.0])
     assert "at least 10 rows/s: MISSED, 8 rows/s" in _verdict(workload, [8.0])
 
 
-def test_where_a_rate_will_do_as_well_as_a_ratio_either_is_enough() -> None:
+def test_rate_or_ratio_is_enough_for_a_target() -> None:
     workload = replace(WORKLOAD, targets=(Target(of=("peer",), at_least=5.0, or_rate=9.0),))
     assert "5x peer or 9 rows/s: met, 9.5 rows/s" in _verdict(workload, [9.5])
     assert "5x peer or 9 rows/s: MISSED, 4x" in _verdict(workload, [8.0])
@@ -200,7 +200,7 @@ def test_where_a_rate_will_do_as_well_as_a_ratio_either_is_enough() -> None:
     )
 
 
-def test_a_bound_is_about_the_seconds_of_an_item() -> None:
+def test_upper_bound_applies_to_seconds_per_item() -> None:
     workload = replace(WORKLOAD, targets=(Bound(at_most=0.1),), own_clock=True)
     assert "at most 100 ms an item: met, 83.3 ms" in _verdict(workload, [12.0])
     table = _verdict(workload, [8.0])

@@ -1,4 +1,4 @@
-"""The questions about the service: each workload runs once, tiny, and its data is right."""
+"""Smoke tests of the service benchmarks: each small workload returns correct data."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ QUESTIONS = (
     "service_limits",
     "trainers",
 )
-#: So many peers would take seconds to come.
+#: Numbers of peers that would take seconds to connect.
 _CROWD = "1,000"
 
 
 def _headrace(question: str) -> list[tuple[Workload, Contender]]:
-    """Return what can run here, without what it is compared with."""
+    """Return the workloads that can run here, without other frameworks."""
     return [
         (workload, contender)
         for workload in importlib.import_module(f"benchmarks.{question}").WORKLOADS
@@ -48,7 +48,7 @@ def _headrace(question: str) -> list[tuple[Workload, Contender]]:
 
 
 @pytest.mark.parametrize("question", [name for name in QUESTIONS if _headrace(name)])
-def test_each_way_to_read_gives_the_right_data_and_a_rate(question: str, tmp_path: Path) -> None:
+def test_each_reading_mode_gives_correct_data_and_a_rate(question: str, tmp_path: Path) -> None:
     chosen = _headrace(question)
     if any("cv2" in contender.needs for _, contender in chosen):
         importlib.import_module(f"benchmarks.{question}").write_inputs(tmp_path)
@@ -66,7 +66,7 @@ def test_each_way_to_read_gives_the_right_data_and_a_rate(question: str, tmp_pat
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_each_target_is_about_contenders_that_exist(question: str) -> None:
+def test_targets_refer_to_existing_contenders(question: str) -> None:
     for workload in importlib.import_module(f"benchmarks.{question}").WORKLOADS:
         names = {contender.name for contender in workload.contenders}
         assert len(names) == len(workload.contenders)
@@ -75,7 +75,7 @@ def test_each_target_is_about_contenders_that_exist(question: str) -> None:
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
-def test_a_curve_has_a_point_a_round_for_each_count(curve: Curve) -> None:
+def test_curve_has_one_point_per_round_and_count(curve: Curve) -> None:
     found = points(curve, (1, 2), rounds=2, seconds=0.01)
     assert list(found) == [1, 2]
     assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in found.values())

@@ -1,4 +1,4 @@
-"""What bounds a pass follows from who waits for whom."""
+"""Tests of the bottleneck of an epoch, which follows from the wait times of clients and tasks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from headrace.cli.dispatcher_frame import find_bottleneck, find_save_bottleneck
 from headrace.service.messages import ClientStatus, IterationStatus, StepStatus, TaskStatus
 
 
-def reading(clients=(0.0,), tasks=(0.0,), units=(), **fields):
-    units = units or (0.0,) * len(tasks)
+def make_iteration(clients=(0.0,), tasks=(0.0,), split_waits=(), **fields):
+    split_waits = split_waits or (0.0,) * len(tasks)
     return IterationStatus(
         **{
             "iteration_id": 2000,
@@ -25,7 +25,7 @@ def reading(clients=(0.0,), tasks=(0.0,), units=(), **fields):
                     task_id=n,
                     worker_address=f"w{n}:1",
                     client_wait_ratio=waiting,
-                    split_wait_ratio=units[n],
+                    split_wait_ratio=split_waits[n],
                 )
                 for n, waiting in enumerate(tasks)
             ),
@@ -36,43 +36,51 @@ def reading(clients=(0.0,), tasks=(0.0,), units=(), **fields):
 
 
 @pytest.mark.parametrize(
-    ("given", "by", "advice"),
+    ("iteration", "location", "advice"),
     [
-        (reading(clients=(0.9, 0.8)), "map at train.py:12, on the workers", "add workers"),
-        (reading(clients=(0.9,), steps=()), "the workers", "add workers"),
-        (reading(tasks=(0.9, 0.7)), "the clients", "training takes the time"),
-        (reading(clients=(0.5,), tasks=(0.6,)), "the way between", "network"),
-        (reading(clients=(0.3,), tasks=(1.0,)), "the clients", "fewer workers"),
-        (reading(clients=(1.0,), tasks=(0.3,)), "map at train.py:12", "faster"),
-        (reading(), "nothing", ""),
-        (reading(clients=(0.9,), units=(0.8,), splits_unassigned=0), "the last units", "ends"),
-        (reading(clients=(0.9,), units=(0.8,), splits_unassigned=9), "dealing of units", "larger"),
-        (reading(tasks=()), "nobody who works", "start one"),
-        (reading(clients=()), "nobody who reads", "come back"),
+        (make_iteration(clients=(0.9, 0.8)), "map at train.py:12, on the workers", "add workers"),
+        (make_iteration(clients=(0.9,), steps=()), "the workers", "add workers"),
+        (make_iteration(tasks=(0.9, 0.7)), "the clients", "training is slower"),
+        (make_iteration(clients=(0.5,), tasks=(0.6,)), "the connection between", "network"),
+        (make_iteration(clients=(0.3,), tasks=(1.0,)), "the clients", "fewer workers"),
+        (make_iteration(clients=(1.0,), tasks=(0.3,)), "map at train.py:12", "faster"),
+        (make_iteration(), "nothing", ""),
+        (
+            make_iteration(clients=(0.9,), split_waits=(0.8,), splits_unassigned=0),
+            "the last splits",
+            "ends",
+        ),
+        (
+            make_iteration(clients=(0.9,), split_waits=(0.8,), splits_unassigned=9),
+            "split assignment",
+            "larger",
+        ),
+        (make_iteration(tasks=()), "missing workers", "start one"),
+        (make_iteration(clients=()), "missing clients", "reconnects"),
     ],
 )
-def test_the_bound_and_what_would_help(given, by, advice):
-    found = find_bottleneck(given)
-    assert by in found.location
+def test_bottleneck_of_an_epoch_is_located_with_advice(iteration, location, advice):
+    found = find_bottleneck(iteration)
+    assert location in found.location
     assert advice in found.advice
 
 
 @pytest.mark.parametrize(
-    ("given", "by"),
+    ("iteration", "location"),
     [
-        (reading(clients=()), "map at train.py:12, on the workers"),
-        (reading(clients=(), steps=()), "the workers"),
-        (reading(clients=(), tasks=(0.6, 0.4)), "the dispatcher"),
-        (reading(clients=(), tasks=()), "nobody who works"),
-        (reading(clients=(), units=(0.9,), splits_unassigned=0), "the last units"),
+        (make_iteration(clients=()), "map at train.py:12, on the workers"),
+        (make_iteration(clients=(), steps=()), "the workers"),
+        (make_iteration(clients=(), tasks=(0.6, 0.4)), "the dispatcher"),
+        (make_iteration(clients=(), tasks=()), "missing workers"),
+        (make_iteration(clients=(), split_waits=(0.9,), splits_unassigned=0), "the last splits"),
     ],
 )
-def test_a_save_is_not_bound_by_nobody_who_reads(given, by):
-    assert by in find_save_bottleneck(given).location
+def test_bottleneck_of_a_save_does_not_need_clients(iteration, location):
+    assert location in find_save_bottleneck(iteration).location
 
 
-def test_of_a_pass_that_is_over_or_has_just_begun_nothing_is_said():
-    assert find_bottleneck(reading(finished=True)) is None
-    assert find_bottleneck(reading(clients=(1.0,), elapsed_seconds=1.0)) is None
-    assert find_save_bottleneck(reading(clients=(), finished=True)) is None
-    assert find_save_bottleneck(reading(clients=(), elapsed_seconds=1.0)) is None
+def test_finished_or_just_started_epoch_has_no_bottleneck():
+    assert find_bottleneck(make_iteration(finished=True)) is None
+    assert find_bottleneck(make_iteration(clients=(1.0,), elapsed_seconds=1.0)) is None
+    assert find_save_bottleneck(make_iteration(clients=(), finished=True)) is None
+    assert find_save_bottleneck(make_iteration(clients=(), elapsed_seconds=1.0)) is None

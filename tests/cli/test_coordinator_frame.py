@@ -1,4 +1,4 @@
-"""Frames of `headrace top` on a coordinator, compared letter by letter with those in `frames/`."""
+"""Frames of `headrace top` for a coordinator, compared with the files in `frames/`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ BUSY = CoordinatorStatus(
             address="10.0.0.2:2222",
             is_connected=False,
             seconds_in_state=12.0,
-            reason="10.0.0.2:2222 refuses connections\nfor now",
+            reason="10.0.0.2:2222 refused the connection\nfor now",
             num_finished=15_678,
             num_losses=2,
         ),
@@ -80,7 +80,7 @@ BUSY = CoordinatorStatus(
 )
 SERVERS = (
     ServerSnapshot("10.0.0.9:2222", SERVER),
-    ServerSnapshot("10.0.0.8:2222", None, "10.0.0.8:2222 refuses connections"),
+    ServerSnapshot("10.0.0.8:2222", None, "10.0.0.8:2222 refused the connection"),
 )
 NOW = StatusSnapshot(BUSY, 50.0, SERVERS)
 BEFORE = StatusSnapshot(
@@ -105,15 +105,15 @@ QUIET = StatusSnapshot(
 )
 
 
-def another_life(look: StatusSnapshot) -> StatusSnapshot:
-    first = look.servers[0]
+def restart_server(snapshot: StatusSnapshot) -> StatusSnapshot:
+    first = snapshot.servers[0]
     assert first.status is not None
     status = msgspec.structs.replace(first.status, state_id="b", requests=10**6)
-    return replace(look, servers=(replace(first, status=status),))
+    return replace(snapshot, servers=(replace(first, status=status),))
 
 
 @pytest.mark.parametrize(
-    ("name", "look", "previous", "width"),
+    ("name", "snapshot", "previous", "width"),
     [
         ("coordinator_quiet", QUIET, None, 100),
         ("coordinator_busy", NOW, None, 120),
@@ -122,18 +122,18 @@ def another_life(look: StatusSnapshot) -> StatusSnapshot:
         ("server", StatusSnapshot(SERVER, 50.0), StatusSnapshot(SERVER, 48.0), 120),
     ],
 )
-def test_a_status_looks_as_it_did(
-    name: str, look: StatusSnapshot, previous: StatusSnapshot | None, width: int
+def test_frame_equals_the_stored_one(
+    name: str, snapshot: StatusSnapshot, previous: StatusSnapshot | None, width: int
 ):
     path = FRAMES / f"{name}.txt"
-    frame = render_snapshot(look, previous, width)
+    frame = render_snapshot(snapshot, previous, width)
     if os.environ.get("UPDATE_FRAMES"):
         path.write_text(frame)
     assert frame == path.read_text()
 
 
-def test_rates_of_a_server_that_was_started_again_are_those_since_then():
-    assert render_snapshot(NOW, another_life(BEFORE), 200) == render_snapshot(
+def test_rates_of_a_restarted_server_start_at_its_restart():
+    assert render_snapshot(NOW, restart_server(BEFORE), 200) == render_snapshot(
         NOW, replace(BEFORE, servers=()), 200
     )
 
@@ -149,19 +149,19 @@ def test_short_medians_are_milliseconds():
     frame = render_snapshot(
         StatusSnapshot(msgspec.structs.replace(BUSY, longest_running=longest), 0.0), None, 120
     )
-    assert "step on worker 0 for 1.0 s; 0.42 ms in the median" in frame
+    assert "step on worker 0 for 1.0 s; median 0.42 ms" in frame
 
 
-def test_a_long_reason_hides_no_column():
-    worker = msgspec.structs.replace(BUSY.workers[1], reason="it was not heard of, " * 10)
+def test_long_loss_reason_is_truncated_before_the_other_columns():
+    worker = msgspec.structs.replace(BUSY.workers[1], reason="no heartbeat for 10 s, " * 10)
     frame = render_snapshot(
         StatusSnapshot(msgspec.structs.replace(BUSY, workers=(worker,)), 0.0), None, 120
     )
     [line] = [line for line in frame.splitlines() if line.startswith("1 at ")]
-    assert line.endswith("...    0  15,678     2   12 s")
+    assert line.endswith("...          0  15,678       2      12 s")
 
 
-def test_names_that_users_chose_move_no_cursor():
+def test_control_characters_in_function_names_are_escaped():
     longest = RunningFunction(name="evil\x1b[2Jname", worker=0, seconds=1.0)
     frame = render_snapshot(
         StatusSnapshot(msgspec.structs.replace(BUSY, longest_running=longest), 0.0), None, 120

@@ -1,4 +1,4 @@
-"""The demo, as a newcomer runs it."""
+"""Tests of `headrace demo`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.cli.digits_data import BATCH_SIZE
 
 @pytest.mark.heavy
 @pytest.mark.timeout(150)
-def test_the_demo_trains_survives_a_kill_and_says_so():
+def test_demo_trains_through_a_worker_kill_and_reports_it():
     done = subprocess.run(
         [sys.executable, "-m", "headrace", "demo"],
         capture_output=True,
@@ -29,7 +29,7 @@ def test_the_demo_trains_survives_a_kill_and_says_so():
     assert last.startswith("demo: ok")
     assert "each of 1437 training examples was visited exactly once" in last
     assert re.search(r"\b(\d+) of 1437 (examples were lost with worker w0|lost)", last)
-    assert "and the next epoch was whole" in last
+    assert "and the next epoch was complete" in last
     assert "killed worker w0 after" in done.stdout
 
 
@@ -37,8 +37,8 @@ def epoch(visits, by_worker, batches=_BATCHES_BEFORE_KILL):
     return EpochStats(visits=Counter(visits), batches=batches, by_worker=by_worker)
 
 
-class Cluster:
-    """Two workers, of which some were killed."""
+class FakeCluster:
+    """Fake cluster of two workers that records kills."""
 
     def __init__(self):
         self.workers = [SimpleNamespace(address="a:1"), SimpleNamespace(address="b:1")]
@@ -48,8 +48,8 @@ class Cluster:
         self.killed.append(index)
 
 
-def test_a_worker_is_killed_once_and_only_when_both_have_delivered_a_batch():
-    cluster = Cluster()
+def test_worker_is_killed_once_after_both_have_delivered_a_batch():
+    cluster = FakeCluster()
     kill = WorkerKill(cluster)
     assert not kill.kill_if_due(epoch({}, {"a:1": 512, "b:1": BATCH_SIZE - 1}))
     assert not kill.kill_if_due(epoch({}, {"a:1": 256, "b:1": 256}, _BATCHES_BEFORE_KILL - 1))
@@ -60,20 +60,20 @@ def test_a_worker_is_killed_once_and_only_when_both_have_delivered_a_batch():
     assert cluster.killed == [0]
 
 
-def test_what_the_other_worker_delivered_after_the_kill_is_counted():
-    kill = WorkerKill(Cluster())
+def test_examples_of_the_other_worker_after_the_kill_are_counted():
+    kill = WorkerKill(FakeCluster())
     assert kill.delivered_since(epoch({}, {"b:1": 9})) == 0
     kill.kill_if_due(epoch({}, {"a:1": 256, "b:1": 256}))
     assert kill.delivered_since(epoch({}, {"a:1": 300, "b:1": 256})) == 0
     assert kill.delivered_since(epoch({}, {"a:1": 300, "b:1": 700})) == 444
 
 
-def test_only_what_was_lost_is_explained():
-    whole, less = Counter(range(4)), Counter(range(3))
-    assert _summarize(epoch(whole, {}), 4) == (
-        "training went on, and the epoch ended: 0 of 4 lost (nothing comes twice)"
+def test_summary_explains_lost_examples():
+    complete, incomplete = Counter(range(4)), Counter(range(3))
+    assert _summarize(epoch(complete, {}), 4) == (
+        "training continued to the end of the epoch: 0 of 4 lost (no example is delivered twice)"
     )
-    assert _summarize(epoch(less, {}), 4).endswith(
-        "1 of 4 examples were lost with worker w0 (what it had taken and not delivered; nothing "
-        "comes twice)"
+    assert _summarize(epoch(incomplete, {}), 4).endswith(
+        "1 of 4 examples were lost with worker w0 (assigned to it and not delivered; no example is "
+        "delivered twice)"
     )

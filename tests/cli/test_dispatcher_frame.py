@@ -1,4 +1,4 @@
-"""Frames of `headrace top`, compared letter by letter with those in `frames/`."""
+"""Frames of `headrace top` for a dispatcher, compared with the files in `frames/`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headrace.service.messages import (
 
 FRAMES = Path(__file__).parent / "frames"
 
-NOTHING = DispatcherStatus(workers=(), jobs=(), datasets=0, uptime_seconds=5.0)
+EMPTY = DispatcherStatus(workers=(), jobs=(), datasets=0, uptime_seconds=5.0)
 
 READING = IterationStatus(
     iteration_id=2000,
@@ -108,9 +108,7 @@ BUSY = DispatcherStatus(
     uptime_seconds=8000.0,
     workers_lost=1,
     recently_lost_workers=(
-        LostWorker(
-            address="10.0.0.7:4001", reason="it was not heard of for 12 s", seconds_ago=35.0
-        ),
+        LostWorker(address="10.0.0.7:4001", reason="no heartbeat for 12 s", seconds_ago=35.0),
     ),
     refused_connections=3,
     slots=3,
@@ -118,7 +116,7 @@ BUSY = DispatcherStatus(
 )
 
 
-def slower(status):
+def with_lower_rate(status):
     (first, *rest) = status.jobs
     before = msgspec.structs.replace(first.iterations[0], elements_per_second=900.0)
     first = msgspec.structs.replace(first, iterations=(before,))
@@ -148,14 +146,14 @@ ENDLESS = msgspec.structs.replace(
 @pytest.mark.parametrize(
     ("name", "status", "previous", "width"),
     [
-        ("nothing", NOTHING, None, 100),
+        ("nothing", EMPTY, None, 100),
         ("busy", BUSY, None, 120),
-        ("rising", BUSY, slower(BUSY), 120),
+        ("rising", BUSY, with_lower_rate(BUSY), 120),
         ("narrow", BUSY, BUSY, 50),
         ("endless", ENDLESS, None, 120),
     ],
 )
-def test_a_status_looks_as_it_did(name, status, previous, width):
+def test_frame_equals_the_stored_one(name, status, previous, width):
     path = FRAMES / f"{name}.txt"
     frame = render_dispatcher(status, previous, width)
     if os.environ.get("UPDATE_FRAMES"):
@@ -163,17 +161,17 @@ def test_a_status_looks_as_it_did(name, status, previous, width):
     assert frame == path.read_text()
 
 
-def test_a_job_in_order_and_one_of_rounds_say_so():
+def test_job_line_shows_ordered_mode_and_number_of_consumers():
     def head(**terms):
         job = msgspec.structs.replace(BUSY.jobs[0], **terms)
         frame = render_dispatcher(msgspec.structs.replace(BUSY, jobs=(job,)), None, 120)
         return next(line for line in frame.splitlines() if line.startswith("job "))
 
-    assert "  DYNAMIC, in order  " in head(ordered=True)
+    assert "  DYNAMIC, ordered  " in head(ordered=True)
     assert "  DYNAMIC, 3 consumers (remainder: pad)  " in head(num_consumers=3, remainder="pad")
 
 
-def test_trainers_that_share_a_pass_show_how_far_they_are():
+def test_trainers_of_a_shared_epoch_are_listed_with_their_lag():
     trainers = (
         TrainerActivity(trainer_id="a", delivered=90, lag=10),
         TrainerActivity(trainer_id="b", delivered=20, lag=75, skipped=5),
@@ -185,7 +183,7 @@ def test_trainers_that_share_a_pass_show_how_far_they_are():
     assert "    trainers  2; elements behind: b 150 (10 skipped), a 20\n" in frame
 
 
-def test_a_save_is_shown_with_its_path_and_without_clients():
+def test_save_is_shown_with_its_path_and_without_clients():
     saving = msgspec.structs.replace(READING, clients=())
     job = msgspec.structs.replace(
         BUSY.jobs[0],
@@ -197,10 +195,10 @@ def test_a_save_is_shown_with_its_path_and_without_clients():
     )
     frame = render_dispatcher(msgspec.structs.replace(BUSY, jobs=(job,)), None, 120)
     assert "save into /data/out  dataset" in frame
-    assert "590 elements, 22.0 MB in files" in frame
+    assert "590 elements, 22.0 MB written" in frame
     assert "waiting for the dispatcher 0%" in frame
     assert "clients " not in frame.split("save into")[1]
-    assert "nobody who reads" not in frame
+    assert "missing clients" not in frame
 
 
 @pytest.mark.parametrize("width", [1, 2, 20, 79, 200])
@@ -210,6 +208,6 @@ def test_no_line_is_wider_than_the_terminal(width):
     )
 
 
-def test_a_rate_that_falls_is_marked():
-    assert " falling" in render_dispatcher(slower(BUSY), BUSY, 200)
+def test_falling_rate_is_marked():
+    assert " falling" in render_dispatcher(with_lower_rate(BUSY), BUSY, 200)
     assert " rising" not in render_dispatcher(BUSY, BUSY, 200)

@@ -1,4 +1,4 @@
-"""`headrace status`, `top` and `journal`, against a service that runs; the keys of `top`."""
+"""`headrace status`, `top` and `journal` with a running service; the keys of `top`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def invoke(*arguments):
 
 @pytest.fixture
 def service(tmp_path):
-    """The address and the directory of a dispatcher, of which job "training" is read."""
+    """Address and directory of a dispatcher whose job "training" is being read."""
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=True)
     with DispatchServer(config) as dispatcher:
         address = dispatcher.target.removeprefix("tcp://")
@@ -50,7 +50,7 @@ def service(tmp_path):
                 yield address, tmp_path
 
 
-def test_status_as_json_is_everything_that_is_known(service):
+def test_json_status_contains_all_fields(service):
     address, _ = service
     result = invoke("status", address, "--json")
     assert result.exit_code == 0
@@ -80,78 +80,78 @@ def test_top_without_a_terminal_prints_one_frame(service):
     assert "\x1b" not in result.stdout
 
 
-def test_a_journal_that_is_being_written_tells_its_stories(service):
+def test_journal_of_a_running_dispatcher_can_be_read(service):
     _, directory = service
     assert "job 'training'" in invoke("journal", directory).stdout
-    told = invoke("journal", directory, "--task", 4000).stdout
-    assert "Task 4000 was given to the worker at 127.0.0.1:" in told
-    assert "It was dealt unit" in told
-    assert "Job 'training' began" in invoke("journal", directory, "--job", "training").stdout
+    history = invoke("journal", directory, "--task", 4000).stdout
+    assert "Task 4000 created on worker 127.0.0.1:" in history
+    assert "Assigned split" in history
+    assert "Job 'training' created" in invoke("journal", directory, "--job", "training").stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
-        (["--task", "4711"], 1, "tells of no task 4711"),
-        (["--job", "evaluation"], 1, "tells of no job 'evaluation'"),
-        (["--task", "1", "--job", "a"], 2, "one story at a time"),
+        (["--task", "4711"], 1, "has no task 4711"),
+        (["--job", "evaluation"], 1, "has no job 'evaluation'"),
+        (["--task", "1", "--job", "a"], 2, "cannot be used together"),
     ],
 )
-def test_a_story_that_is_not_there_is_an_error_that_says_so(service, arguments, code, words):
+def test_unknown_task_or_job_is_an_error_that_names_it(service, arguments, code, message):
     _, directory = service
     result = invoke("journal", directory, *arguments)
     assert result.exit_code == code
-    assert words in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
 
 
-def test_a_directory_without_a_journal_is_named(tmp_path):
+def test_directory_without_a_journal_is_an_error_that_names_it(tmp_path):
     result = invoke("journal", tmp_path)
     assert result.exit_code == 1
-    assert f"there is no journal in {tmp_path}" in result.stderr
+    assert f"no journal in {tmp_path}" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "top"])
-def test_nobody_who_answers_is_an_error(command):
+def test_unreachable_address_is_an_error_that_names_it(command):
     result = invoke(command, "127.0.0.1:9", "--timeout", "0.5")
     assert result.exit_code == 1
     assert "127.0.0.1:9" in result.stderr
 
 
-def test_top_wants_an_interval_that_passes():
+def test_top_requires_a_positive_interval():
     assert invoke("top", "a:1", "--interval", "0").exit_code == 2
 
 
 class Terminal:
-    """A command that believes that somebody looks at it."""
+    """A command that runs on a pseudo-terminal."""
 
     def __init__(self, *arguments):
-        self.ours, theirs = pty.openpty()
-        self.seen = b""
+        self.controller, terminal = pty.openpty()
+        self.output = b""
         self.process = subprocess.Popen(
             [sys.executable, "-m", "headrace", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
             start_new_session=True,
             preexec_fn=take_terminal,
         )
-        os.close(theirs)
+        os.close(terminal)
 
-    def find(self, words):
-        until = time.monotonic() + _SECONDS
-        while words not in self.seen:
-            assert time.monotonic() < until, self.seen
-            if select.select([self.ours], [], [], 0.1)[0]:
+    def find(self, expected):
+        deadline = time.monotonic() + _SECONDS
+        while expected not in self.output:
+            assert time.monotonic() < deadline, self.output
+            if select.select([self.controller], [], [], 0.1)[0]:
                 try:
-                    self.seen += os.read(self.ours, 65536)
-                except OSError:  # nobody is left at the other end
-                    assert words in self.seen, self.seen
+                    self.output += os.read(self.controller, 65536)
+                except OSError:  # the command has closed the terminal
+                    assert expected in self.output, self.output
                     return
 
     def end(self):
         self.find(b"\x1b[?1049l")
         code = self.process.wait(_SECONDS)
-        os.close(self.ours)
+        os.close(self.controller)
         return code
 
 
@@ -164,53 +164,53 @@ def take_terminal():
 
 @pytest.mark.system
 @pytest.mark.parametrize("how", ["q", "ctrl-c", "sigterm"])
-def test_top_leaves_the_terminal_as_it_was(service, how):
+def test_top_restores_the_terminal(service, how):
     address, _ = service
     terminal = Terminal("top", address, "--interval", "0.1")
     terminal.find(b"job training")
-    os.write(terminal.ours, b"x")  # not a key of ours
+    os.write(terminal.controller, b"x")  # not a key of `top`
     terminal.find(b"\x1b[H")
-    assert b"\x1b[?1049h" in terminal.seen
+    assert b"\x1b[?1049h" in terminal.output
     if how == "sigterm":
         terminal.process.send_signal(signal.SIGTERM)
     else:
-        os.write(terminal.ours, b"q" if how == "q" else b"\x03")
+        os.write(terminal.controller, b"q" if how == "q" else b"\x03")
     assert terminal.end() == 0
-    assert b"Traceback" not in terminal.seen
+    assert b"Traceback" not in terminal.output
 
 
 @pytest.mark.system
-def test_top_says_when_nobody_answers_any_more():
+def test_top_shows_how_long_the_server_has_not_replied():
     dispatcher = DispatchServer()
     terminal = Terminal("top", dispatcher.target, "--interval", "0.1")
     try:
         terminal.find(b"no worker is registered")
     finally:
         dispatcher.stop()
-    terminal.find(b"no answer for")
-    os.write(terminal.ours, b"q")
+    terminal.find(b"no reply for")
+    os.write(terminal.controller, b"q")
     assert terminal.end() == 0
 
 
 @pytest.mark.parametrize(
-    ("terms", "shown"),
+    ("options", "expected"),
     [
         ({"ordered": True}, (True, None, "drop")),
         ({"num_consumers": 1, "consumer_index": 0, "remainder": "pad"}, (False, 1, "pad")),
     ],
 )
-def test_a_status_says_whether_a_job_has_an_order_or_rounds(service, terms, shown):
+def test_status_shows_ordered_mode_and_consumers_of_a_job(service, options, expected):
     address, _ = service
-    share = distribute(ShardingPolicy.DYNAMIC, address, "another", **terms)
+    share = distribute(ShardingPolicy.DYNAMIC, address, "another", **options)
     with iter(hr.Dataset.range(400).batch(10).apply(share)) as batches:
         next(batches)
         found = json.loads(invoke("status", address, "--json").stdout)["jobs"]
         list(batches)
     (job,) = [each for each in found if each["name"] == "another"]
-    assert (job["ordered"], job["num_consumers"], job["remainder"]) == shown
+    assert (job["ordered"], job["num_consumers"], job["remainder"]) == expected
 
 
-def test_a_status_without_keys_names_the_option(tmp_path):
+def test_status_without_keys_names_the_option(tmp_path):
     new_keys(tmp_path)
     config = DispatcherConfig(security=Security.load(tmp_path, "server"))
     with DispatchServer(config) as dispatcher:
@@ -219,59 +219,61 @@ def test_a_status_without_keys_names_the_option(tmp_path):
     assert "on the command line --keys" in result.stderr
 
 
-# --- the keys of `headrace top`, on a terminal that a test holds the other end of -----------------
+# --- Keys of `headrace top` on a pseudo-terminal -------------------------------------------------
 
 
-class Heard:
-    """Signals that come at the looks that a test names."""
+class FakeSignals:
+    """Signals that arrive in given calls of `wait`."""
 
-    def __init__(self, *looks: set[signal.Signals]) -> None:
-        self._looks = list(looks)
+    def __init__(self, *by_call: set[signal.Signals]) -> None:
+        self._by_call = list(by_call)
 
     def wait(self, timeout: float, readable: object = ()) -> frozenset[signal.Signals]:
-        return frozenset(self._looks.pop(0)) if self._looks else frozenset()
+        return frozenset(self._by_call.pop(0)) if self._by_call else frozenset()
 
 
 @pytest.fixture
-def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Our end of the terminal that stands for stdin."""
-    ours, theirs = pty.openpty()
-    with os.fdopen(theirs) as stdin:
+def controller(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The controlling end of a pseudo-terminal that replaces stdin."""
+    controller, terminal = pty.openpty()
+    with os.fdopen(terminal) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         monkeypatch.setattr(sys, "stdout", io.StringIO())
-        yield ours
-        os.close(ours)
+        yield controller
+        os.close(controller)
 
 
-def is_over(ours: int, heard: Heard, seconds: float = 20.0) -> bool:
-    found: list[bool] = []
+def wait_for_quit(controller: int, signals: FakeSignals, seconds: float = 20.0) -> bool:
+    results: list[bool] = []
     with top._open_screen():
-        looking = threading.Thread(
-            target=lambda: found.append(top._wait_for_quit(heard, seconds))  # type: ignore[arg-type]
+        thread = threading.Thread(
+            target=lambda: results.append(top._wait_for_quit(signals, seconds))  # type: ignore[arg-type]
         )
-        looking.start()
-        looking.join(10.0)
-        stuck = looking.is_alive()
-        os.write(ours, b"q")  # so that it ends in any case
-        looking.join(10.0)
-    assert not stuck, "it waits for a key"
-    return found[0]
+        thread.start()
+        thread.join(10.0)
+        stuck = thread.is_alive()
+        os.write(controller, b"q")  # ends the thread in any case
+        thread.join(10.0)
+    assert not stuck, "it still waits for a key"
+    return results[0]
 
 
-def test_a_key_that_ctrl_c_threw_away_is_not_waited_for(
-    ours: int, monkeypatch: pytest.MonkeyPatch
+def test_key_discarded_by_ctrl_c_does_not_block(
+    controller: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(top.select, "select", lambda *args: ([sys.stdin], [], []))
-    assert is_over(ours, Heard(set(), {signal.SIGINT}))
+    assert wait_for_quit(controller, FakeSignals(set(), {signal.SIGINT}))
 
 
-def test_the_end_of_the_terminal_is_the_end(ours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_quits_when_the_terminal_is_closed(
+    controller: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(top.select, "select", lambda *args: ([sys.stdin], [], []))
-    assert is_over(ours, Heard())
+    assert wait_for_quit(controller, FakeSignals())
 
 
-@pytest.mark.parametrize(("key", "leaves"), [(b"q", True), (b"\x04", True), (b"x", False)])
-def test_some_keys_leave_and_others_do_nothing(ours: int, key: bytes, leaves: bool) -> None:
+@pytest.mark.parametrize(("key", "quits"), [(b"q", True), (b"\x04", True), (b"x", False)])
+def test_only_quit_keys_quit(controller: int, key: bytes, quits: bool) -> None:
     with top._open_screen():
-        os.write(ours, key)
-        assert top._wait_for_quit(Heard(), 0.3) is leaves  # type: ignore[arg-type]
+        os.write(controller, key)
+        assert top._wait_for_quit(FakeSignals(), 0.3) is quits  # type: ignore[arg-type]

@@ -16,14 +16,14 @@ def test_new_keys_can_be_loaded_for_both_roles(tmp_path):
     assert client.server_key == server.public_key
 
 
-def test_secrets_are_readable_by_their_owner_alone(tmp_path):
+def test_secret_keys_are_readable_by_their_owner_only(tmp_path):
     CliRunner().invoke(app, ["keys", "new", str(tmp_path)])
     secrets = sorted(tmp_path.glob("*_secret"))
     assert len(secrets) == 2
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
 
 
-def test_keys_that_exist_are_left_alone(tmp_path):
+def test_existing_keys_are_not_overwritten(tmp_path):
     CliRunner().invoke(app, ["keys", "new", str(tmp_path)])
     before = (tmp_path / "server.key").read_text()
     result = CliRunner().invoke(app, ["keys", "new", str(tmp_path)])

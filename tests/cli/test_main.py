@@ -21,7 +21,7 @@ def invoke(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_the_version_is_the_package_s():
+def test_version_is_the_package_version():
     result = invoke("--version")
     assert (result.exit_code, result.stdout) == (0, f"headrace {headrace.__version__}\n")
 
@@ -34,7 +34,7 @@ def test_help_names_every_command():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["no-such-command"], "no-such-command"),
         (["demo", "--job", "keras"], "No such option: --job"),
@@ -66,10 +66,10 @@ def test_help_names_every_command():
         (["status", "a:1", "--timeout", "0"], "--timeout 0"),
     ],
 )
-def test_wrong_arguments_are_a_usage_error_that_names_them(arguments, words):
+def test_wrong_argument_is_a_usage_error_that_names_it(arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 2
-    assert words in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
 
 
@@ -79,7 +79,7 @@ _NOT_SUPPORTED: set[str] = set()
 @pytest.mark.parametrize(
     ("command", "config"), [("dispatcher", DispatcherConfig), ("worker", WorkerConfig)]
 )
-def test_each_field_of_a_configuration_has_an_option(command, config):
+def test_each_configuration_field_has_an_option(command, config):
     shown = invoke(command, "--help").stdout
     fields = {field.name for field in dataclasses.fields(config) if field.name != "_"}
     for field in fields - _NOT_SUPPORTED:
@@ -87,7 +87,7 @@ def test_each_field_of_a_configuration_has_an_option(command, config):
 
 
 @pytest.mark.parametrize("command", ["dispatcher", "worker"])
-def test_each_time_says_its_unit_and_what_it_is_by_default(command):
+def test_help_of_each_duration_names_unit_and_default(command):
     shown = invoke(command, "--help").stdout
     options = [" ".join(option.split()) for option in re.split(r"\n(?=  -)", shown)]
     times = [option for option in options if " MS " in option]
@@ -98,14 +98,14 @@ def test_each_time_says_its_unit_and_what_it_is_by_default(command):
 
 
 def _commands(group, *names):
-    """Return each command below a group, with the names that lead to it."""
+    """Yield each command of a group with its path of names."""
     yield names, group
     for name, command in getattr(group, "commands", {}).items():
         yield from _commands(command, *names, name)
 
 
 @pytest.mark.parametrize("columns", [80, 60])
-def test_no_name_and_no_word_of_the_help_is_cut_however_narrow_it_is(columns):
+def test_narrow_help_cuts_no_word(columns):
     for names, command in _commands(typer.main.get_command(app)):
         result = CliRunner().invoke(app, [*names, "--help"], terminal_width=columns)
         lines = result.stdout.splitlines()
@@ -126,18 +126,19 @@ def test_no_name_and_no_word_of_the_help_is_cut_however_narrow_it_is(columns):
 
 
 @pytest.mark.parametrize(
-    ("host", "words"), [("nowhere.invalid", "nor a name of one"), ("192.0.2.7", "no address of")]
+    ("host", "message"),
+    [("nowhere.invalid", "not an address or host"), ("192.0.2.7", "not an address or host")],
 )
-def test_a_host_that_is_not_this_machine_is_named_with_what_to_give(host, words, tmp_path):
+def test_host_of_another_machine_is_an_error_with_a_remedy(host, message, tmp_path):
     new_keys(tmp_path)
     result = invoke("dispatcher", "--port", "0", "--host", host, "--keys", str(tmp_path))
     assert result.exit_code == 1
     assert host in result.stderr
-    assert words in result.stderr
+    assert message in result.stderr
     assert "0.0.0.0" in result.stderr
 
 
-def test_the_status_of_nobody_is_one_line_and_exit_code_1():
+def test_status_of_an_unreachable_server_is_one_line_and_exit_code_1():
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     result = invoke("status", address, "--timeout", "0.5")
@@ -148,7 +149,7 @@ def test_the_status_of_nobody_is_one_line_and_exit_code_1():
     assert address in line
 
 
-def test_the_commands_need_neither_jax_nor_scikit_learn():
+def test_commands_do_not_import_jax_or_scikit_learn():
     code = (
         "import sys, headrace.cli.main; sys.exit(any(m in sys.modules for m in ('jax', 'sklearn')))"
     )

@@ -1,4 +1,4 @@
-"""A plot is a letter for each number."""
+"""Tests of density plots, with one character for each value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,5 @@ from headrace.cli.formatting import density_bar
         ((3.0,), "[#]"),
     ],
 )
-def test_the_largest_is_the_darkest_and_only_nothing_is_empty(
-    values: tuple[float, ...], shown: str
-):
+def test_largest_value_is_densest_and_only_zero_is_blank(values: tuple[float, ...], shown: str):
     assert density_bar(values) == shown

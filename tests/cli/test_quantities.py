@@ -13,7 +13,7 @@ from headrace.cli.formatting import (
 
 
 @pytest.mark.parametrize(
-    ("value", "written"),
+    ("value", "expected"),
     [
         (0, "0"),
         (0.126, "0.13"),
@@ -23,21 +23,21 @@ from headrace.cli.formatting import (
         (1e9, "1,000,000,000"),
     ],
 )
-def test_numbers_have_as_many_places_as_matter(value, written):
-    assert format_number(value) == written
-    assert format_rate(value) == f"{written}/s"
+def test_numbers_show_significant_digits(value, expected):
+    assert format_number(value) == expected
+    assert format_rate(value) == f"{expected}/s"
 
 
 @pytest.mark.parametrize(
-    ("value", "written"),
+    ("value", "expected"),
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (123_400_000, "123 MB"), (2e18, "2,000 PB")],
 )
-def test_bytes(value, written):
-    assert format_bytes(value) == written
+def test_bytes_are_shown_with_a_decimal_unit(value, expected):
+    assert format_bytes(value) == expected
 
 
 @pytest.mark.parametrize(
-    ("seconds", "written"),
+    ("seconds", "expected"),
     [
         (0.04, "0.0 s"),
         (9.94, "9.9 s"),
@@ -48,15 +48,15 @@ def test_bytes(value, written):
         (200_000, "2 d 7 h"),
     ],
 )
-def test_times_have_the_two_units_that_matter(seconds, written):
-    assert format_duration(seconds) == written
+def test_durations_show_two_units(seconds, expected):
+    assert format_duration(seconds) == expected
 
 
-def test_nouns():
-    assert pluralize(1, "pass", "passes") == "1 pass"
-    assert pluralize(1200, "pass", "passes") == "1,200 passes"
+def test_nouns_are_pluralized():
+    assert pluralize(1, "batch", "batches") == "1 batch"
+    assert pluralize(1200, "batch", "batches") == "1,200 batches"
     assert pluralize(0, "worker") == "0 workers"
 
 
-def test_what_would_move_the_cursor_is_not_printed():
+def test_control_characters_are_escaped():
     assert escape_controls("a\x1b[2Jb\nc\u202e") == "a?[2Jb?c?"

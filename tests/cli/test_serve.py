@@ -1,4 +1,4 @@
-"""The commands that run servers, as real processes: what they print, and how they end."""
+"""Server commands as real processes: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Command:
             return found()
 
     def end(self, number=None):
-        """Send a signal, if one is given; wait for the end; return the exit code."""
+        """Send a signal, if given, wait for the process to exit, and return its exit code."""
         if number is not None:
             self.process.send_signal(number)
         code = self.process.wait(_SECONDS)
@@ -108,41 +108,41 @@ def status(address, *options):
     )
 
 
-def test_a_dispatcher_says_whether_there_is_a_journal_to_go_on_from(run, tmp_path):
+def test_dispatcher_reports_whether_it_resumes_from_a_journal(run, tmp_path):
     options = ("--port", "0", "--fault-tolerant", "--work-dir", str(tmp_path / "new"))
-    for words in (
-        f"no journal in {tmp_path / 'new'}: a new one begins there",
-        f"going on from the journal in {tmp_path / 'new'}",
+    for message in (
+        f"no journal in {tmp_path / 'new'}: starting a new one",
+        f"resuming from the journal in {tmp_path / 'new'}",
     ):
         command = run("dispatcher", *options)
         command.find("dispatcher ready")
-        assert command.lines["stdout"][0] == words
+        assert command.lines["stdout"][0] == message
         assert command.end(signal.SIGTERM) == 0
 
 
-def test_a_journal_that_cannot_be_begun_is_not_announced(run):
+def test_journal_that_cannot_be_created_is_not_announced(run):
     command = run("dispatcher", "--port", "0", "--fault-tolerant", "--work-dir", "/proc")
-    command.find("see who may write there", stream="stderr")
+    command.find("cannot create the directory|check the permissions", stream="stderr")
     assert command.end() == 1
     assert command.lines["stdout"] == ["dispatcher stopped"] or command.lines["stdout"] == []
 
 
-def test_a_port_for_metrics_that_is_in_use_is_named(run):
+def test_metrics_port_in_use_is_an_error_that_names_it(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = run("dispatcher", "--port", "0", "--metrics-port", str(port))
-        command.find(f"metrics cannot be served at port {port} .*another port", stream="stderr")
+        command.find(f"cannot serve metrics at port {port} .*another port", stream="stderr")
         assert command.end() == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_dispatcher_runs_until_it_is_told_to_stop(dispatcher, number):
+def test_dispatcher_runs_until_a_stop_signal(dispatcher, number):
     assert dispatcher.end(number) == 0
     assert dispatcher.lines["stdout"][-1] == "dispatcher stopped"
     assert dispatcher.lines["stderr"] == []
 
 
-def test_a_dataset_is_read_through_a_dispatcher_and_two_worker_processes(run, dispatcher):
+def test_dataset_is_read_through_a_dispatcher_and_two_worker_processes(run, dispatcher):
     workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
     addresses = {match[1] for match in workers.find(r"worker ready at (127\.0\.0\.1:\d+)", 2)}
     assert len(addresses) == 2
@@ -153,41 +153,39 @@ def test_a_dataset_is_read_through_a_dispatcher_and_two_worker_processes(run, di
     )
     with iter(data) as elements:
         first = next(elements)
-        told = status(dispatcher.address)
+        shown = status(dispatcher.address)
         assert sorted([first, *elements]) == sorted([*range(100)] * 2)
-    assert told.returncode == 0, told.stderr
-    assert "2 workers, 1 dataset, 1 job" in told.stdout
-    assert all(address in told.stdout for address in addresses)
+    assert shown.returncode == 0, shown.stderr
+    assert "2 workers, 1 dataset, 1 job" in shown.stdout
+    assert all(address in shown.stdout for address in addresses)
     assert workers.end(signal.SIGINT) == 0
     assert workers.lines["stdout"][-1] == "2 workers stopped"
     assert workers.lines["stderr"] == []
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    ("sent", "message"),
     [
-        (signal.SIGKILL, "ended by SIGKILL and is started again in 0.5 s; 1 of 2 are"),
-        (signal.SIGTERM, "left when a signal asked it to; 1 of 2 are left"),
+        (signal.SIGKILL, "ended by SIGKILL; restarting it in 0.5 s; 1 of 2 running"),
+        (signal.SIGTERM, "stopped as requested by a signal; 1 of 2 running"),
     ],
 )
-def test_a_worker_process_that_ends_is_reported_and_started_again_unless_asked_to_leave(
-    run, dispatcher, sent, said
+def test_ended_worker_process_is_restarted_unless_a_signal_stopped_it(
+    run, dispatcher, sent, message
 ):
     workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
     workers.find("worker ready", 2)
     pid = workers.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     os.kill(int(children[0]), sent)
-    workers.find(f"process {children[0]} {said}", stream="stderr")
+    workers.find(f"process {children[0]} {message}", stream="stderr")
     if sent == signal.SIGKILL:
         workers.find("worker ready", 3)
     assert workers.end(signal.SIGTERM) == 0
 
 
 @pytest.mark.parametrize("code", [0, 128 + signal.SIGTERM])
-def test_a_worker_process_that_a_function_ends_is_started_again_whatever_the_code(
-    run, dispatcher, tmp_path, code
-):
+def test_worker_process_ended_by_a_function_is_restarted(run, dispatcher, tmp_path, code):
     workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
     workers.find("worker ready", 2)
     ended = tmp_path / "ended"
@@ -200,20 +198,20 @@ def test_a_worker_process_that_a_function_ends_is_started_again_whatever_the_cod
 
     data = hr.Dataset.range(100).map(ends_once)
     assert len(list(data.apply(hr.service.distribute("distributed_epoch", dispatcher.address)))) > 0
-    workers.find(f"ended with code {code} and is started again in 0.5 s", stream="stderr")
+    workers.find(f"ended with code {code}; restarting it in 0.5 s", stream="stderr")
     workers.find("worker ready", 3)
     assert workers.end(signal.SIGTERM) == 0
 
 
-def test_worker_processes_that_cannot_start_are_not_started_again(run):
+def test_worker_processes_that_cannot_start_are_not_restarted(run):
     workers = run(
         "worker", "--dispatcher", "127.0.0.1:1", "--dispatcher-timeout", "1", "--processes", "2"
     )
     assert workers.end() == 1
-    assert not any("started again" in line for line in workers.lines["stderr"])
+    assert not any("restarting" in line for line in workers.lines["stderr"])
 
 
-def copies(address):
+def read_infinite_copy(address):
     data = hr.Dataset.range(1 << 40)
     return iter(
         data.apply(
@@ -222,15 +220,15 @@ def copies(address):
     )
 
 
-def test_a_worker_that_is_to_stop_delivers_what_it_has_first(run, dispatcher):
+def test_stopping_worker_delivers_its_buffered_elements_first(run, dispatcher):
     worker = run("worker", "--dispatcher", dispatcher.address)
     worker.find("worker ready")
-    with copies(dispatcher.address) as elements:
+    with read_infinite_copy(dispatcher.address) as elements:
         first = next(elements)
         worker.process.send_signal(signal.SIGTERM)
-        worker.find("delivers what it has")
+        worker.find("draining: delivering buffered elements")
         assert worker.process.poll() is None
-        # An endless copy ends after what had been made of it, in order, and lets the worker go.
+        # An infinite copy ends after its buffered elements, in order; then the worker can stop.
         rest = [int(element) for element in elements]
     assert rest == list(range(first + 1, first + 1 + len(rest)))
     assert worker.end() == 0
@@ -239,36 +237,36 @@ def test_a_worker_that_is_to_stop_delivers_what_it_has_first(run, dispatcher):
 
 
 @pytest.mark.parametrize("options", [[], ["--processes", "2"]])
-def test_a_second_signal_stops_a_worker_at_once(run, dispatcher, options):
+def test_second_signal_stops_a_worker_at_once(run, dispatcher, options):
     worker = run("worker", "--dispatcher", dispatcher.address, "--drain-timeout", "600", *options)
     worker.find("worker ready")
-    with copies(dispatcher.address) as elements:
+    with read_infinite_copy(dispatcher.address) as elements:
         next(elements)
         worker.process.send_signal(signal.SIGINT)
-        worker.find("delivers what it has")
+        worker.find("draining: delivering buffered elements")
         with Stopwatch() as watch:
             assert worker.end(signal.SIGTERM) == 0
         assert watch.seconds < 10.0
 
 
-def test_a_worker_delivers_no_longer_than_its_drain_timeout(run, dispatcher):
+def test_worker_drains_no_longer_than_its_drain_timeout(run, dispatcher):
     worker = run("worker", "--dispatcher", dispatcher.address, "--drain-timeout", "0.2")
     worker.find("worker ready")
-    with copies(dispatcher.address) as elements:
+    with read_infinite_copy(dispatcher.address) as elements:
         next(elements)
         assert worker.end(signal.SIGTERM) == 0
 
 
-def test_when_the_command_itself_is_killed_its_worker_processes_end(run, dispatcher):
+def test_worker_processes_end_if_their_command_is_killed(run, dispatcher):
     workers = run("worker", "--dispatcher", dispatcher.address, "--processes", "2")
     workers.find("worker ready", 2)
     workers.process.kill()
-    # The children hold the other end of these pipes: their end is the end of the output.
+    # The children inherit the write ends of these pipes, so the output ends when they exit.
     assert workers.end() == -signal.SIGKILL
     assert workers.lines["stdout"].count("worker stopped") == 2
 
 
-def test_a_worker_that_waits_for_its_dispatcher_can_be_stopped(run):
+def test_worker_waiting_for_its_dispatcher_can_be_stopped(run):
     worker = run("worker", "--dispatcher", "127.0.0.1:1")
     deadline = time.monotonic() + _SECONDS
     while not catches_sigterm(worker.process.pid) and time.monotonic() < deadline:
@@ -282,14 +280,14 @@ def catches_sigterm(pid):
     return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def test_a_worker_without_a_dispatcher_gives_up_in_its_time_with_one_line(run):
+def test_worker_without_a_dispatcher_fails_after_its_timeout_with_one_line(run):
     worker = run("worker", "--dispatcher", "127.0.0.1:1", "--dispatcher-timeout", "300")
     assert worker.end() == 1
     [line] = worker.lines["stderr"]
     assert "127.0.0.1:1" in line
 
 
-def test_a_port_in_use_is_one_line_and_exit_code_1(run):
+def test_port_in_use_is_one_line_and_exit_code_1(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = run("dispatcher", "--port", str(port))
@@ -298,23 +296,23 @@ def test_a_port_in_use_is_one_line_and_exit_code_1(run):
     assert str(port) in line
 
 
-def test_a_work_dir_that_would_not_be_used_is_mentioned(run, tmp_path):
+def test_unused_work_dir_is_reported(run, tmp_path):
     command = run("dispatcher", "--port", "0", "--work-dir", str(tmp_path))
     command.find("dispatcher ready")
     assert command.end(signal.SIGTERM) == 0
     assert command.lines["stderr"] == [
-        "headrace: nothing is kept in --work-dir without --fault-tolerant"
+        "headrace: --work-dir is unused without --fault-tolerant; no journal is written"
     ]
 
 
-def test_with_debug_a_failure_shows_its_traceback(run):
+def test_debug_option_shows_the_traceback_of_an_error(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         command = run("--debug", "dispatcher", "--port", str(taken.getsockname()[1]))
         assert command.end() == 1
     assert any("Traceback" in line for line in command.lines["stderr"])
 
 
-def test_metrics_are_served_when_asked_for(run):
+def test_metrics_are_served_at_the_metrics_port(run):
     command = run("dispatcher", "--port", "0", "--metrics-port", "0")
     [at] = command.find(r"metrics at (http://\S+)")
     with urlopen(at[1]) as answer:
@@ -322,23 +320,23 @@ def test_metrics_are_served_when_asked_for(run):
     assert command.end(signal.SIGTERM) == 0
 
 
-def test_the_dispatcher_can_be_named_in_the_environment(run, dispatcher):
+def test_dispatcher_address_can_come_from_the_environment(run, dispatcher):
     worker = run("worker", env={"HEADRACE_DISPATCHER": dispatcher.address})
     worker.find("worker ready")
     assert worker.end(signal.SIGTERM) == 0
 
 
-def test_a_dispatcher_with_keys_answers_those_who_have_them(run, tmp_path):
+def test_dispatcher_with_keys_replies_only_to_clients_with_keys(run, tmp_path):
     new_keys(tmp_path)
     command = run("dispatcher", "--port", "0", "--keys", str(tmp_path))
     [ready] = command.find(r"ready at tcp://(\S+)")
     assert status(ready[1], "--keys", str(tmp_path)).returncode == 0
-    stranger = status(ready[1])
-    assert stranger.returncode == 1
-    assert "keys" in stranger.stderr
+    without_keys = status(ready[1])
+    assert without_keys.returncode == 1
+    assert "keys" in without_keys.stderr
 
 
-def test_an_address_that_others_can_reach_needs_keys(run):
+def test_address_reachable_from_other_machines_requires_keys(run):
     command = run("dispatcher", "--port", "0", "--host", "0.0.0.0")
     assert command.end() == 2
     assert "headrace keys new" in " ".join(command.lines["stderr"])

@@ -1,4 +1,4 @@
-"""Signals, while a command runs, starts, or is still being imported."""
+"""Signals while a command runs, starts, or is still being imported."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from headrace.cli.run_server import Signals
 from headrace.serving.life_cycle import LifeCycle
 
 
-def test_a_signal_that_came_before_the_wait_is_not_lost():
+def test_signal_before_the_wait_is_not_lost():
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.wait(timeout=10.0) == {signal.SIGTERM}
 
 
-def test_a_wait_without_a_signal_ends_with_its_time():
+def test_wait_without_a_signal_ends_at_its_timeout():
     with Signals() as signals:
         assert signals.wait(timeout=0.0) == frozenset()
 
 
-def test_two_signals_are_told_together():
+def test_two_signals_are_returned_together():
     with Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert signals.wait(timeout=10.0) == {signal.SIGTERM, signal.SIGINT}
 
 
-def test_a_stream_that_closes_counts_as_sigterm():
+def test_closed_stream_counts_as_sigterm():
     reader, writer = os.pipe()
     with Signals() as signals, os.fdopen(reader) as stream:
         assert signals.wait(timeout=0.0, closing=[stream]) == frozenset()
@@ -41,7 +41,7 @@ def test_a_stream_that_closes_counts_as_sigterm():
         assert signals.wait(timeout=10.0, closing=[stream]) == {signal.SIGTERM}
 
 
-def test_the_handlers_from_before_are_back_afterwards():
+def test_previous_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with Signals(children=True):
         assert signal.getsignal(signal.SIGINT) is not before[0]
@@ -66,7 +66,7 @@ with Signals() as signals:
 """
 
 
-def test_a_forked_child_heeds_signals_and_keeps_them_to_itself():
+def test_signal_to_a_forked_child_stops_only_the_child():
     result = subprocess.run(
         [sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=50, check=False
     )
@@ -81,7 +81,7 @@ def send():
         os.kill(os.getpid(), signal.SIGTERM)
 
 parent = os.getpid()
-os.register_at_fork(after_in_child=send)  # before anybody else's
+os.register_at_fork(after_in_child=send)  # before the handlers of other modules
 
 from headrace.cli.run_server import Signals
 
@@ -96,18 +96,18 @@ with Signals() as signals:
 """
 
 
-def test_a_child_heeds_a_signal_of_the_instant_in_which_it_was_forked():
+def test_signal_at_the_instant_of_a_fork_stops_only_the_child():
     result = subprocess.run(
         [sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=90, check=False
     )
-    # The parent hears of its own alone.
+    # The parent receives only its own signal.
     assert (result.stdout.split(), result.stderr) == (["-15", "0", "1"], "")
 
 
-# --- Ctrl-C or SIGTERM while a command is still being imported ends it without a word -------------
+# --- Ctrl-C or SIGTERM during the imports of a command ends it without output --------------------
 
 
-# The signal comes when a module is about to be imported, as from a terminal.
+# The signal arrives just before a module is imported.
 SCRIPT = """
 import os, sys
 import headrace
@@ -142,18 +142,18 @@ def run(module, number, *arguments):
     "module", ["headrace.cli", "typer", "rich.console", "numpy", "zmq", "headrace.cli.serve"]
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
-def test_a_signal_while_a_command_is_imported_ends_it_without_a_word(module, number, code):
+def test_signal_during_imports_ends_a_command_without_output(module, number, code):
     done = run(module, number, "status", "127.0.0.1:1")
     assert (done.returncode, done.stdout, done.stderr) == (code, "interrupted\n", "")
 
 
-def test_a_signal_while_the_demo_is_imported_ends_it_without_a_word():
+def test_signal_during_imports_ends_the_demo_without_output():
     done = run("sklearn.datasets", signal.SIGINT, "demo")
     assert (done.returncode, done.stderr) == (130, "")
 
 
 @pytest.mark.parametrize("milliseconds", [0, 50, 100, 200, 400])
-def test_a_process_can_be_interrupted_at_any_instant_of_its_start(milliseconds):
+def test_command_can_be_interrupted_at_any_instant_of_its_start(milliseconds):
     script = "from headrace.__main__ import main; print('up', flush=True); main()"
     process = subprocess.Popen(
         [sys.executable, "-c", script, "status", "127.0.0.1:1", "--timeout", "0.1"],
@@ -165,14 +165,14 @@ def test_a_process_can_be_interrupted_at_any_instant_of_its_start(milliseconds):
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(milliseconds / 1000)
     process.send_signal(signal.SIGINT)
-    _, words = process.communicate(timeout=60)
-    assert "Traceback" not in words
-    # 1: it was done before, and nobody answered. -SIGINT: Python was ending already, when nothing
-    # of the command runs any more.
-    assert process.returncode in (1, 130, -signal.SIGINT), words
+    _, stderr = process.communicate(timeout=60)
+    assert "Traceback" not in stderr
+    # 1: the command failed before the signal, as no server replies. -SIGINT: Python was already
+    # shutting down, when no code of the command runs.
+    assert process.returncode in (1, 130, -signal.SIGINT), stderr
 
 
-def test_a_command_that_ignores_ctrl_c_goes_on_ignoring_it():
+def test_ignored_ctrl_c_stays_ignored():
     script = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
         "import headrace.__main__; print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
@@ -181,7 +181,7 @@ def test_a_command_that_ignores_ctrl_c_goes_on_ignoring_it():
     assert done.stdout == "True\n"
 
 
-def test_the_module_is_the_command():
+def test_module_runs_as_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "headrace", "--version"], capture_output=True, text=True
     )
@@ -189,11 +189,11 @@ def test_the_module_is_the_command():
     assert done.stdout.startswith("headrace ")
 
 
-# --- A server that is to stop before it has begun to start just stops -----------------------------
+# --- A server that is stopped before it starts just stops ----------------------------------------
 
 
-class Late(LifeCycle):
-    """A server whose `start` is reached only after `stop`, as where its thread has to wait."""
+class ServerStoppedBeforeStart(LifeCycle):
+    """Server whose `start` begins only after `stop`, as on a slow thread."""
 
     address = "nowhere"
 
@@ -202,19 +202,19 @@ class Late(LifeCycle):
         super().start()
 
     def _open(self) -> None:
-        raise AssertionError("it was stopped before")
+        raise AssertionError("it was opened after `stop`")
 
 
-class SignalThatCameAtOnce(run_server.Signals):
+class ImmediateSignal(run_server.Signals):
     def __enter__(self):
         super().__enter__()
         os.kill(os.getpid(), signal.SIGTERM)
         return self
 
 
-def test_a_signal_that_comes_before_the_server_starts_is_no_failure(monkeypatch, capsys):
-    monkeypatch.setattr(run_server, "Signals", SignalThatCameAtOnce)
-    server = Late()
+def test_signal_before_the_server_starts_is_not_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(run_server, "Signals", ImmediateSignal)
+    server = ServerStoppedBeforeStart()
     run_server.run_server("worker", server, lambda: server.address)
     assert capsys.readouterr().out == "worker stopped\n"
     assert server.is_stopped

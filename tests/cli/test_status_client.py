@@ -1,4 +1,4 @@
-"""`headrace status` and `headrace top` on a coordinator and its parameter servers that run."""
+"""`headrace status` and `headrace top` with a running coordinator and parameter servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wait_for_release():
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A coordinator of which one worker runs a function, one is not there; and where it listens."""
+    """Coordinator with one busy and one killed worker, its address, and its strategy."""
     with hr.distribute.LocalCluster(num_workers=2, num_ps=2, processes=False) as local:
         strategy = hr.distribute.ParameterServerStrategy(local.cluster_resolver, staleness=5)
         with strategy.scope():
@@ -52,7 +52,7 @@ def cluster():
 
 
 @pytest.mark.catalogue("3.4.1", "3.4.2")
-def test_status_as_json_is_everything_that_is_known(cluster):
+def test_json_status_contains_all_fields(cluster):
     _, at, strategy = cluster
     result = invoke("status", at, "--json")
     assert result.exit_code == 0, result.output
@@ -62,7 +62,7 @@ def test_status_as_json_is_everything_that_is_known(cluster):
     assert [each["is_connected"] for each in found["workers"]] == [True, False]
     first, second = found["servers"]
     assert first["address"] == strategy.cluster.servers.addresses[0]
-    # The variable, and what the optimizer's counters take: nothing.
+    # The variable only: the optimizer's counters take no bytes.
     assert (first["status"]["shards"], first["status"]["bytes_stored"]) == (1, 32)
     assert (second["status"], bool(second["problem"])) == (None, True)
     assert "type" not in result.stdout
@@ -75,12 +75,12 @@ def test_top_shows_functions_workers_and_servers(cluster):
     assert "1 worker  1 missing  2 parameter servers" in shown
     assert "functions  0 queued, 1 in flight, 3 done" in shown
     assert re.search(r"longest  wait_for_release:\d+ on worker 0 for", shown)
-    assert "(bound 5)" in shown
-    assert "does not answer" in shown
+    assert "(limit 5)" in shown
+    assert "no reply from parameter server" in shown
     assert invoke("status", at).stdout.splitlines()[0].startswith("1 worker  1 missing")
 
 
-def test_a_parameter_server_is_asked_by_itself(cluster):
+def test_status_of_a_single_parameter_server(cluster):
     _, _, strategy = cluster
     server = strategy.cluster.servers.addresses[0]
     assert invoke("top", server).stdout.startswith("parameter server 0  up ")
@@ -88,19 +88,19 @@ def test_a_parameter_server_is_asked_by_itself(cluster):
     assert found["operations"]["Assign"] == 3
 
 
-def test_what_cannot_be_asked_says_so():
+def test_server_without_a_status_is_an_error_that_names_it():
     with ClosureWorker(0) as worker:
         result = invoke("status", worker.address)
     assert result.exit_code == 1
-    assert f"what listens at {worker.address} is no dispatcher, coordinator" in result.stderr
+    assert f"the server at {worker.address} is not a dispatcher, coordinator" in result.stderr
 
 
 @pytest.mark.catalogue("2.8.28", "3.6.1")
-def test_a_coordinator_and_its_workers_have_metrics(cluster):
+def test_coordinator_serves_metrics_of_itself_and_its_workers(cluster):
     coordinator, _, _ = cluster
     with urllib.request.urlopen(f"http://{coordinator.metrics_address}/metrics") as page:
         text = page.read().decode()
     assert "headrace_coordinator_functions_total 3.0" in text
     assert "headrace_coordinator_functions_in_flight 1.0" in text
     assert "headrace_coordinator_workers_missing 1.0" in text
-    assert "# HELP headrace_coordinator_staleness How far the oldest function" in text
+    assert "# HELP headrace_coordinator_staleness Distance between the newest function" in text

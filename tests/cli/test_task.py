@@ -1,4 +1,4 @@
-"""`headrace server`: a task of the cluster that TF_CONFIG names, as a real process."""
+"""`headrace server`: tasks of the cluster in TF_CONFIG, as real processes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def config(cluster=CLUSTER, **task):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "env", "words"),
+    ("arguments", "env", "message"),
     [
-        ([], {"TF_CONFIG": ""}, "TF_CONFIG names no tasks; set it, as in TF_CONFIG="),
+        ([], {"TF_CONFIG": ""}, "TF_CONFIG defines no tasks; set it, as in TF_CONFIG="),
         ([], {"TF_CONFIG": "{"}, "TF_CONFIG is no JSON"),
         ([], config(), "Must specify an explicit --type"),
         (["--type", "ps"], config(), "Must specify an explicit --index"),
@@ -44,23 +44,23 @@ def config(cluster=CLUSTER, **task):
         (["--type", "ps", "--index", "0", "--coordinator", "a:1"], {}, "--type"),
         (["--coordinator", "nowhere"], {}, "'nowhere'"),
         (["--coordinator", "a:1", "--port", "70000"], {}, "--port"),
-        (["--type", "ps", "--index", "0", "--port", "7"], config(), "--port goes with --coord"),
+        (["--type", "ps", "--index", "0", "--port", "7"], config(), "--port requires --coord"),
         (["--type", "worker", "--metrics-port", "-1"], config(), "--metrics-port"),
     ],
 )
-def test_a_task_that_cannot_be_is_a_usage_error_in_the_words_of_the_command(arguments, env, words):
+def test_invalid_task_is_a_usage_error_that_names_the_option(arguments, env, message):
     result = CliRunner().invoke(app, ["server", *arguments], env=env)
     assert result.exit_code == 2
-    assert words in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
 
 
 @pytest.mark.heavy
 @pytest.mark.system
-def test_servers_say_where_they_are_and_end_with_the_signals_that_others_know(run):  # noqa: F811
+def test_servers_print_their_address_and_stop_on_signals(run):  # noqa: F811
     port = addresses.find_stable_port()
     env = config({"ps": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:0"]}, type="ps", index=0)
-    # What TF_CONFIG says, and what the options say in its place; a crash, and Ctrl-C.
+    # One task from TF_CONFIG and one from options; a crash, SIGTERM and Ctrl-C.
     ps = run("server", "--restart", env=env)
     worker = run("server", "--type", "worker", env=env)
     ps.find(f"ps 0 ready at tcp://127.0.0.1:{port}")
@@ -69,13 +69,13 @@ def test_servers_say_where_they_are_and_end_with_the_signals_that_others_know(ru
     assert taken.exit_code == 1
     assert taken.stderr == (
         f"headrace: port {port} on 127.0.0.1 is in use by another server; choose another port, or "
-        "0 for one that is free\n"
+        "0 for a free one\n"
     )
     children = Path(f"/proc/{ps.process.pid}/task/{ps.process.pid}/children")
     [child] = map(int, children.read_text().split())
     os.kill(child, signal.SIGKILL)
     ps.find(f"ps 0 ready at tcp://127.0.0.1:{port}", count=2)
-    ps.find(rf"process {child} ended by SIGKILL and is started again in 0.5 s", stream="stderr")
+    ps.find(rf"process {child} ended by SIGKILL; restarting it in 0.5 s", stream="stderr")
     assert worker.end(signal.SIGTERM) == 0
     assert ps.end(signal.SIGINT) == 0
     assert worker.lines["stdout"][-1] == "worker 0 stopped"
@@ -84,16 +84,16 @@ def test_servers_say_where_they_are_and_end_with_the_signals_that_others_know(ru
 
 
 def wait_until(is_met, seconds=60.0):
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     while not is_met():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 @pytest.mark.catalogue("3.5.1", "3.5.2")
 @pytest.mark.heavy
 @pytest.mark.system
-def test_a_worker_comes_by_itself_and_shows_what_it_does(run):  # noqa: F811
+def test_worker_with_coordinator_option_registers_and_serves_metrics(run):  # noqa: F811
     with ClusterCoordinator(Workers([])) as coordinator:
         at = coordinator.listen()
         command = run("server", "--coordinator", at, "--index", "3", "--metrics-port", "0")
@@ -112,9 +112,9 @@ def test_a_worker_comes_by_itself_and_shows_what_it_does(run):  # noqa: F811
         wait_until(lambda: not coordinator.status().workers[0].is_connected)
 
 
-def test_a_worker_that_is_started_again_is_to_be_found_at_its_address():
-    place, port = task._listen_address(None, 0, restart=True)
-    assert place == f"127.0.0.1:{port}"
+def test_restarted_worker_keeps_its_address():
+    address, port = task._listen_address(None, 0, restart=True)
+    assert address == f"127.0.0.1:{port}"
     assert port
     assert task._listen_address("::1", 0, restart=False) == ("[::1]:0", 0)
     assert task._listen_address("10.0.0.1", 7000, restart=True) == ("10.0.0.1:7000", 7000)

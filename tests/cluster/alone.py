@@ -1,4 +1,4 @@
-"""Programs of others that listen at every address, run where there is none but loopback."""
+"""Runs third-party programs that listen at every address in a network with loopback only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 _SECONDS = 150.0
 
-#: In a network of its own loopback is down at first.
+#: Loopback is down at first in a new network namespace.
 _WITH_LOOPBACK = """
 import fcntl, os, socket, struct, sys
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
@@ -26,7 +26,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def on_loopback_alone(arguments: Sequence[str]) -> str:
     """Run a Python program; return what it wrote.
 
-    It has a network of its own with nothing but loopback, where the system grants one to it.
+    It runs in a network namespace with loopback only, if the system permits one.
     """
     alone = ["unshare", "--user", "--map-root-user", "--net"]
     is_granted = (
@@ -34,7 +34,7 @@ def on_loopback_alone(arguments: Sequence[str]) -> str:
         and subprocess.run([*alone, "true"], capture_output=True, check=False).returncode == 0
     )
     before = [*alone, sys.executable, "-c", _WITH_LOOPBACK] if is_granted else [sys.executable]
-    # Launchers leave folders behind. A short name: Ray's sockets are in there, too.
+    # Launchers leave folders behind. The name is short, since Ray's sockets are in the folder, too.
     with tempfile.TemporaryDirectory(prefix="alone-", ignore_cleanup_errors=True) as folder:
         done = subprocess.run(
             [*before, *arguments],

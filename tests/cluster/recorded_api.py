@@ -1,4 +1,4 @@
-"""A server on loopback that answers as the API of Kubernetes does, from a recorded list of pods."""
+"""A server on loopback that imitates the Kubernetes API with a recorded list of pods."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TOKEN = "a-token-of-the-service-account"
 
 @dataclass
 class RecordedApi:
-    """What the server answers, which a test may change while it runs.
+    """Replies of the server, which a test may change while it runs.
 
     Attributes:
         pods: All pods.
-        refusals: Answers that come first: a status and a message each.
-        requests: What was asked: the path, and the headers by their names in small letters.
+        refusals: Replies to send first: a status and a message each.
+        requests: Received requests: the path, and the headers by lower-case name.
     """
 
     pods: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What every resolver keeps, whatever it asks: each of them answers for the same cluster."""
+"""Conformance tests of all resolvers, each for the same cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = ClusterSpec({"ps": ["10.1.2.90:2222"], "worker": ["10.1.2.10:2222", "10.1
 
 
 class Pinned(ClusterResolver):
-    """One that a user writes: it says which tasks there are, and nothing else."""
+    """Return a user-defined resolver that only defines the cluster."""
 
     def cluster_spec(self):
         return SPEC
@@ -112,14 +112,14 @@ def resolver(request):
     return request.getfixturevalue(request.param)
 
 
-def test_it_answers_with_the_cluster_and_this_process_s_task(resolver):
+def test_resolver_returns_the_cluster_and_the_task_of_this_process(resolver):
     assert resolver.cluster_spec() == SPEC
     assert resolver.cluster_spec() == SPEC
     assert (resolver.task_type, resolver.task_id) == ("worker", 1)
     spec.check_task(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
 
 
-def test_master_is_the_address_of_a_task_with_the_prefix_of_the_layer(resolver):
+def test_master_is_an_address_with_the_rpc_layer_as_prefix(resolver):
     assert resolver.master() == "10.1.2.11:2222"
     assert resolver.master("ps", 0) == "10.1.2.90:2222"
     assert resolver.master("worker", 0, rpc_layer="http") == "http://10.1.2.10:2222"
@@ -131,7 +131,7 @@ def test_master_is_the_address_of_a_task_with_the_prefix_of_the_layer(resolver):
 
 
 @pytest.mark.catalogue("3.27.46-49")
-def test_the_task_may_be_set_to_number_0_too(resolver):
+def test_task_id_may_be_set_to_0(resolver):
     resolver.task_type, resolver.task_id = "ps", 0
     assert (resolver.task_type, resolver.task_id) == ("ps", 0)
     assert resolver.master("worker", 0) == "10.1.2.10:2222"
@@ -141,25 +141,25 @@ def test_the_task_may_be_set_to_number_0_too(resolver):
     ("task", "words"),
     [(("worker", 2), "No task with index 2 in job 'worker'"), (("chief", 0), "No such job")],
 )
-def test_a_task_that_is_not_there_is_an_error_that_names_it(resolver, task, words):
+def test_missing_task_is_an_error_that_names_it(resolver, task, words):
     with pytest.raises(ValueError, match=words):
         resolver.master(*task)
 
 
 @pytest.mark.parametrize("value", [-1, "x", 0.5, True])
-def test_a_number_that_is_none_is_refused(resolver, value):
+def test_invalid_index_is_refused(resolver, value):
     with pytest.raises((TypeError, ValueError), match="`task_id` must be"):
         resolver.task_id = value
     assert resolver.task_id == 1
 
 
 @pytest.mark.catalogue("3.27.1")
-def test_it_says_how_many_accelerators_and_where_it_runs(resolver):
+def test_number_of_accelerators_and_environment_are_returned(resolver):
     assert isinstance(resolver.num_accelerators(), Mapping)
     assert isinstance(resolver.environment, str)
 
 
-def test_it_can_be_shown_and_united_with_others(resolver):
+def test_resolver_has_a_repr_and_can_join_a_union(resolver):
     assert type(resolver).__name__ in repr(resolver)
     assert "\n" not in repr(resolver)
     more = SimpleClusterResolver(ClusterSpec({"worker": ["c:1"], "chief": ["d:1"]}))
@@ -170,7 +170,7 @@ def test_it_can_be_shown_and_united_with_others(resolver):
     assert union.master() == "10.1.2.11:2222"
 
 
-def test_torchrun_has_workers_alone(monkeypatch):
+def test_torchrun_has_workers_only(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     resolver = TorchrunClusterResolver(port=2222, rpc_layer="grpc")

@@ -1,4 +1,4 @@
-"""A cluster of named Ray actors."""
+"""Tests of the resolver for named Ray actors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS = {"worker": 2, "ps": 1}
 
 
 class Place:
-    """A meeting place in memory, as the process of one actor sees it."""
+    """Address registry in memory, as the process of one actor uses it."""
 
     known: ClassVar[dict] = {}
     actor = ""
@@ -42,7 +42,7 @@ class Place:
 
 @pytest.fixture
 def be(monkeypatch):
-    """Makes this process the actor of a name, on a host; "" is the driver."""
+    """Make this process the actor of the given name and host; "" is the driver."""
     monkeypatch.setattr(headrace.cluster.ray, "AddressRegistry", Place)
     monkeypatch.setattr(Place, "known", {})
 
@@ -70,16 +70,16 @@ def resolver_of(be, actor, host="10.0.0.1", **arguments):
         ("", (None, None)),
     ],
 )
-def test_the_name_of_an_actor_says_which_task_it_is(be, actor, task):
+def test_task_follows_from_the_name_of_the_actor(be, actor, task):
     resolver = resolver_of(be, actor)
     assert (resolver.task_type, resolver.task_id) == task
 
 
-def test_each_task_says_where_it_listens_and_finds_the_others(be):
+def test_each_task_registers_its_address_and_finds_the_others(be):
     driver = resolver_of(be, "")
     tasks = [resolver_of(be, name, port=2222) for name in ("worker-0", "worker-1")]
     for task in tasks:
-        with pytest.raises(UnavailableError, match="ps 0: has not said where it listens"):
+        with pytest.raises(UnavailableError, match="ps 0: has not registered its address"):
             task.cluster_spec()
     be("ps-0", "10.0.0.2")
     expected = {"worker": ["10.0.0.1:2222"] * 2, "ps": ["10.0.0.2:4444"]}
@@ -89,7 +89,7 @@ def test_each_task_says_where_it_listens_and_finds_the_others(be):
     assert driver.master("ps", 0) == "10.0.0.2:4444"
 
 
-def test_an_actor_that_is_started_again_has_its_address_again_on_the_same_host(be):
+def test_restarted_actor_keeps_its_address_on_the_same_host(be):
     be("ps-0")
     jobs = {"ps": 1}
     before = RayClusterResolver(jobs).cluster_spec()
@@ -98,7 +98,7 @@ def test_an_actor_that_is_started_again_has_its_address_again_on_the_same_host(b
     assert RayClusterResolver(jobs).cluster_spec().job_tasks("ps")[0].startswith("10.0.0.9:")
 
 
-def test_a_resolver_that_is_sent_to_an_actor_is_of_that_actor(be):
+def test_resolver_sent_to_an_actor_has_its_task(be):
     text = pickle.dumps(resolver_of(be, ""))
     be("worker-1")
     found = pickle.loads(text)
@@ -108,7 +108,7 @@ def test_a_resolver_that_is_sent_to_an_actor_is_of_that_actor(be):
     assert (pickle.loads(text).task_type, pickle.loads(text).task_id) == ("worker", 0)
 
 
-def test_a_task_that_is_not_there_is_named(be):
+def test_missing_task_is_named(be):
     resolver = resolver_of(be, "", task_type="worker", task_id=2)
     with pytest.raises(InvalidArgumentError, match=r"no 'worker' task 2: jobs are \{'worker': 2"):
         resolver.cluster_spec()
@@ -125,7 +125,7 @@ def test_a_task_that_is_not_there_is_named(be):
         ({"timeout": "x"}, TypeError, "`timeout` must be a number of seconds"),
     ],
 )
-def test_wrong_arguments_are_named(be, arguments, kind, words):
+def test_invalid_arguments_are_named(be, arguments, kind, words):
     with pytest.raises(kind, match=words):
         RayClusterResolver(**{"jobs": JOBS, **arguments})
 
@@ -180,12 +180,12 @@ with open(sys.argv[1], "w") as file:
 
 @pytest.mark.slow
 @pytest.mark.heavy
-def test_real_actors_find_each_other_and_one_that_is_started_again_has_its_address(tmp_path: Path):
+def test_real_actors_find_each_other_also_after_a_restart(tmp_path: Path):
     (tmp_path / "train.py").write_text(_SCRIPT)
     words = on_loopback_alone([str(tmp_path / "train.py"), str(tmp_path / "found.json")])
     assert (tmp_path / "found.json").exists(), words
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["before"] == "Ray is not there yet: call ray.init() first"
+    assert found["before"] == "Ray is not initialized: call ray.init() first"
     spec = found["driver"][1]
     assert found["driver"] == [None, spec]
     assert len(set(spec["worker"])) == 2

@@ -1,4 +1,4 @@
-"""Clusters: the tasks of one, their roles, resolvers that are told their answers, waiting."""
+"""Tests of cluster specs, roles of tasks, simple and union resolvers, and waiting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVERS = ClusterSpec({"ps": ["ps0:2222", "ps1:2222"]})
 
 
 @pytest.mark.catalogue("1.10.2", "3.27.2-4")
-def test_a_simple_resolver_answers_what_it_is_given():
+def test_simple_resolver_returns_its_arguments():
     resolver = SimpleClusterResolver(
         WORKERS,
         master="worker0:2222",
@@ -38,7 +38,7 @@ def test_a_simple_resolver_answers_what_it_is_given():
 
 
 @pytest.mark.catalogue("3.27.6", "3.27.7")
-def test_a_task_that_is_named_goes_before_the_master():
+def test_task_arguments_take_precedence_over_the_master():
     resolver = SimpleClusterResolver(WORKERS, master="worker0:2222")
     assert resolver.master() == "worker0:2222"
     assert resolver.master("worker", 0) == "worker0:2222"
@@ -47,7 +47,7 @@ def test_a_task_that_is_named_goes_before_the_master():
 
 
 @pytest.mark.catalogue("3.27.5")
-def test_task_and_layer_may_be_set():
+def test_task_and_rpc_layer_can_be_set():
     resolver = SimpleClusterResolver(WORKERS)
     resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", 1, "http"
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "http")
@@ -58,7 +58,7 @@ def test_task_and_layer_may_be_set():
 
 
 @pytest.mark.catalogue("1.10.2")
-def test_a_simple_resolver_takes_a_spec_and_a_string():
+def test_simple_resolver_accepts_a_spec_and_a_string():
     with pytest.raises(TypeError, match="`cluster_spec` must be a ClusterSpec"):
         SimpleClusterResolver({"worker": ["a:1"]})
     with pytest.raises(TypeError, match="`master` must be a string"):
@@ -66,7 +66,7 @@ def test_a_simple_resolver_takes_a_spec_and_a_string():
 
 
 @pytest.mark.catalogue("1.10.3", "3.27.8-11")
-def test_a_union_has_the_tasks_of_all_and_the_answers_of_the_first():
+def test_union_has_all_tasks_and_the_properties_of_the_first():
     first = SimpleClusterResolver(
         WORKERS, "worker0:2222", "worker", 1, "cloud", {"GPU": 2}, rpc_layer="grpc"
     )
@@ -80,14 +80,14 @@ def test_a_union_has_the_tasks_of_all_and_the_answers_of_the_first():
 
 
 @pytest.mark.catalogue("1.10.3")
-def test_a_task_number_of_zero_goes_before_the_first_resolvers():
+def test_task_id_0_takes_precedence_over_the_first_resolver():
     first = SimpleClusterResolver(WORKERS, task_type="worker", task_id=1)
     assert UnionResolver(first, task_id=0).task_id == 0
     assert UnionResolver(first, task_type="").task_type == ""
 
 
 @pytest.mark.catalogue("3.27.12")
-def test_lists_of_one_type_are_joined_in_the_order_of_the_resolvers():
+def test_lists_of_one_type_are_concatenated_in_order():
     later = SimpleClusterResolver(ClusterSpec({"worker": ["worker4:2222", "worker5:2222"]}))
     union = UnionResolver(later, SimpleClusterResolver(WORKERS))
     assert union.cluster_spec().job_tasks("worker") == [
@@ -96,18 +96,18 @@ def test_lists_of_one_type_are_joined_in_the_order_of_the_resolvers():
 
 
 @pytest.mark.catalogue("3.27.13-16")
-def test_numbers_with_gaps_stay_and_occur_once():
+def test_indices_with_gaps_are_kept_and_unique():
     sparse = SimpleClusterResolver(ClusterSpec({"worker": {3: "c:1", 7: "d:1"}}))
     union = UnionResolver(SimpleClusterResolver(WORKERS), sparse)
     assert union.cluster_spec().task_indices("worker") == [0, 1, 3, 7]
-    with pytest.raises(KeyError, match="two of the clusters have a 'worker' task 3"):
+    with pytest.raises(KeyError, match="two clusters define 'worker' task 3"):
         UnionResolver(sparse, sparse).cluster_spec()
     again = SimpleClusterResolver(ClusterSpec({"worker": {1: "x:1"}}))
     with pytest.raises(KeyError, match="worker1:2222 and x:1"):
         UnionResolver(SimpleClusterResolver(WORKERS), again).cluster_spec()
 
 
-def test_a_union_needs_resolvers():
+def test_union_requires_resolvers():
     with pytest.raises(ValueError, match="at least one cluster resolver"):
         UnionResolver()
     with pytest.raises(TypeError, match=r"`resolvers\[0\]` must be a ClusterResolver"):
@@ -116,21 +116,21 @@ def test_a_union_needs_resolvers():
         UnionResolver(SimpleClusterResolver(WORKERS), task="worker")
 
 
-def test_resolvers_show_what_they_answer():
+def test_repr_of_resolvers_shows_cluster_and_task():
     simple = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0)
     shown = "SimpleClusterResolver(ClusterSpec({'worker': ['a:1']}), task_type='worker', task_id=0)"
     assert repr(simple) == shown
     assert repr(UnionResolver(simple)) == f"UnionResolver({shown}, task_type='worker', task_id=0)"
 
 
-def test_what_is_not_here_yet_is_named_with_what_does_the_work():
+def test_unsupported_resolvers_name_the_alternative():
     with pytest.raises(AttributeError, match=r"hr\.service\.distribute.*it is not here"):
         print(hr.distribute.TPUStrategy)
     with pytest.raises(AttributeError, match="did you mean 'ClusterSpec'"):
         print(hr.distribute.ClusterSpecs)
 
 
-# --- what a task is for the others ----------------------------------------------------------------
+# --- roles of tasks -------------------------------------------------------------------------------
 
 
 WITH_CHIEF = ClusterSpec({"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"]})
@@ -138,7 +138,7 @@ WITHOUT = ClusterSpec({"worker": ["a:1", "b:1"]})
 
 
 @pytest.mark.catalogue("1.10.9", "3.28.5-8")
-def test_the_chief_is_the_first_of_those_that_train():
+def test_chief_is_the_first_training_task():
     assert workers(WITH_CHIEF) == [("chief", 0), ("worker", 0), ("worker", 1)]
     assert [rank(WITH_CHIEF, *task) for task in workers(WITH_CHIEF)] == [0, 1, 2]
     assert is_chief(WITH_CHIEF, "chief", 0)
@@ -146,17 +146,17 @@ def test_the_chief_is_the_first_of_those_that_train():
 
 
 @pytest.mark.catalogue("1.10.9", "3.28.9", "3.28.10")
-def test_without_a_chief_the_first_worker_is_it():
+def test_first_worker_is_the_chief_without_one():
     assert is_chief(WITHOUT, "worker", 0)
     assert not is_chief(WITHOUT, "worker", 1)
     assert is_chief(ClusterSpec({}), None, None)
 
 
 @pytest.mark.catalogue("1.10.10", "2.14.3", "3.28.11-13")
-def test_an_evaluator_is_none_of_them_and_need_not_stand_in_the_cluster():
+def test_evaluator_is_no_training_task_and_may_be_missing():
     check_task(WITHOUT, "evaluator", 0)
     assert not is_chief(WITHOUT, "evaluator", 0)
-    with pytest.raises(InvalidArgumentError, match="none of the tasks that train together"):
+    with pytest.raises(InvalidArgumentError, match="not one of the training tasks"):
         rank(WITHOUT, "evaluator", 0)
 
 
@@ -165,28 +165,28 @@ def test_an_evaluator_is_none_of_them_and_need_not_stand_in_the_cluster():
     ("spec", "task", "words"),
     [
         ({"worker": ["a:1"], "foo": ["b:1"]}, ("worker", 0), "tasks of type 'foo'; types are"),
-        ({"chief": ["a:1", "b:1"]}, ("chief", 0), "2 chiefs, and there can be one at most"),
-        ({"worker": ["a:1"]}, (None, None), "nobody says which of them this process is"),
-        ({"worker": ["a:1"]}, ("foobar", 0), "task type 'foobar' is not known"),
+        ({"chief": ["a:1", "b:1"]}, ("chief", 0), "at most one chief, but has 2"),
+        ({"worker": ["a:1"]}, (None, None), "the task of this process is not set"),
+        ({"worker": ["a:1"]}, ("foobar", 0), "unknown task type 'foobar'"),
         ({"worker": ["a:1"]}, ("ps", 0), "no 'ps' task 0"),
         ({"worker": ["a:1"]}, ("worker", 1), "no 'worker' task 1"),
     ],
 )
-def test_what_cannot_be_is_refused(spec, task, words):
+def test_invalid_clusters_are_refused(spec, task, words):
     with pytest.raises(InvalidArgumentError, match=words):
         check_task(ClusterSpec(spec), *task)
 
 
 @pytest.mark.parametrize("task", [("chief", 0), ("worker", 1), ("ps", 0)])
-def test_each_task_of_the_cluster_is_one(task):
+def test_each_task_of_the_cluster_is_accepted(task):
     check_task(WITH_CHIEF, *task)
 
 
-# --- the tasks of a cluster by type and number ----------------------------------------------------
+# --- cluster specs: tasks by type and index -------------------------------------------------------
 
 
 @pytest.mark.catalogue("1.10.1", "3.28.1-3")
-def test_a_list_numbers_its_tasks_from_zero_and_a_dict_names_the_numbers():
+def test_list_indices_start_at_0_and_dicts_give_indices():
     spec = ClusterSpec({"worker": ["a:1", "b:1"], "ps": {3: "c:1", 0: "d:1"}})
     assert spec.jobs == ["ps", "worker"]
     assert spec.as_dict() == {"worker": ["a:1", "b:1"], "ps": {0: "d:1", 3: "c:1"}}
@@ -197,7 +197,7 @@ def test_a_list_numbers_its_tasks_from_zero_and_a_dict_names_the_numbers():
     assert spec.job_tasks("worker") == ["a:1", "b:1"]
 
 
-def test_numbers_without_gaps_are_a_list_however_they_were_given():
+def test_indices_without_gaps_become_a_list():
     spec = ClusterSpec({"worker": {1: "b:1", 0: "a:1"}})
     assert spec.as_dict() == {"worker": ["a:1", "b:1"]}
     assert spec == ClusterSpec({"worker": ["a:1", "b:1"]}) == ClusterSpec(spec)
@@ -205,24 +205,24 @@ def test_numbers_without_gaps_are_a_list_however_they_were_given():
     assert spec != ClusterSpec({"worker": ["b:1", "a:1"]})
 
 
-def test_a_cluster_without_tasks_is_false():
+def test_cluster_without_tasks_is_false():
     assert not ClusterSpec({})
     assert not ClusterSpec({"worker": []})
     assert ClusterSpec({"worker": ["a:1"]})
 
 
-def test_a_spec_is_written_as_it_is_read():
+def test_spec_round_trips_through_its_dict():
     assert repr(ClusterSpec({"worker": ["a:1"]})) == "ClusterSpec({'worker': ['a:1']})"
 
 
 @pytest.mark.catalogue("1.10.1")
-def test_what_is_not_there_is_named_with_what_is():
+def test_missing_job_or_task_is_named_with_the_existing_ones():
     spec = ClusterSpec({"worker": ["a:1", "b:1"]})
     with pytest.raises(ValueError, match="No such job in cluster: 'ps'; it has 'worker'"):
         spec.num_tasks("ps")
     with pytest.raises(ValueError, match="No task with index 9 in job 'worker'; it has 0, 1"):
         spec.task_address("worker", 9)
-    with pytest.raises(ValueError, match="'ps'; it has none at all"):
+    with pytest.raises(ValueError, match="'ps'; it has no jobs"):
         ClusterSpec({}).job_tasks("ps")
 
 
@@ -237,34 +237,34 @@ def test_what_is_not_there_is_named_with_what_is():
         ({"worker": {"0": "a:1"}}, "must be an integer, but got '0'"),
     ],
 )
-def test_what_is_no_cluster_is_refused(cluster, words):
+def test_invalid_cluster_argument_is_refused(cluster, words):
     with pytest.raises(TypeError, match=words):
         ClusterSpec(cluster)
 
 
-def test_numbers_are_not_negative():
+def test_negative_indices_are_refused():
     with pytest.raises(ValueError, match="at least 0, but got -1"):
         ClusterSpec({"worker": {-1: "a:1"}})
 
 
-def test_a_task_is_asked_for_by_number():
+def test_task_address_requires_an_integer():
     with pytest.raises(TypeError, match="`task_index` must be an integer, but got '1'"):
         ClusterSpec({"worker": ["a:1", "b:1"]}).task_address("worker", "1")
 
 
-# --- waiting for tasks that start when they like, on a clock that only the test moves -------------
+# --- waiting for tasks, with a manual clock -------------------------------------------------------
 
 
 def wait(clock, look, seconds=60.0):
     return wait_for(look, what="cluster", seconds=seconds, clock=clock, sleep=clock.advance)
 
 
-def test_what_is_there_is_returned_at_once(clock: ManualClock):
+def test_available_result_is_returned_at_once(clock: ManualClock):
     assert wait(clock, lambda: 7) == 7
     assert clock() == 1000.0
 
 
-def test_what_is_missing_is_looked_for_until_it_is_there(clock: ManualClock):
+def test_missing_result_is_polled_until_available(clock: ManualClock):
     def look():
         if clock() < 1005.0:
             raise UnavailableError("worker 1 is missing")
@@ -274,7 +274,7 @@ def test_what_is_missing_is_looked_for_until_it_is_there(clock: ManualClock):
     assert 1005.0 <= clock() <= 1006.0
 
 
-def test_after_ten_seconds_the_log_says_what_is_missing_and_once_a_minute(clock, caplog):
+def test_wait_warns_after_10_seconds_and_then_each_minute(clock, caplog):
     def look():
         raise UnavailableError("worker 1 is missing")
 
@@ -283,10 +283,10 @@ def test_after_ten_seconds_the_log_says_what_is_missing_and_once_a_minute(clock,
     assert clock() == pytest.approx(1150.0)
     words = [record.getMessage() for record in caplog.records]
     assert len(words) == 3
-    assert words[0].startswith("no cluster after 10 s: worker 1 is missing; it is waited for 150 s")
+    assert words[0].startswith("no cluster after 10 s: worker 1 is missing; the timeout is 150 s")
 
 
-def test_another_error_is_no_reason_to_wait(clock):
+def test_other_errors_are_not_retried(clock):
     def look():
         raise ValueError("wrong label")
 
@@ -295,18 +295,18 @@ def test_another_error_is_no_reason_to_wait(clock):
     assert clock() == 1000.0
 
 
-# --- packages that only one resolver needs --------------------------------------------------------
+# --- optional packages ----------------------------------------------------------------------------
 
 
-def test_a_package_is_returned_with_its_module_imported():
+def test_optional_package_is_imported_with_its_module():
     assert import_package("json.tool", needed_by="this test") is json
     assert "json.tool" in sys.modules
 
 
 @pytest.mark.parametrize("module", ["ray", "torch.distributed", "kubernetes"])
-def test_one_that_is_missing_is_named_with_who_needs_it_and_what_to_install(monkeypatch, module):
+def test_missing_package_is_named_with_the_command_to_install_it(monkeypatch, module):
     package = module.partition(".")[0]
     monkeypatch.setitem(sys.modules, module, None)
-    words = rf"Resolver needs the package {package}, .*'headrace\[{package}\]', or else"
+    words = rf"Resolver requires the package {package}, .*'headrace\[{package}\]', or else"
     with pytest.raises(FailedPreconditionError, match=words):
         import_package(module, needed_by="Resolver", instead=", or else")

@@ -1,4 +1,4 @@
-"""A cluster of the tasks of a Slurm step."""
+"""Tests of the resolver for a Slurm step."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def step(monkeypatch):
         ("r[1-2]n[8-10]-ib", [f"r{r}n{n}-ib" for r in (1, 2) for n in (8, 9, 10)]),
     ],
 )
-def test_lists_of_nodes(text, hosts):
+def test_node_lists_are_expanded(text, hosts):
     assert parse_hosts(text) == hosts
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[]", "n[3-1]", "n[a]", "", "a,,b", "n]1[", "n[1-2]]"])
-def test_what_is_no_list_of_nodes_is_refused(text):
+def test_invalid_node_list_is_refused(text):
     with pytest.raises(InvalidArgumentError, match="Slurm nodes"):
         parse_hosts(text)
 
@@ -66,17 +66,17 @@ def test_what_is_no_list_of_nodes_is_refused(text):
         ("13(x10)", [13] * 10),
     ],
 )
-def test_tasks_of_nodes(text, counts):
+def test_tasks_per_node_are_parsed(text, counts):
     assert parse_tasks_per_node(text) == counts
 
 
-def test_what_is_no_count_of_tasks_is_refused():
-    with pytest.raises(InvalidArgumentError, match=r"as in '3\(x2\),1'"):
+def test_invalid_tasks_per_node_are_refused():
+    with pytest.raises(InvalidArgumentError, match=r"a form like '3\(x2\),1'"):
         parse_tasks_per_node("3x2")
 
 
 @pytest.mark.catalogue("1.10.5", "3.27.32", "3.27.33")
-def test_all_tasks_are_workers_unless_types_are_named(step):
+def test_all_tasks_are_workers_by_default(step):
     step(rank=2, tasks=4, nodes="n[1-2]", per_node="2(x2)")
     resolver = SlurmClusterResolver()
     assert resolver.cluster_spec().as_dict() == {
@@ -88,7 +88,7 @@ def test_all_tasks_are_workers_unless_types_are_named(step):
 
 
 @pytest.mark.catalogue("3.27.34", "3.27.35")
-def test_types_take_their_tasks_in_alphabetical_order(step):
+def test_task_types_are_assigned_in_alphabetical_order(step):
     step(rank=0)
     resolver = SlurmClusterResolver({"worker": 2, "ps": 1})
     assert resolver.cluster_spec().as_dict() == {
@@ -99,7 +99,7 @@ def test_types_take_their_tasks_in_alphabetical_order(step):
 
 
 @pytest.mark.catalogue("3.27.36")
-def test_tasks_of_one_node_have_ports_in_a_row_and_gpus_of_their_own(step):
+def test_tasks_of_a_node_have_consecutive_ports_and_separate_gpus(step):
     step(rank=1, tasks=5, per_node="2(x2),1", gpus="0,1")
     resolver = SlurmClusterResolver({"ps": 1, "worker": 4})
     assert resolver.cluster_spec().as_dict() == {
@@ -114,7 +114,7 @@ def test_tasks_of_one_node_have_ports_in_a_row_and_gpus_of_their_own(step):
 
 
 @pytest.mark.catalogue("3.27.37")
-def test_several_gpus_for_a_task(step):
+def test_task_may_have_several_gpus(step):
     step(rank=1, tasks=5, per_node="2(x2),1", gpus="")
     SlurmClusterResolver(gpus_per_node=4, gpus_per_task=2).cluster_spec()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
@@ -123,54 +123,58 @@ def test_several_gpus_for_a_task(step):
 @pytest.mark.parametrize(
     ("gpus", "own"), [("2,5", "5"), ("GPU-1f, GPU-2e", "GPU-2e"), ("0,1,4,7", "4,7")]
 )
-def test_a_task_has_those_of_the_gpus_that_slurm_gave_to_the_step(step, gpus, own):
+def test_tasks_share_the_gpus_of_the_step(step, gpus, own):
     step(rank=1, tasks=2, nodes="n1", per_node="2", gpus=gpus)
     SlurmClusterResolver().cluster_spec()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
 
 
 @pytest.mark.parametrize(("gpus", "own"), [("4,5,6,7", "6,7"), ("6,7", "6,7"), ("0,1", "0,1")])
-def test_a_task_that_has_its_gpus_keeps_them(step, gpus, own):
+def test_gpus_assigned_by_slurm_are_kept(step, gpus, own):
     step(rank=1, tasks=2, nodes="n1", per_node="2", gpus=gpus)
     for _ in range(2):
         SlurmClusterResolver(gpus_per_node=4).cluster_spec()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == own
 
 
-def test_gpus_are_left_alone_where_that_is_asked_for(step):
+def test_gpus_are_not_assigned_if_disabled(step):
     step(gpus="0,1,2,3")
     SlurmClusterResolver(auto_set_gpu=False).cluster_spec()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 
-def test_tasks_of_nodes_may_be_given(step):
+def test_tasks_per_node_can_be_passed(step):
     step(tasks=6, per_node="1(x3)")
     expected = ["t02n13:8888", "t02n13:8889", "t02n41:8888", "t02n41:8889"]
     spec = SlurmClusterResolver(tasks_per_node=2).cluster_spec()
     assert spec.job_tasks("worker")[:4] == expected
-    with pytest.raises(InvalidArgumentError, match=r"3 nodes .* but tasks are given for 2"):
+    with pytest.raises(InvalidArgumentError, match=r"3 nodes .* but numbers of tasks for 2"):
         SlurmClusterResolver(tasks_per_node=[2, 1])
 
 
-def test_a_task_beyond_those_that_are_asked_for_has_no_type(step):
+def test_surplus_task_has_no_type(step):
     step(rank=2)
     resolver = SlurmClusterResolver({"worker": 2})
     assert (resolver.task_type, resolver.task_id, resolver.master()) == (None, None, "")
 
 
-def test_outside_a_step_it_says_so(step):
-    with pytest.raises(FailedPreconditionError, match="SLURM_PROCID is not in the environment"):
+def test_missing_slurm_step_is_an_error(step):
+    with pytest.raises(FailedPreconditionError, match="SLURM_PROCID is not set"):
         SlurmClusterResolver()
 
 
-def test_more_than_there_is_cannot_be_asked_for(step):
+def test_too_many_tasks_or_gpus_are_refused(step):
     step(gpus="0")
-    with pytest.raises(InvalidArgumentError, match=r"jobs ask for 4 tasks .* but the step has 3"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"`jobs` requires 4 tasks .* but the step has 3"
+    ):
         SlurmClusterResolver({"worker": 4})
-    with pytest.raises(InvalidArgumentError, match="need 2 GPUs, but a node has 1"):
+    with pytest.raises(InvalidArgumentError, match="require 2 GPUs, but a node has 1"):
         SlurmClusterResolver(gpus_per_task=2)
     step(tasks=4)
-    with pytest.raises(InvalidArgumentError, match=r"jobs ask for 4 tasks .* but the step has 3"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"`jobs` requires 4 tasks .* but the step has 3"
+    ):
         SlurmClusterResolver()
 
 
@@ -182,7 +186,7 @@ def test_more_than_there_is_cannot_be_asked_for(step):
         ({1: 2}, "`task_type` must be a string, but got 1"),
     ],
 )
-def test_types_are_given_with_counts(step, jobs, words):
+def test_jobs_must_map_types_to_counts(step, jobs, words):
     step()
     with pytest.raises(TypeError, match=words):
         SlurmClusterResolver(jobs)
@@ -196,13 +200,13 @@ def test_types_are_given_with_counts(step, jobs, words):
         ({"gpus_per_task": -1}, "`gpus_per_task` must be at least 0"),
     ],
 )
-def test_wrong_arguments_are_named(step, arguments, words):
+def test_invalid_arguments_are_named(step, arguments, words):
     step(tasks=2, nodes="n1", per_node="2")
     with pytest.raises((TypeError, ValueError), match=words):
         SlurmClusterResolver(**arguments)
 
 
-def test_a_number_that_is_none_of_the_steps_is_refused(step):
+def test_procid_outside_the_step_is_refused(step):
     step(rank=9, tasks=4, nodes="n1", per_node="4")
-    with pytest.raises(InvalidArgumentError, match="SLURM_PROCID=9, but the step has 4 tasks"):
+    with pytest.raises(InvalidArgumentError, match="SLURM_PROCID=9 must be less than the 4 tasks"):
         SlurmClusterResolver()

@@ -1,4 +1,4 @@
-"""A cluster of the processes that torchrun starts."""
+"""Tests of the resolver for processes of torchrun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cluster.alone import on_loopback_alone
 
 @pytest.fixture(scope="module")
 def torch():
-    """The package, with what it opens once and keeps."""
+    """The torch package, with the resources that it opens once and keeps."""
     import torch.distributed  # noqa: PLC0415 - seconds to load
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -32,7 +32,7 @@ def torch():
 
 @pytest.fixture
 def world(monkeypatch):
-    """Sets the variables of a rank."""
+    """Set the environment variables of a rank."""
     for name in [name for name in os.environ if name.startswith(("TORCHELASTIC_", "MASTER_"))]:
         monkeypatch.delenv(name)
 
@@ -48,7 +48,7 @@ def world(monkeypatch):
 
 
 class DictStore:
-    """A store in memory, with what may stand in it from before."""
+    """A store in memory, possibly with entries of an earlier start."""
 
     def __init__(self):
         self.values = {}
@@ -64,7 +64,7 @@ class DictStore:
 
 
 def exchange_all(store, addresses, seconds=30.0):
-    """Have all ranks exchange their addresses; return what each found."""
+    """Let all ranks exchange their addresses; return the result of each."""
     found = {}
 
     def run(rank):
@@ -80,29 +80,29 @@ def exchange_all(store, addresses, seconds=30.0):
     return [found[rank] for rank in range(len(addresses))]
 
 
-def test_each_rank_finds_the_addresses_of_all_in_their_order():
+def test_each_rank_finds_all_addresses_in_rank_order():
     addresses = ["a:1", "b:2", "[::1]:3"]
     assert exchange_all(DictStore(), addresses) == [addresses] * 3
 
 
-def test_what_stands_in_the_store_from_before_a_restart_is_not_believed():
+def test_store_entries_from_before_a_restart_are_ignored():
     store = DictStore()
     exchange_all(store, ["a:1", "b:2", "c:3"])
-    # One that keeps its port, one that moves, and one rank less.
+    # One rank keeps its port, one changes it, and one rank is removed.
     assert exchange_all(store, ["a:1", "d:4"]) == [["a:1", "d:4"]] * 2
     assert exchange_all(store, ["e:5", "b:2", "c:3"]) == [["e:5", "b:2", "c:3"]] * 3
 
 
-def test_a_rank_that_does_not_come_is_named():
+def test_missing_rank_is_named():
     with pytest.raises(
         UnavailableError, match=r"no addresses of all 3 ranks of torchrun after 0.05 s: rank 1, 2 "
     ):
         exchange_addresses(DictStore(), 0, 3, "a:1", seconds=0.05)
-    with pytest.raises(UnavailableError, match="rank 0 has not said where it listens"):
+    with pytest.raises(UnavailableError, match="rank 0 has not registered its address"):
         exchange_addresses(DictStore(), 1, 3, "a:1", seconds=0.05)
 
 
-def test_one_process_is_a_worker_and_needs_no_store(world):
+def test_single_process_is_a_worker_without_a_store(world):
     world(0, 1)
     resolver = TorchrunClusterResolver(port=2222)
     assert (resolver.task_type, resolver.task_id) == ("worker", 0)
@@ -111,7 +111,7 @@ def test_one_process_is_a_worker_and_needs_no_store(world):
     assert TorchrunClusterResolver(host="here").master().startswith("here:")
 
 
-def test_numbers_within_the_machine_are_those_of_torchrun_or_follow_from_the_rank(world):
+def test_local_rank_is_from_torchrun_or_derived_from_the_rank(world):
     world(5, 8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4, GROUP_RANK=1)
     resolver = TorchrunClusterResolver()
     assert (resolver.local_rank, resolver.group_rank) == (1, 1)
@@ -121,33 +121,31 @@ def test_numbers_within_the_machine_are_those_of_torchrun_or_follow_from_the_ran
     world(0, 1)
     resolver = TorchrunClusterResolver()
     assert (resolver.local_rank, resolver.group_rank) == (0, 0)
-    world(3, 8)  # which of them share a machine is not known
+    world(3, 8)  # unknown which ranks share a machine
     resolver = TorchrunClusterResolver()
-    with pytest.raises(FailedPreconditionError, match="LOCAL_RANK is not in the environment"):
+    with pytest.raises(FailedPreconditionError, match="LOCAL_RANK is not set"):
         print(resolver.local_rank)
-    with pytest.raises(FailedPreconditionError, match="GROUP_RANK is not in the environment"):
+    with pytest.raises(FailedPreconditionError, match="GROUP_RANK is not set"):
         print(resolver.group_rank)
 
 
-def test_without_torchrun_the_error_says_who_sets_the_variables(world, monkeypatch):
+def test_missing_variables_are_an_error_that_names_torchrun(world, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(
-        FailedPreconditionError, match=r"RANK is not in the environment.*started by torchrun"
-    ):
+    with pytest.raises(FailedPreconditionError, match=r"RANK is not set.*started by torchrun"):
         TorchrunClusterResolver()
     world(0, 2, LOCAL_WORLD_SIZE=1)
-    with pytest.raises(FailedPreconditionError, match="MASTER_ADDR is not in the environment"):
+    with pytest.raises(FailedPreconditionError, match="MASTER_ADDR is not set"):
         TorchrunClusterResolver().cluster_spec()
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), ("x", 2), (0, "two"), (-1, 2), (0, 0)])
-def test_what_is_no_rank_of_a_world_is_refused(world, rank, size):
+def test_rank_outside_the_world_is_refused(world, rank, size):
     world(rank, size)
     with pytest.raises(InvalidArgumentError, match=r"RANK|WORLD_SIZE"):
         TorchrunClusterResolver()
 
 
-def test_wrong_arguments_are_named(world):
+def test_invalid_arguments_are_named(world):
     world(0, 1)
     with pytest.raises(ValueError, match="`port` must be at most 65535"):
         TorchrunClusterResolver(port=70000)
@@ -157,13 +155,11 @@ def test_wrong_arguments_are_named(world):
         TorchrunClusterResolver(timeout=0)
 
 
-def test_without_an_agent_rank_0_serves_the_store_on_its_address_alone_and_torch_shares_it(
-    world, torch
-):
+def test_rank_0_serves_the_store_without_an_agent(world, torch):
     port = find_stable_port()
     resolvers = []
     for rank in range(2):
-        # Which of them share a machine, nobody says.
+        # It is unknown which ranks share a machine.
         world(rank, 2, MASTER_ADDR="localhost", MASTER_PORT=port)
         resolvers.append(TorchrunClusterResolver(timeout=30.0))
     found = {}
@@ -182,12 +178,12 @@ def test_without_an_agent_rank_0_serves_the_store_on_its_address_alone_and_torch
     listening = {words[1] for words in sockets if words[3] == "0A"}
     assert f"0100007F:{port:04X}" in listening
     assert f"00000000:{port:04X}" not in listening
-    # What init_process_group does in rank 0.
+    # As init_process_group in rank 0.
     shared = torch.distributed.TCPStore("localhost", port, is_master=True, multi_tenant=True)
     assert shared.check(["headrace/cluster"])
 
 
-def test_a_store_that_is_not_there_is_named(world, torch):
+def test_unreachable_store_is_named(world, torch):
     port = find_stable_port()
     world(1, 2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     with pytest.raises(UnavailableError, match=f"the store at 127.0.0.1:{port} .MASTER_ADDR"):
@@ -213,7 +209,7 @@ with open(path, "w") as file:
 
 
 @pytest.mark.heavy
-def test_processes_of_torchrun_find_each_other_and_torch_finds_them(tmp_path: Path):
+def test_torchrun_processes_find_each_other_and_torch_works(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -1,4 +1,4 @@
-"""A coordinator and workers in this process, and functions for them."""
+"""A coordinator and workers in this process, and functions for tests."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def note(what: Any) -> None:
     noted.append(what)
 
 
-#: Reached by functions of this module, which workers of this process import and do not copy.
+#: Shared with functions of this module, which workers of this process import instead of copying.
 shared_here: dict[str, Any] = {}
 
 

@@ -1,7 +1,7 @@
-"""Workers and parameter servers as processes of their own, to be killed.
+"""Workers and parameter servers in separate processes, for tests that kill them.
 
-Each has a supervisor, a small process that starts and kills it when it is told to; so a test leaves
-as many processes as it found.
+Each has a supervisor, a small process that starts and kills it on request, so that a test leaves no
+process behind.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _free_port() -> int:
 
 
 class Task:
-    """One worker or parameter server; it ends with this process, whatever happens here."""
+    """One worker or parameter server; it always ends with this process."""
 
     def __init__(self, kind: str, index: int) -> None:
         port = _free_port()
@@ -71,12 +71,12 @@ class Task:
         )
         self.begin()
 
-    def _say(self, word: str) -> None:
+    def _send(self, word: str) -> None:
         assert self._supervisor.stdin is not None
         self._supervisor.stdin.write(word + "\n")
         self._supervisor.stdin.flush()
 
-    def _hear(self) -> str:
+    def _receive(self) -> str:
         assert self._supervisor.stdout is not None
         return self._supervisor.stdout.readline().strip()
 
@@ -87,21 +87,21 @@ class Task:
 
     def begin(self) -> None:
         """Start it, at its address; see `wait_until_ready`."""
-        self._say("start")
+        self._send("start")
 
     def wait_until_ready(self) -> None:
-        assert self._hear() == self.address
+        assert self._receive() == self.address
 
     def pause(self) -> None:
-        self._say("SIGSTOP")
+        self._send("SIGSTOP")
 
     def resume(self) -> None:
-        self._say("SIGCONT")
+        self._send("SIGCONT")
 
     def kill(self) -> None:
         """Kill it (SIGKILL), once it is ready, and wait for its end."""
-        self._say("kill")
-        assert self._hear() == "killed"
+        self._send("kill")
+        assert self._receive() == "killed"
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
-"""A store on two servers that crash, come back and are taken for gone; the seats are the real ones.
+"""A replicated store on two servers that crash, restart and count as lost.
 
-Stood in for are the messages between the two, which are carried out at once, or not at all. Crashes
-come at any moment between what the leading seat does and its answer.
+The replica states are the real ones. Messages between the two servers are simulated: applied at
+once or lost. Crashes happen at any point between an operation of the leader and its reply.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.simulation.kernel import Simulation
 LIFE = "life"
 
 
-class GoneError(Exception):
-    """Nobody knows whether it was carried out: ask again."""
+class UnknownOutcomeError(Exception):
+    """The outcome of the request is unknown; retry it."""
 
 
 class _Server:
-    """One of the two."""
+    """One of the two servers."""
 
     def __init__(self) -> None:
         self.is_up = True
@@ -38,7 +38,7 @@ class TwoServers:
 
     Args:
         simulation: Time and randomness.
-        contents: What both begin with.
+        contents: Initial contents of both.
     """
 
     def __init__(self, simulation: Simulation, contents: Any) -> None:
@@ -50,22 +50,22 @@ class TwoServers:
         assert second.seat.become_follower(1, LIFE)
         first.seat.become_leader(LIFE)
         first.contents = contents
-        self._mend(first, second)
+        self._repair(first, second)
 
     @property
     def contents(self) -> Any:
-        """What the leading seat of the latest epoch has."""
+        """Contents of the leader of the latest term."""
         leading = [each for each in self._servers if each.seat.role is ReplicaRole.LEADER]
         if not leading:
             (leading,) = [[each] for each in self._servers if each.seat.is_complete]
         return max(leading, key=lambda each: each.seat.term).contents
 
     def carry_out(self, client: Any, do: Callable[[Any], None]) -> None:
-        """Ask as a client does.
+        """Apply an operation as for a client.
 
         Raises:
-            GoneError: To be asked again; the other server is next.
-            AbortedError: It is refused.
+            UnknownOutcomeError: If the outcome is unknown; retry with the other server.
+            AbortedError: If it is rejected.
         """
         leaders = self._clients.setdefault(client, StoreLeaders(("0", "1"), 2))
         asked = leaders.find_server(0)
@@ -75,55 +75,55 @@ class TwoServers:
         if not server.is_up or chance.random() < 0.02:
             self.mistakes += server.is_up
             leaders.record_unavailable(0, asked)
-            raise GoneError
+            raise UnknownOutcomeError
         admission = server.seat.decide(LIFE, peer_unavailable=insists)
         if admission in (RequestDecision.NOT_LEADER, RequestDecision.NO_STATE):
             leaders.record_not_leader(0, asked, is_empty=admission is RequestDecision.NO_STATE)
             if leaders.take_lead_request(0) is not None:
                 self._begin_empty()
-            raise GoneError
+            raise UnknownOutcomeError
         assert admission in (RequestDecision.EXECUTE, RequestDecision.TAKE_OVER)
         if admission is RequestDecision.TAKE_OVER:
             server.is_followed = False
-        error = _carried_out(do, server.contents)
+        error = _applied(do, server.contents)
         if chance.random() < 0.03 and self.crash(asked):
-            raise GoneError
+            raise UnknownOutcomeError
         if not self._forward(server, other, do):
             leaders.record_not_leader(0, asked, is_empty=True)
-            raise GoneError
+            raise UnknownOutcomeError
         if chance.random() < 0.03 and self.crash(asked):
-            raise GoneError
+            raise UnknownOutcomeError
         leaders.record_reply(0, asked)
         if error is not None:
             raise error
 
     def _begin_empty(self) -> None:
-        """Have the first server begin empty, as who found both so, one after the other, wants it.
+        """Initialize the first server, for a client that found both uninitialized.
 
-        By then one of them may have been filled: nothing is given up for that.
+        One of them may have received contents in between; these must not be lost.
         """
         first, second = self._servers
         if first.is_up and not first.seat.is_complete:
             first.seat.discard_state()
             first.contents, first.is_followed = None, False
             assert not second.is_up or not second.seat.become_follower(1, "another life"), (
-                "all is lost"
+                "both servers have lost their contents"
             )
 
     def _forward(self, server: _Server, other: _Server, do: Callable[[Any], None]) -> bool:
-        """Have the other seat do the same; False: it leads, and this one has given up."""
+        """Replicate to the other server; False: it is the leader, and this one has stepped down."""
         if not server.is_followed:
             return True
         if not other.is_up:
             server.is_followed = False
         elif other.seat.is_following(server.seat.term, LIFE):
-            _carried_out(do, other.contents)
+            _applied(do, other.contents)
         else:
-            self._mend(server, other)
+            self._repair(server, other)
         return server.seat.role is ReplicaRole.LEADER
 
-    def _mend(self, server: _Server, other: _Server) -> None:
-        """Have the other seat follow, and get what there is."""
+    def _repair(self, server: _Server, other: _Server) -> None:
+        """Make the other server a follower, and copy the contents to it."""
         seat = server.seat
         if other.seat.outranks(seat.term, LIFE) or not other.seat.become_follower(seat.term, LIFE):
             seat.discard_state()
@@ -134,7 +134,7 @@ class TwoServers:
         other.is_followed = False
 
     def crash(self, place: int) -> bool:
-        """End a server's process, if the other one has all; another begins after a while."""
+        """Crash a server if the other has all contents; it restarts after a while."""
         server, other = self._servers[place], self._servers[1 - place]
         is_safe = other.is_up and (
             other.seat.role is ReplicaRole.LEADER
@@ -149,24 +149,24 @@ class TwoServers:
         server.is_up = False
         server.seat, server.contents, server.is_followed = ReplicaState(), None, False
         self._simulation.call_later(
-            self._simulation.random.uniform(0.01, 1.0), lambda: self._come_back(server)
+            self._simulation.random.uniform(0.01, 1.0), lambda: self._restart(server)
         )
         return True
 
-    def _come_back(self, server: _Server) -> None:
+    def _restart(self, server: _Server) -> None:
         server.is_up = True
-        self._simulation.call_later(0.1, self._look)
+        self._simulation.call_later(0.1, self._check_follower)
 
-    def _look(self) -> None:
-        """Have a leading seat see to the other one."""
+    def _check_follower(self) -> None:
+        """Let a leader repair its follower."""
         for server, other in (self._servers, self._servers[::-1]):
             if server.seat.role is ReplicaRole.LEADER and not server.is_followed and other.is_up:
-                self._mend(server, other)
+                self._repair(server, other)
         if not any(each.is_followed for each in self._servers):
-            self._simulation.call_later(0.1, self._look)
+            self._simulation.call_later(0.1, self._check_follower)
 
 
-def _carried_out(do: Callable[[Any], None], contents: Any) -> AbortedError | None:
+def _applied(do: Callable[[Any], None], contents: Any) -> AbortedError | None:
     try:
         do(contents)
     except AbortedError as error:

@@ -1,12 +1,12 @@
 """A coordinator, workers and parameter servers on the simulation kernel (`tests/simulation`).
 
-The coordinator's core, the agendas of workers and the keys of servers are the real ones. Stood in
-for are threads, users' functions, and all of a store but its keys and fences.
+The coordinator core, the worker queues and the write keys of servers are the real ones. Threads,
+users' functions, and the rest of the parameter store are simulated.
 
-    messages are late; connections break, with all that was asked on them
-    workers crash and restart, or pause and resume after they were given up
-    writes are late, come twice and in another order, and arrive after their worker was fenced
-    servers pause; with replicas they crash, and are taken for gone (`replicated_store`)
+    messages are delayed; connections break, and lose their pending requests
+    workers crash and restart, or pause and resume after they were lost
+    writes are delayed, duplicated, reordered, and arrive after their worker was fenced
+    servers pause; with replicas they crash, and count as lost (`replicated_store`)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from headrace.parameter_server.write_keys import WriteKeys
 from headrace.serving.rpc import Done
 from headrace.transport.envelope import decode_error, encode_error
 from tests.coordinator.invariants import check
-from tests.coordinator.replicated_store import GoneError, TwoServers
+from tests.coordinator.replicated_store import TwoServers, UnknownOutcomeError
 from tests.simulation.kernel import SILENCE_TIMEOUT, Process, Simulation, require
 from tests.simulation.network import Conditions, Link, Network, Request
 
@@ -60,15 +60,15 @@ ITERATOR = PackedFunction(b"iterator", "iterator", Payload(b"code"))
 
 @dataclass
 class Store:
-    """What is on the servers: counters that are written under keys."""
+    """Contents of the servers: counters, written with write keys."""
 
     #: Variable -> value.
     values: dict[str, int] = field(default_factory=dict)
-    #: (closure, variable, number) -> how often it was applied.
+    #: (closure, variable, number) -> number of times that the write was applied.
     applied: dict[tuple[int, str, int], int] = field(default_factory=dict)
-    #: Closures of each round that was pushed, as often as that was carried out.
+    #: Closures of each push of a round that was applied.
     rounds: list[tuple[int, ...]] = field(default_factory=list)
-    #: How many rounds their steps found on the servers, for each round.
+    #: For each round, the number of earlier rounds on the servers at each of its steps.
     found: list[set[int]] = field(default_factory=list)
     keys: WriteKeys = field(default_factory=WriteKeys)
 
@@ -80,14 +80,14 @@ class Store:
         do(self)
 
     def copied(self, deeply: Callable[[Any], Any]) -> Store:
-        """Return a copy in which nothing is shared."""
+        """Return a deep copy."""
         values, applied, rounds, found = deeply(
             (self.values, self.applied, self.rounds, self.found)
         )
         return Store(values, applied, rounds, found, WriteKeys(self.keys.state()))
 
     def write(self, written: WriteKey, variable: str) -> None:
-        """Apply a write once; raise AbortedError where it is refused."""
+        """Apply a write once; raise AbortedError if it is rejected."""
         if self.keys.find_answer(written, variable) is not None:
             return
         self.keys.record(written, variable, Done())
@@ -96,14 +96,14 @@ class Store:
         self.values[variable] = self.values.get(variable, 0) + 1
 
     def push_round(self, last: int, steps: list[Payload]) -> None:
-        """Carry out a round, once: it is written with a key of its last closure."""
+        """Apply a round once, with the write key of its last closure."""
         key = WriteKey(coordinator_term=1, closure=last, worker_session=0, number=1 << 32)
         taken = [tuple(map(int, each.data.split(b":"))) for each in steps]
         numbers = tuple(number for number, _ in taken)
         try:
             is_new = self.keys.find_answer(key, "round") is None
         except AbortedError:
-            assert numbers in self.rounds, "it comes once more after it has settled"
+            assert numbers in self.rounds, "it was repeated after its keys were forgotten"
             return
         if is_new:
             self.keys.record(key, "round", Done())
@@ -112,9 +112,9 @@ class Store:
 
 
 class ServerProcess(Process):
-    """The servers, as one process at one address; with replicas `contents` has several.
+    """The servers, as one process; with replicas, `contents` has several.
 
-    A request is (client, what to do with the store). One in ten is carried out and not answered:
+    A request is (client, operation on the store). One in ten is applied but not answered, because
     its connection breaks.
     """
 
@@ -131,7 +131,7 @@ class ServerProcess(Process):
     def _handle(self, request: Request) -> None:
         try:
             self.contents.carry_out(*request.message)
-        except GoneError:
+        except UnknownOutcomeError:
             request.fail(UnavailableError("another server is to be asked"))
         except AbortedError as error:
             request.fail(error)
@@ -150,7 +150,7 @@ class ServerClient:
 
     def __init__(self, process: Process, name: Any) -> None:
         self._process, self._name = process, name
-        #: By connection and ticket: what was asked, and what is called with its answer.
+        #: (operation, callback of the reply) by connection and request id.
         self._asked: list[dict[int, tuple[Callable[[Store], None], Callable[[Any], None]]]] = []
         self._links: list[Link] = []
         for number in range(3):
@@ -160,7 +160,7 @@ class ServerClient:
             self._asked.append({})
 
     def ask(self, do: Callable[[Store], None], then: Callable[[Any], None]) -> None:
-        """Have something done with the store; `then` gets the answer, or why it is refused."""
+        """Apply an operation to the store; call `then` with the result or the error."""
         number = self._process.simulation.random.randrange(len(self._links))
         ticket = self._links[number].send((self._name, do))
         self._asked[number][ticket] = do, then
@@ -180,7 +180,7 @@ class ServerClient:
 
 @dataclass
 class Plan:
-    """What a closure does: writes to these variables, then it returns or fails."""
+    """Behaviour of a closure: writes to these variables, then a return or an error."""
 
     writes: list[str]
     fails: bool
@@ -189,7 +189,7 @@ class Plan:
     steps: bool = True
 
     def numbered_writes(self) -> list[tuple[str, int]]:
-        """Return (variable, how often this closure wrote to it before) of each write."""
+        """Return (variable, number of this closure's earlier writes to it) for each write."""
         return [(each, self.writes[:place].count(each)) for place, each in enumerate(self.writes)]
 
 
@@ -197,9 +197,9 @@ class WorkerProcess(Process):
     """A worker, which crashes and restarts.
 
     Args:
-        cluster: Where it is.
-        number: Which it is.
-        threads: How many closures it runs at a time.
+        cluster: Cluster of the worker.
+        number: Number of the worker.
+        threads: Number of closures that it runs at a time.
     """
 
     def __init__(self, cluster: Cluster, number: int, threads: int) -> None:
@@ -222,7 +222,7 @@ class WorkerProcess(Process):
         self.iterators: dict[int, int] = {}
 
     def _handle(self, request: Request) -> None:
-        """Do what is asked, or say why not."""
+        """Handle a request; reply with a result or an error."""
         message, answer = request.message, request.reply
         if isinstance(message, StartSession):
             self._end_session()
@@ -267,13 +267,13 @@ class WorkerProcess(Process):
     def _start_next(self) -> None:
         while len(self.agenda.running) < self.threads and (task := self.agenda.start_next()):
             assert self.session is not None
-            self._go_on(self._steps(task, self.session, self.agenda, self.servers))
+            self._continue(self._steps(task, self.session, self.agenda, self.servers))
 
-    def _go_on(self, steps: Iterator[float]) -> None:
-        """Run a closure up to its next wait; it ends with its process alone."""
+    def _continue(self, steps: Iterator[float]) -> None:
+        """Run a closure up to its next wait."""
         wait = next(steps, None)
         if wait is not None:
-            self.call_later(wait, lambda: self._go_on(steps))
+            self.call_later(wait, lambda: self._continue(steps))
 
     def _steps(
         self,
@@ -303,7 +303,7 @@ class WorkerProcess(Process):
         drawn = None
         if plan.draws:
             while 1 not in iterators:
-                yield 0.01  # it is being made, beside this one
+                yield 0.01  # another thread is creating it
             drawn = iterators[1]
             iterators[1] = drawn + 1
         for variable in plan.writes:
@@ -353,10 +353,10 @@ class WorkerProcess(Process):
 
 
 class CoordinatorProcess(Process):
-    """The coordinator's core and the connections to workers and servers, as its shell has them.
+    """The coordinator core and its connections to workers and servers.
 
     Args:
-        network: What connects it.
+        network: Simulated network.
         core: The core.
         check: Called after each step of the core.
     """
@@ -390,7 +390,7 @@ class CoordinatorProcess(Process):
         self.act()
 
     def act(self) -> None:
-        """Carry out what the core wants, as the I/O thread does."""
+        """Run the actions of the core, as the I/O thread does."""
         queue, simulation = self.core.queue, self.simulation
         actions = self.core.take_actions(simulation.now)
         self._check()
@@ -430,14 +430,14 @@ class Cluster:
     """A coordinator, workers and servers.
 
     Args:
-        seed: Decides what happens.
-        num_workers: How many workers there are.
-        threads: How many closures each runs at a time.
+        seed: Random seed.
+        num_workers: Number of workers.
+        threads: Number of closures that each runs at a time.
         staleness: As in the queue.
-        round_size: As in the queue; closures take a step each then.
-        replicas: Whether the store is on two servers, which crash.
+        round_size: As in the queue; each closure then takes one step.
+        replicas: Whether two replicated servers hold the store, and crash.
         key_cleanup_delay: As in the queue.
-        mean_seconds: How long a closure runs, on average.
+        mean_seconds: Mean run time of a closure.
     """
 
     def __init__(
@@ -454,7 +454,7 @@ class Cluster:
     ) -> None:
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
-        # Usually a message takes a moment.
+        # Most messages arrive quickly.
         self.network.conditions = Conditions(latency=0.001, late=0.1, lateness=0.5, twice=0.1)
         self.mean_seconds = mean_seconds
         self.plans: dict[int, Plan] = {}
@@ -501,7 +501,7 @@ class Cluster:
 
     @property
     def store(self) -> Store:
-        """What is on the servers."""
+        """Contents of the servers."""
         found: Store = self.servers.contents
         return found
 
@@ -515,12 +515,12 @@ class Cluster:
         return closure
 
     def run_for(self, seconds: float) -> None:
-        """Let the coordinator act, and time pass."""
+        """Let the coordinator act, and advance the clock."""
         self.coordinator.act()
         self.simulation.run(self.simulation.now + seconds)
 
     def drain(self, seconds: float) -> None:
-        """Let time pass until nothing is left of what was scheduled."""
+        """Advance the clock until all scheduled closures are done."""
         self.queue.end_round()
         self.coordinator.act()
         self.simulation.run(self.simulation.now + seconds, stop=lambda: self.queue.is_drained)
@@ -542,7 +542,7 @@ class Cluster:
     # --- faults ---------------------------------------------------------------------------------
 
     def inject_faults(self, until: float, mean_seconds: float) -> None:
-        """Have something go wrong every now and then."""
+        """Inject random faults."""
         chance = self.simulation.random
         faults = {
             "crash a worker": self._crash_worker,
@@ -571,7 +571,7 @@ class Cluster:
 
 
 class _CountedResult(ClosureResult):
-    """A result that counts how often it is told."""
+    """A result that counts how often it is resolved."""
 
     __slots__ = ("_number", "_told")
 

@@ -1,4 +1,4 @@
-"""The queue of closures: given events in some order, who gets what, and what is told to whom."""
+"""The closure queue: actions that result from sequences of inputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CANCELLED = "The corresponding function is cancelled. Please reschedule the func
 
 
 class Driver:
-    """A queue with its workers, driven by hand."""
+    """A queue and its workers, driven step by step."""
 
     def __init__(self, num_workers: int = 1, **options: Any) -> None:
         self.queue = ClosureQueue(**{"in_flight": 1, **options})
@@ -37,14 +37,14 @@ class Driver:
         self.now = 0.0
         self._next_session = 1
         self.sessions: dict[int, int] = {}
-        #: Numbers of closures that each worker has.
+        #: Numbers of the closures in flight on each worker.
         self.at: dict[int, list[int]] = {}
         self.last = QueueActions()
         self._to_settle: list[int] = []
         for worker in range(num_workers):
-            self.came(worker)
+            self.sent(worker)
 
-    def came(self, worker: int) -> None:
+    def sent(self, worker: int) -> None:
         self.sessions[worker] = self._next_session
         self._next_session += 1
         self.at[worker] = []
@@ -67,8 +67,8 @@ class Driver:
             self.at[send.worker].append(send.closure.number)
         return decided
 
-    def settle(self) -> None:
-        """Have the servers forget all keys that they are to forget."""
+    def forget_keys(self) -> None:
+        """Confirm that servers have forgotten all requested write keys."""
         numbers, self._to_settle = self._to_settle, []
         self.queue.write_keys_forgotten(numbers, self.now)
         self.decide()
@@ -90,7 +90,7 @@ class Driver:
         self.decide()
 
     def lose(self, worker: int) -> None:
-        """Lose a worker; the servers fence it."""
+        """Lose a worker, and confirm that servers fenced it."""
         self.queue.worker_lost(worker)
         fences = self.decide().fences
         assert fences == [self.sessions[worker]]
@@ -98,8 +98,8 @@ class Driver:
         self.queue.worker_fenced(fences[0], self.now)
         self.decide()
 
-    def raised(self) -> Exception:
-        """Return the error that is raised now."""
+    def take_error(self) -> Exception:
+        """Return the error to raise, and reset the queue."""
         failure = self.queue.take_failure()
         assert failure is not None
         return failure.build_error()
@@ -112,17 +112,17 @@ def _fetch(closure: Closure) -> Payload | None:
 
 
 @pytest.mark.catalogue("2.8.5", "3.1.1-3")
-def test_a_closure_of_a_lost_worker_runs_again_first_under_its_number():
+def test_a_closure_of_a_lost_worker_reruns_first_under_its_number():
     driver = Driver(2)
     first, second, third, fourth = (driver.schedule() for _ in range(4))
     assert (driver.at[0], driver.at[1]) == ([first.number], [second.number])
     driver.lose(0)
     driver.ends(1, second.number)
-    assert driver.at[1] == [first.number], "before those that came later"
+    assert driver.at[1] == [first.number], "it runs before later closures"
     driver.ends(1, first.number)
     driver.ends(1, third.number)
     driver.ends(1, fourth.number)
-    driver.settle()
+    driver.forget_keys()
     assert driver.queue.is_drained
 
 
@@ -137,7 +137,7 @@ def test_a_lost_worker_is_fenced_before_its_closures_go_elsewhere():
     assert (send.closure, send.worker) == (closure, 1)
 
 
-def test_what_a_lost_worker_says_later_changes_nothing():
+def test_late_replies_of_a_lost_worker_are_ignored():
     driver = Driver(2)
     closure = driver.schedule()
     driver.lose(0)
@@ -149,24 +149,24 @@ def test_what_a_lost_worker_says_later_changes_nothing():
     assert _fetch(closure) == VALUE
 
 
-def test_a_closure_is_over_only_when_the_servers_have_forgotten_its_keys():
+def test_a_closure_is_done_once_servers_have_forgotten_its_keys():
     driver = Driver()
     closure = driver.schedule()
     driver.ends(0, closure.number, wrote=True)
     assert driver.last.key_cleanups == [closure.number]
-    assert closure.result.is_ready, "its value is here all the same"
+    assert closure.result.is_ready, "its result is available before that"
     assert not driver.queue.is_drained
     driver.queue.write_keys_forgotten([closure.number], driver.now)
     assert driver.queue.is_drained
 
 
 @pytest.mark.catalogue("2.8.6", "3.1.5-8")
-def test_an_error_is_kept_cancels_what_is_queued_and_is_given_once():
+def test_an_error_cancels_queued_closures_and_is_raised_once():
     driver = Driver()
     failing, queued = driver.schedule(), driver.schedule()
     driver.ends(0, failing.number, ValueError("Some error."))
     assert driver.queue.is_drained
-    assert isinstance(driver.raised(), ValueError)
+    assert isinstance(driver.take_error(), ValueError)
     assert driver.queue.take_failure() is None
     with pytest.raises(CancelledError, match=CANCELLED):
         _fetch(queued)
@@ -178,7 +178,7 @@ def test_an_error_is_kept_cancels_what_is_queued_and_is_given_once():
 
 
 @pytest.mark.catalogue("2.8.13", "3.1.9", "3.1.10")
-def test_after_an_error_what_runs_may_write_no_more_and_is_waited_for():
+def test_after_an_error_running_closures_are_fenced_and_awaited():
     driver = Driver(2)
     first, second, third = (driver.schedule() for _ in range(3))
     driver.ends(0, first.number, ValueError("Some error."))
@@ -187,7 +187,7 @@ def test_after_an_error_what_runs_may_write_no_more_and_is_waited_for():
     driver.queue.cancel_answered(2, second.number, is_dropped=False, now=driver.now)
     driver.ends(1, second.number, CancelledError("Fake cancellation error."))
     assert driver.queue.is_drained
-    assert str(driver.raised()) == "Some error."
+    assert str(driver.take_error()) == "Some error."
     with pytest.raises(CancelledError, match="Fake cancellation error"):
         _fetch(second)
     assert second.result.status is RemoteValueStatus.READY
@@ -199,7 +199,7 @@ def test_after_an_error_what_runs_may_write_no_more_and_is_waited_for():
 
 
 @pytest.mark.catalogue("3.1.9", "3.1.10")
-def test_what_still_runs_ten_seconds_after_an_error_is_given_up():
+def test_closures_running_ten_seconds_after_an_error_are_abandoned():
     driver = Driver(2)
     failing, long = driver.schedule(), driver.schedule()
     driver.ends(0, failing.number, ValueError("Some error."))
@@ -212,27 +212,27 @@ def test_what_still_runs_ten_seconds_after_an_error_is_given_up():
         _fetch(long)
     driver.dropped(1, long.number)
     assert driver.last.key_cleanups == [long.number], (
-        "what it wrote stays, and its keys are forgotten"
+        "its earlier writes stay, and its keys are forgotten"
     )
     driver.queue.write_keys_forgotten([long.number], driver.now)
     assert driver.queue.is_drained
 
 
 @pytest.mark.catalogue("2.8.6", "3.1.33", "3.1.34")
-def test_later_errors_are_told_with_the_first():
+def test_later_errors_are_notes_of_the_first():
     driver = Driver(3)
     closures = [driver.schedule() for _ in range(5)]
     driver.ends(0, closures[0].number, ValueError("the first"))
     driver.ends(1, closures[1].number, KeyError("the second"))
     driver.ends(2, closures[2].number, CancelledError(CANCELLED))
-    notes = driver.raised().__notes__
-    assert "1 more failed" in notes[0]
+    notes = driver.take_error().__notes__
+    assert "1 more functions failed" in notes[0]
     assert "KeyError" in notes[0]
-    assert "2 that were scheduled were cancelled" in notes[1]
+    assert "2 scheduled functions were cancelled" in notes[1]
 
 
 @pytest.mark.catalogue("2.8.4", "3.1.12")
-def test_closures_of_one_worker_come_first_there_and_nobody_waits_for_them():
+def test_pinned_closures_run_first_and_are_not_awaited():
     driver = Driver(2)
     busy = [driver.schedule(), driver.schedule()]
     plain = driver.schedule()
@@ -243,13 +243,13 @@ def test_closures_of_one_worker_come_first_there_and_nobody_waits_for_them():
     driver.ends(0, busy[0].number)
     driver.ends(1, busy[1].number)
     driver.ends(0, plain.number)
-    assert driver.queue.is_drained, "though the one of worker 1 still runs"
+    assert driver.queue.is_drained, "although the pinned closure of worker 1 still runs"
     driver.ends(1, mine.number, ValueError("no data"))
     assert driver.queue.failure is None
     assert isinstance(mine.result.error, ValueError)
 
 
-def test_what_a_lost_worker_kept_is_not_dealt_to_others():
+def test_pinned_closures_of_a_lost_worker_are_not_reassigned():
     driver = Driver(2)
     mine = Closure("dataset")
     driver.queue.schedule_on(0, mine)
@@ -259,20 +259,20 @@ def test_what_a_lost_worker_kept_is_not_dealt_to_others():
 
 
 @pytest.mark.catalogue("2.8.26", "4.3.16")
-def test_a_full_queue_has_no_room_until_a_worker_takes_one_and_takes_back_all_the_same():
+def test_a_full_queue_accepts_requeued_closures_only():
     driver = Driver(1, max_queued=2)
     running, *_ = (driver.schedule() for _ in range(3))
     assert not driver.queue.has_capacity
     driver.lose(0)
     assert driver.queue.num_waiting == 3
-    driver.came(0)
+    driver.sent(0)
     assert not driver.queue.has_capacity
     driver.ends(0, running.number)
     assert driver.queue.has_capacity
 
 
 @pytest.mark.catalogue("1.9.3")
-def test_a_value_that_is_an_argument_holds_its_closure_and_others_pass():
+def test_a_closure_waits_for_its_input_without_blocking_others():
     driver = Driver(2)
     producer = driver.schedule()
     consumer = driver.schedule(inputs=(producer.result,))
@@ -283,7 +283,7 @@ def test_a_value_that_is_an_argument_holds_its_closure_and_others_pass():
 
 
 @pytest.mark.catalogue("2.8.8")
-def test_a_closure_whose_argument_failed_fails_with_that_error():
+def test_a_closure_fails_with_the_error_of_its_input():
     driver = Driver()
     producer = driver.schedule()
     chain = [driver.schedule(inputs=(producer.result,))]
@@ -296,13 +296,13 @@ def test_a_closure_whose_argument_failed_fails_with_that_error():
     assert driver.queue.is_drained
     assert {type(closure.result.error) for closure in chain} == {UserFunctionError}
     assert isinstance(unrelated.result.error, CancelledError)
-    driver.raised()
+    driver.take_error()
     late = driver.schedule(inputs=(producer.result,))
     assert isinstance(late.result.error, UserFunctionError)
     assert driver.queue.take_failure() is not None
 
 
-def test_a_cancelled_value_cancels_who_waits_for_it_and_is_no_error_of_the_queue():
+def test_cancelling_a_closure_cancels_its_dependents_without_failure():
     driver = Driver()
     driver.schedule()
     producer = driver.schedule()
@@ -313,7 +313,7 @@ def test_a_cancelled_value_cancels_who_waits_for_it_and_is_no_error_of_the_queue
     assert not driver.queue.cancel(producer, driver.now)
 
 
-def test_a_running_closure_that_is_cancelled_has_its_error_at_once_and_frees_its_slot_when_told():
+def test_a_cancelled_running_closure_fails_at_once_and_frees_its_slot_later():
     driver = Driver()
     running, waiting = driver.schedule(), driver.schedule()
     assert driver.queue.cancel(running, driver.now)
@@ -325,7 +325,7 @@ def test_a_running_closure_that_is_cancelled_has_its_error_at_once_and_frees_its
     assert driver.at[0] == [waiting.number]
 
 
-def test_a_cancelled_closure_of_a_lost_worker_does_not_run_again():
+def test_a_cancelled_closure_of_a_lost_worker_is_not_rerun():
     driver = Driver(2)
     closure = driver.schedule()
     driver.queue.cancel(closure, driver.now)
@@ -336,7 +336,7 @@ def test_a_cancelled_closure_of_a_lost_worker_does_not_run_again():
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_staleness_holds_a_closure_until_those_before_it_are_over(staleness: int):
+def test_staleness_delays_a_closure_until_earlier_ones_are_done(staleness: int):
     driver = Driver(5, staleness=staleness)
     closures = [driver.schedule() for _ in range(5)]
     sent = [number for numbers in driver.at.values() for number in numbers]
@@ -345,16 +345,16 @@ def test_staleness_holds_a_closure_until_those_before_it_are_over(staleness: int
     if staleness:
         worker = next(each for each in driver.at if driver.at[each] == [last])
         driver.ends(worker, last)
-        assert driver.queue.num_waiting == 4 - staleness, "the first is still under way"
+        assert driver.queue.num_waiting == 4 - staleness, "the first has not ended"
     worker = next(each for each in driver.at if driver.at[each] == [closures[0].number])
     driver.ends(worker, closures[0].number, wrote=True)
-    assert driver.queue.num_waiting == 4 - staleness, "its keys are not settled"
+    assert driver.queue.num_waiting == 4 - staleness, "its keys are not forgotten"
     driver.queue.write_keys_forgotten([1], driver.now)
     driver.decide()
     assert driver.queue.num_waiting < 4 - staleness
 
 
-def test_a_timeout_counts_from_when_it_runs_and_is_an_error():
+def test_a_timeout_counts_run_time_and_is_an_error():
     driver = Driver(1, in_flight=2)
     first, second = driver.schedule(), driver.schedule(timeout=2.0)
     assert driver.at[0] == [1, 2]
@@ -368,25 +368,25 @@ def test_a_timeout_counts_from_when_it_runs_and_is_an_error():
     assert driver.last.cancels == [CancelAction(2, 0, 1, CancelMode.ABANDON)]
     driver.dropped(0, 2)
     with pytest.raises(DeadlineExceededError, match=r"took longer than its timeout of 2 s on"):
-        raise driver.raised()
+        raise driver.take_error()
 
 
 @pytest.mark.catalogue("2.8.23", "4.3.17", "4.3.21")
-def test_a_closure_that_ends_its_worker_each_time_fails_after_its_retries():
+def test_a_closure_that_always_kills_its_worker_fails_after_its_retries():
     driver = Driver(1, in_flight=3)
     poison = driver.schedule(retries=2)
     bystander = driver.schedule(retries=2)
     for _ in range(3):
         assert driver.at[0][0] == poison.number
         driver.lose(0)
-        driver.came(0)
+        driver.sent(0)
     with pytest.raises(UnavailableError, match="was lost with its worker 3 times"):
         _fetch(poison)
-    assert isinstance(bystander.result.error, CancelledError), "cancelled, not lost too often"
+    assert isinstance(bystander.result.error, CancelledError), "cancelled, not out of retries"
     assert bystander.num_losses == 0
 
 
-def test_what_waits_behind_a_long_closure_is_asked_back_for_an_idle_worker():
+def test_a_closure_behind_a_long_one_is_recalled_for_an_idle_worker():
     driver = Driver(2, in_flight=2)
     long, short, waiting, last = (driver.schedule() for _ in range(4))
     assert driver.at == {0: [long.number, waiting.number], 1: [short.number, last.number]}
@@ -400,7 +400,7 @@ def test_what_waits_behind_a_long_closure_is_asked_back_for_an_idle_worker():
     assert driver.at == {0: [long.number], 1: [waiting.number]}
 
 
-def test_a_worker_gets_more_of_short_closures_and_fewer_again_of_long_ones():
+def test_the_window_grows_for_short_closures_and_shrinks_for_long_ones():
     driver = Driver(1, in_flight=2)
     for _ in range(200):
         driver.schedule()
@@ -418,7 +418,7 @@ def test_a_worker_gets_more_of_short_closures_and_fewer_again_of_long_ones():
     assert load.window == 2
 
 
-def test_workers_that_have_as_much_to_do_take_turns():
+def test_equally_loaded_workers_take_turns():
     driver = Driver(3)
     order = []
     for _ in range(6):
@@ -429,7 +429,7 @@ def test_workers_that_have_as_much_to_do_take_turns():
     assert order == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_worker_that_leaves_ends_what_runs_and_gives_back_what_waits():
+def test_a_draining_worker_finishes_running_and_returns_waiting_closures():
     driver = Driver(2, in_flight=2)
     closures = [driver.schedule() for _ in range(4)]
     assert not driver.queue.drain_worker(0)
@@ -444,7 +444,7 @@ def test_a_worker_that_leaves_ends_what_runs_and_gives_back_what_waits():
     assert driver.at == {0: [], 1: [closures[3].number, closures[2].number]}
 
 
-def test_without_servers_that_answer_the_error_says_so_and_the_queue_goes_on():
+def test_failed_server_requests_raise_and_the_queue_continues():
     driver = Driver(2)
     closure = driver.schedule()
     driver.queue.worker_lost(0)
@@ -453,6 +453,6 @@ def test_without_servers_that_answer_the_error_says_so_and_the_queue_goes_on():
     driver.queue.worker_fenced(1, driver.now, gone)
     driver.decide()
     assert closure.result.error is gone
-    assert isinstance(driver.raised(), HeadraceError)
+    assert isinstance(driver.take_error(), HeadraceError)
     driver.queue.write_keys_forgotten([closure.number], driver.now)
     assert driver.queue.is_drained

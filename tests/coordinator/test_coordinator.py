@@ -1,4 +1,4 @@
-"""What users see of a coordinator: values, errors, waits, with workers of this process."""
+"""A coordinator with workers in this process: values, errors and waits."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def test_a_function_may_return_anything(coordinator: ClusterCoordinator, value: 
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
-def test_arrays_come_as_they_are_and_belong_to_whoever_has_them(
-    coordinator: ClusterCoordinator, array: Any
-):
+def test_returned_arrays_are_equal_and_writable(coordinator: ClusterCoordinator, array: Any):
     there, back = coordinator.schedule(
         lambda given: (given.flags.writeable, given), (array,)
     ).fetch(SECONDS)
@@ -84,7 +82,7 @@ def test_arrays_come_as_they_are_and_belong_to_whoever_has_them(
 
 
 @pytest.mark.catalogue("1.9.7", "3.1.15", "3.1.16")
-def test_fetch_takes_values_out_of_structures(coordinator: ClusterCoordinator):
+def test_fetch_replaces_values_in_structures(coordinator: ClusterCoordinator):
     values = [coordinator.schedule(lambda n: n * n, (n,)) for n in range(5)]
     structure = {"a": values, "b": (values[2], "as it is"), "c": Point(values[3], 7)}
     assert coordinator.fetch(structure) == {
@@ -98,7 +96,7 @@ def test_fetch_takes_values_out_of_structures(coordinator: ClusterCoordinator):
     assert values[0].status is RemoteValueStatus.READY
 
 
-def test_arguments_are_those_of_the_moment_of_the_call(coordinator: ClusterCoordinator):
+def test_arguments_are_copied_when_scheduled(coordinator: ClusterCoordinator):
     small, large, captured = [0], np.zeros(100_000), [0]
 
     def total(a: list[int], *, b: Any) -> float:
@@ -137,9 +135,11 @@ def test_a_value_as_an_argument_waits_for_its_function(coordinator: ClusterCoord
 
 
 @pytest.mark.catalogue("3.1.24")
-def test_a_value_that_is_captured_is_refused_with_what_would_do(coordinator: ClusterCoordinator):
+def test_a_captured_remote_value_is_rejected_with_a_fix(coordinator: ClusterCoordinator):
     value = coordinator.schedule(lambda: 1)
-    with pytest.raises(FailedPreconditionError, match="travels only as an argument"):
+    with pytest.raises(
+        FailedPreconditionError, match="can be sent to a worker only as an argument"
+    ):
         coordinator.schedule(lambda: value)
     coordinator.join(SECONDS)
 
@@ -148,7 +148,7 @@ def test_a_value_that_is_captured_is_refused_with_what_would_do(coordinator: Clu
 
 
 @pytest.mark.catalogue("3.1.4")
-def test_join_and_done_where_nothing_was_scheduled(coordinator: ClusterCoordinator):
+def test_join_and_done_without_scheduled_functions(coordinator: ClusterCoordinator):
     coordinator.join()
     assert coordinator.done()
 
@@ -161,7 +161,7 @@ def test_done_says_whether_all_have_run(coordinator: ClusterCoordinator):
 
 
 @pytest.mark.catalogue("4.3.21")
-def test_a_join_that_takes_too_long_says_what_runs_where(coordinator: ClusterCoordinator):
+def test_a_join_timeout_names_running_functions_and_workers(coordinator: ClusterCoordinator):
     def sluggish() -> None:
         time.sleep(0.3)
 
@@ -182,14 +182,14 @@ def test_timeouts_are_checked(coordinator: ClusterCoordinator, value: Any):
 
 
 @pytest.mark.catalogue("2.8.2", "3.1.30")
-def test_a_queue_of_two_takes_many():
+def test_schedule_blocks_with_a_queue_of_two():
     with coordinating(max_queued=2) as coordinator:
         values = [coordinator.schedule(lambda n: n, (n,)) for n in range(200)]
         assert coordinator.fetch(values) == list(range(200))
 
 
 @pytest.mark.catalogue("2.8.27", "3.6.2")
-def test_a_long_wait_says_for_what(
+def test_a_long_wait_logs_its_cause(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.1)
@@ -200,7 +200,7 @@ def test_a_long_wait_says_for_what(
     coordinator.schedule(wait_for_release)
     thread = threading.Thread(target=coordinator.join)
     thread.start()
-    wait_until(lambda: "waiting for functions" in caplog.text)
+    wait_until(lambda: "waiting for scheduled functions" in caplog.text)
     release.set()
     thread.join()
     assert "wait_for_release" in caplog.text
@@ -230,7 +230,7 @@ def test_an_error_has_the_traceback_of_the_function(coordinator: ClusterCoordina
 
 @pytest.mark.catalogue("2.8.11", "2.8.12", "3.1.5-8", "3.1.11", "3.1.32", "4.3.15", "4.3.22")
 @pytest.mark.parametrize("way", ["schedule", "join", "done"])
-def test_an_error_is_raised_once_and_cancels_what_waits(way: str):
+def test_an_error_is_raised_once_and_cancels_waiting_functions(way: str):
     with coordinating(1, closures_in_flight=1) as coordinator:
         coordinator.schedule(time.sleep, (0.05,))
         failing = coordinator.schedule(divide, (1, 0))
@@ -252,7 +252,7 @@ def test_an_error_is_raised_once_and_cancels_what_waits(way: str):
 
 
 @pytest.mark.catalogue("3.1.33", "3.1.34")
-def test_scheduling_in_a_loop_raises_at_last(coordinator: ClusterCoordinator):
+def test_scheduling_in_a_loop_eventually_raises(coordinator: ClusterCoordinator):
     def schedule_all() -> None:
         for number in range(100_000):
             coordinator.schedule(divide, (1, number - 3))
@@ -263,7 +263,7 @@ def test_scheduling_in_a_loop_raises_at_last(coordinator: ClusterCoordinator):
 
 
 @pytest.mark.catalogue("2.8.13", "3.1.39")
-def test_what_runs_when_another_one_fails_is_waited_for_and_no_longer(
+def test_functions_running_when_another_fails_are_awaited(
     coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(closure, "DRAIN_SECONDS", 0.2)
@@ -281,7 +281,7 @@ def test_what_runs_when_another_one_fails_is_waited_for_and_no_longer(
 
 @pytest.mark.catalogue("2.8.24")
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
-def test_what_ends_a_program_is_an_error_of_the_function(
+def test_system_exit_is_an_error_of_the_function(
     coordinator: ClusterCoordinator, kind: type[BaseException]
 ):
     def leave() -> None:
@@ -294,7 +294,7 @@ def test_what_ends_a_program_is_an_error_of_the_function(
 
 
 @pytest.mark.catalogue("1.9.2")
-def test_what_cannot_be_sent_is_said_by_name(coordinator: ClusterCoordinator):
+def test_objects_that_cannot_be_sent_are_named(coordinator: ClusterCoordinator):
     lock = threading.Lock()
     with pytest.raises(FailedPreconditionError, match=r"cannot be sent to a worker.*`lock`"):
         coordinator.schedule(lambda: lock)
@@ -304,7 +304,7 @@ def test_what_cannot_be_sent_is_said_by_name(coordinator: ClusterCoordinator):
         coordinator.schedule(lambda: (n for n in range(3))).fetch(SECONDS)
 
 
-def test_methods_of_an_object_that_holds_its_coordinator_run(coordinator: ClusterCoordinator):
+def test_methods_of_objects_that_reference_a_coordinator_run(coordinator: ClusterCoordinator):
     class Trainer:
         def __init__(self) -> None:
             self.coordinator, self.strategy, self.rate = coordinator, coordinator.strategy, 0.5
@@ -324,11 +324,11 @@ def test_methods_of_an_object_that_holds_its_coordinator_run(coordinator: Cluste
 
 
 @pytest.mark.catalogue("1.9.2")
-def test_wrong_arguments_are_refused_at_once(coordinator: ClusterCoordinator):
-    with pytest.raises(TypeError, match="`fn` must be a function"):
+def test_invalid_arguments_are_rejected_at_once(coordinator: ClusterCoordinator):
+    with pytest.raises(TypeError, match="`fn` must be callable"):
         coordinator.schedule(3)  # type: ignore[arg-type]
     for wrong in (3, np.zeros(3)):
-        with pytest.raises(TypeError, match=r"`args` must be a tuple.*write args=\(value,\)"):
+        with pytest.raises(TypeError, match=r"`args` must be a tuple.*use args=\(value,\)"):
             coordinator.schedule(divide, wrong)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`kwargs`"):
         coordinator.schedule(divide, (), [1])  # type: ignore[arg-type]
@@ -336,7 +336,7 @@ def test_wrong_arguments_are_refused_at_once(coordinator: ClusterCoordinator):
         coordinator.schedule(divide, retries=-1)
 
 
-def test_a_variable_of_this_process_is_refused_by_name(coordinator: ClusterCoordinator):
+def test_a_variable_of_this_process_is_rejected_by_name(coordinator: ClusterCoordinator):
     local = hr.Variable(1.0, name="weights")
     with pytest.raises(FailedPreconditionError, match="'weights'"):
         coordinator.schedule(lambda: local.read())
@@ -348,7 +348,7 @@ def test_a_variable_of_this_process_is_refused_by_name(coordinator: ClusterCoord
 
 
 @pytest.mark.catalogue("4.3.21")
-def test_a_function_that_takes_too_long_fails_and_its_worker_goes_on():
+def test_a_function_beyond_its_timeout_fails_and_its_worker_continues():
     with coordinating(1) as coordinator:
         shared_here["release"] = threading.Event()
         value = coordinator.schedule(wait_for_release, timeout=0.1)
@@ -361,7 +361,7 @@ def test_a_function_that_takes_too_long_fails_and_its_worker_goes_on():
 
 
 @pytest.mark.catalogue("4.3.21")
-def test_a_function_that_is_cancelled_is_let_go_and_is_no_error():
+def test_a_cancelled_function_is_abandoned_without_failure():
     with coordinating(1) as coordinator:
         shared_here["release"] = threading.Event()
         running = coordinator.schedule(wait_for_release)
@@ -378,7 +378,7 @@ def test_a_function_that_is_cancelled_is_let_go_and_is_no_error():
 
 
 @pytest.mark.catalogue("2.8.1")
-def test_closing_ends_waits_and_threads():
+def test_close_ends_waits_and_threads():
     with coordinating(1) as coordinator:
         shared_here["release"] = threading.Event()
         value = coordinator.schedule(wait_for_release)
@@ -390,9 +390,11 @@ def test_closing_ends_waits_and_threads():
         shared_here["release"].set()
 
 
-def test_a_package_that_a_function_misses_on_the_worker_is_named(coordinator: ClusterCoordinator):
+def test_a_package_missing_on_the_worker_is_named(coordinator: ClusterCoordinator):
     def uses() -> None:
         import no_such_package  # type: ignore[import-not-found] # noqa: F401, PLC0415
 
-    with pytest.raises(UserFunctionError, match=r"no_such_package'; the worker lacks it: .*--pre"):
+    with pytest.raises(
+        UserFunctionError, match=r"no_such_package'; it is not installed on the worker: .*--pre"
+    ):
         coordinator.schedule(uses).fetch(SECONDS)

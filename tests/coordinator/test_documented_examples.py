@@ -1,4 +1,4 @@
-"""What the field's guides and tests say of coordinators and workers, with their numbers."""
+"""Documented examples of coordinators and workers, with their numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _restart(local: Any, *tasks: tuple[str, int]) -> None:
 
 
 @pytest.mark.catalogue("2.9.1", "3.1.13")
-def test_each_of_five_workers_sums_a_shard_of_its_own():
+def test_each_of_five_workers_sums_its_shard():
     with _cluster(5) as (_, _, coordinator):
         dataset = coordinator.create_per_worker_dataset(
             lambda: hr.Dataset.range(10).shard(5, get_current_worker_index())
@@ -67,7 +67,7 @@ def test_each_of_five_workers_sums_a_shard_of_its_own():
 
 
 @pytest.mark.catalogue("3.1.19", "3.1.28")
-def test_several_datasets_are_read_side_by_side_and_begin_again_with_new_iterators():
+def test_datasets_are_zipped_and_restart_with_new_iterators():
     with _cluster(1) as (_, _, coordinator):
         low = coordinator.create_per_worker_dataset(hr.Dataset.range(0, 5))
         high = coordinator.create_per_worker_dataset(lambda: hr.Dataset.range(5, 10))
@@ -84,7 +84,7 @@ def test_several_datasets_are_read_side_by_side_and_begin_again_with_new_iterato
 
 
 @pytest.mark.catalogue("2.9.7", "3.1.26")
-def test_a_function_for_datasets_may_use_one_that_was_made_here():
+def test_a_dataset_function_may_capture_a_local_dataset():
     part = hr.Dataset.range(3)
     with _cluster(1) as (_, _, coordinator):
         made = coordinator.create_per_worker_dataset(lambda: part.map(lambda x: 2 * x))
@@ -93,7 +93,7 @@ def test_a_function_for_datasets_may_use_one_that_was_made_here():
 
 
 @pytest.mark.catalogue("2.8.20", "3.3.8", "3.3.9")
-def test_a_dataset_made_while_its_worker_is_away_is_built_when_it_comes():
+def test_a_dataset_is_built_when_its_lost_worker_returns():
     with _cluster(1) as (local, _, coordinator):
         local.kill("worker", 0)
         wait_until(lambda: not coordinator.status().workers[0].is_connected)
@@ -110,7 +110,7 @@ def _build_slowly() -> hr.Dataset:
 
 
 @pytest.mark.catalogue("3.3.8", "3.3.9")
-def test_a_worker_that_is_lost_while_it_builds_a_dataset_builds_it_again():
+def test_a_worker_lost_while_building_a_dataset_rebuilds_it():
     shared_here.update(building=threading.Event(), release=threading.Event())
     with _cluster(1) as (local, _, coordinator):
         iterator = iter(coordinator.create_per_worker_dataset(_build_slowly))
@@ -123,7 +123,7 @@ def test_a_worker_that_is_lost_while_it_builds_a_dataset_builds_it_again():
 
 
 @pytest.mark.catalogue("2.8.17", "2.8.30")
-def test_what_a_lost_worker_kept_is_aborted_until_it_is_made_again():
+def test_resources_of_a_lost_worker_are_aborted_until_recreated():
     with _cluster(1) as (local, _, coordinator):
         kept = coordinator.create_per_worker_values(lambda: [0])
         coordinator.schedule(lambda cell: cell.append(1), (kept,))
@@ -131,11 +131,13 @@ def test_what_a_lost_worker_kept_is_aborted_until_it_is_made_again():
         local.kill("worker", 0)
         wait_until(lambda: kept.statuses == (RemoteValueStatus.ABORTED,))
         local.restart("worker", 0)
-        assert coordinator.schedule(len, (kept,)).fetch(SECONDS) == 1, "it began again"
+        assert coordinator.schedule(len, (kept,)).fetch(SECONDS) == 1, (
+            "it starts from the beginning"
+        )
         assert kept.statuses == (RemoteValueStatus.READY,)
 
 
-# --- what replicas of a worker have ------------------------------------------------------------
+# --- replicas of a worker --------- ------------------------------------------------------------
 
 
 @pytest.mark.catalogue("3.1.44-46", "3.7.13", "3.7.14", "3.35.2")
@@ -165,17 +167,17 @@ def test_replicas_of_a_worker_reduce_their_values_and_aggregate_their_writes():
 
 
 @pytest.mark.catalogue("2.8.16", "3.3.7")
-def test_an_error_is_raised_and_not_the_loss_of_a_worker_that_comes_with_it():
+def test_a_function_error_is_raised_despite_a_simultaneous_worker_loss():
     driver = Driver(2)
     failing, long, queued = driver.schedule(), driver.schedule(), driver.schedule()
     driver.ends(0, failing.number, ValueError("Some error."))
     driver.lose(1)
-    driver.settle()
-    assert str(driver.raised()) == "Some error."
+    driver.forget_keys()
+    assert str(driver.take_error()) == "Some error."
     assert driver.queue.is_drained
     for closure in (long, queued):
         assert isinstance(closure.result.error, CancelledError)
-    driver.came(1)
+    driver.sent(1)
     later = [driver.schedule() for _ in range(3)]
     while not driver.queue.is_drained:
         for worker in (0, 1):
@@ -185,7 +187,7 @@ def test_an_error_is_raised_and_not_the_loss_of_a_worker_that_comes_with_it():
 
 
 @pytest.mark.catalogue("2.8.18", "3.3.2-5", "3.4.1", "3.4.2", "3.5.3")
-def test_steps_before_and_after_a_worker_is_started_again_are_counted_once_each():
+def test_steps_before_and_after_a_worker_restart_count_once():
     with _cluster(2) as (local, strategy, coordinator):
         with strategy.scope():
             iterations = hr.Variable(0, name="iterations")
@@ -204,7 +206,7 @@ def test_steps_before_and_after_a_worker_is_started_again_are_counted_once_each(
 
 
 @pytest.mark.catalogue("3.3.18-20")
-def test_values_and_variables_can_be_had_while_all_workers_are_away():
+def test_values_and_variables_are_readable_without_workers():
     with _cluster(1) as (local, strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(1.0, name="v")
@@ -222,7 +224,7 @@ def test_values_and_variables_can_be_had_while_all_workers_are_away():
 
 @pytest.mark.catalogue("2.8.22", "3.2.3-5", "3.3.15-17")
 @pytest.mark.parametrize("way", ["join", "schedule", "done"])
-def test_a_parameter_server_that_is_lost_with_a_worker_is_raised_by_name(way: str):
+def test_a_parameter_server_lost_with_a_worker_is_named(way: str):
     with _cluster(2, server_timeout=0.3) as (local, strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(0.0, name="v")
@@ -244,7 +246,7 @@ def test_a_parameter_server_that_is_lost_with_a_worker_is_raised_by_name(way: st
 
 
 @pytest.mark.catalogue("3.18.2")
-def test_evaluation_by_128_shards_is_exact_though_two_of_three_workers_are_started_again():
+def test_evaluation_of_128_shards_is_exact_despite_restarted_workers():
     with _cluster(3) as (local, _, coordinator):
 
         def strike() -> None:
@@ -269,14 +271,14 @@ def test_evaluation_by_128_shards_is_exact_though_two_of_three_workers_are_start
 
 
 @pytest.mark.catalogue("2.8.3")
-def test_functions_are_scheduled_while_another_thread_waits_for_those_before():
+def test_functions_can_be_scheduled_while_another_thread_joins():
     shared_here.update({name: threading.Event() for name in ("building", "release", "go on")})
     with _cluster(1) as (_, _, coordinator):
         coordinator.schedule(_build_slowly)
         waiting = threading.Thread(target=coordinator.join)
         waiting.start()
         assert shared_here["building"].wait(SECONDS)
-        later = coordinator.schedule(_wait_for_a_word)
+        later = coordinator.schedule(_wait_for_release)
         shared_here["release"].set()
         waiting.join(SECONDS)
         assert not waiting.is_alive()
@@ -285,11 +287,11 @@ def test_functions_are_scheduled_while_another_thread_waits_for_those_before():
         coordinator.join(SECONDS)
 
 
-def _wait_for_a_word() -> None:
+def _wait_for_release() -> None:
     assert shared_here["go on"].wait(SECONDS)
 
 
-def test_who_announces_nonsense_is_refused_without_a_word_in_the_log(caplog: Any):
+def test_an_invalid_registration_is_rejected_without_a_log_message(caplog: Any):
     with ClusterCoordinator(Workers([])) as coordinator:
         channel = zeromq.connect(coordinator.listen(), reply_type=CoordinatorReply)
         for address in ("nonsense", "a:99999", ""):
@@ -306,7 +308,7 @@ def test_who_announces_nonsense_is_refused_without_a_word_in_the_log(caplog: Any
 
 
 @pytest.mark.catalogue("3.20.1")
-def test_a_loop_of_ten_epochs_of_a_hundred_steps_packed_by_ten_counts_every_step():
+def test_ten_epochs_of_a_hundred_steps_count_every_step():
     with _cluster(3, 2) as (_, strategy, coordinator):
         with strategy.scope():
             kernel = hr.Variable(np.ones(2, np.float32), name="kernel")
@@ -333,7 +335,7 @@ def test_a_loop_of_ten_epochs_of_a_hundred_steps_packed_by_ten_counts_every_step
 
 
 @pytest.mark.catalogue("2.8.1", "3.3.1")
-def test_threads_of_a_coordinator_that_nobody_holds_end_within_a_second():
+def test_threads_of_an_unreferenced_coordinator_end_within_a_second():
     def threads() -> set[threading.Thread]:
         return {each for each in threading.enumerate() if each.name == "headrace-coordinator"}
 

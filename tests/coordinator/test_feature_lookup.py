@@ -1,4 +1,4 @@
-"""The tutorial of parameter servers: words are looked up, embedded and trained by two workers."""
+"""Tutorial of parameter servers: two workers look up, embed and train words."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_words_are_embedded_over_two_servers_and_trained_by_two_workers():
             assert all(math.isfinite(loss.fetch(SECONDS)) for loss in losses)
         assert optimizer.iterations == 20
         assert np.isfinite(embedding.read()).all()
-        assert not np.array_equal(embedding[1], embedding[0]), "words were trained, others not"
+        assert not np.array_equal(embedding[1], embedding[0]), "only the used words were trained"
         assert max(accuracies) > 0.5
         coordinator.close()
         strategy.close()

@@ -1,4 +1,4 @@
-"""A process that is forked from a coordinator's is refused, and leaves all to its parent."""
+"""A forked child of a coordinator's process is rejected, and leaves all resources to its parent."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.coordinator.in_process import SECONDS, with_servers
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12: threads
 
 CPU_SECONDS = 2.0
-OF_THE_COORDINATOR = "this coordinator was made before a fork"
-OF_THE_STRATEGY = "was forked from the one that made the strategy"
-OF_WORK_BEGUN = "was forked after work at parameter servers was begun"
+COORDINATOR_ERROR = "this coordinator was created before a fork"
+STRATEGY_ERROR = "was forked from the one that created the strategy"
+PENDING_WORK_ERROR = "was forked while a task for the parameter servers was running"
 
 
-def _in_a_child(check: Callable[[], None]) -> str:
-    """Return how `check` ended in a forked child; one that does not end is killed."""
+def _run_in_child(check: Callable[[], None]) -> str:
+    """Run `check` in a forked child and return its outcome; kill a child that hangs."""
     child = os.fork()
     if child == 0:
         try:
@@ -55,7 +55,7 @@ def _cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _refusal_of(use: Callable[[], object]) -> str:
+def _error_of(use: Callable[[], object]) -> str:
     try:
         use()
     except FailedPreconditionError as error:
@@ -68,8 +68,8 @@ def _one() -> int:
 
 
 @contextmanager
-def _another_thread_that_has(use: Callable[[], object]) -> Iterator[None]:
-    """Keep a thread that has used something: what it keeps for itself is dropped in a child."""
+def _other_thread_using(use: Callable[[], object]) -> Iterator[None]:
+    """Keep a thread alive that has called `use`; a child drops the thread's own state."""
     used, ended = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -87,7 +87,7 @@ def _another_thread_that_has(use: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def test_a_forked_child_is_refused_all_of_a_cluster_and_closes_it_at_once():
+def test_a_forked_child_cannot_use_a_cluster_and_closes_it_at_once():
     with with_servers(1, 1) as (strategy, coordinator):
         with strategy.scope():
             variable = hr.Variable(np.zeros(4), name="v")
@@ -103,7 +103,7 @@ def test_a_forked_child_is_refused_all_of_a_cluster_and_closes_it_at_once():
                 hr.Variable(np.zeros(4), name="of a child")
 
         uses: dict[str, list[Callable[[], object]]] = {
-            OF_THE_COORDINATOR: [
+            COORDINATOR_ERROR: [
                 lambda: coordinator.schedule(_one),
                 coordinator.join,
                 coordinator.done,
@@ -116,7 +116,7 @@ def test_a_forked_child_is_refused_all_of_a_cluster_and_closes_it_at_once():
                 lambda: ClusterCoordinator(strategy).join(),
                 value.cancel,
             ],
-            OF_THE_STRATEGY: [
+            STRATEGY_ERROR: [
                 make_a_variable,
                 variable.read,
                 lambda: variable.assign(np.ones(4)),
@@ -128,37 +128,37 @@ def test_a_forked_child_is_refused_all_of_a_cluster_and_closes_it_at_once():
                 ),
                 lambda: strategy.cluster.servers.status(0),
             ],
-            OF_WORK_BEGUN: [background.flush],
+            PENDING_WORK_ERROR: [background.flush],
         }
 
         def check() -> None:
             for words, those in uses.items():
                 for use in those:
-                    assert words in _refusal_of(use), (words, _refusal_of(use))
-            assert value.fetch() == 1, "what was here stays"
+                    assert words in _error_of(use), (words, _error_of(use))
+            assert value.fetch() == 1, "the parent is not affected"
             coordinator.close()
             strategy.close()
 
-        with _another_thread_that_has(variable.read):
-            assert _in_a_child(check) == "code 0"
+        with _other_thread_using(variable.read):
+            assert _run_in_child(check) == "code 0"
             background.flush()
             assert variable.read().tolist() == [-1.0] * 4
         assert coordinator.schedule(_one).fetch(SECONDS) == 1
 
 
-def test_work_that_was_under_way_is_not_waited_for_in_a_child():
+def test_a_forked_child_does_not_wait_for_the_parents_work():
     with (
         with_servers(1, 1) as (strategy, _),
-        _another_thread_that_has(strategy.cluster.servers.wait_until_reachable),
+        _other_thread_using(strategy.cluster.servers.wait_until_reachable),
     ):
         goes_on = threading.Event()
         work = strategy.cluster.background.submit(lambda: goes_on.wait(SECONDS))
 
         def check() -> None:
-            assert OF_WORK_BEGUN in _refusal_of(work.result)
-            assert OF_WORK_BEGUN in _refusal_of(work.done)
+            assert PENDING_WORK_ERROR in _error_of(work.result)
+            assert PENDING_WORK_ERROR in _error_of(work.done)
             strategy.close()
 
-        assert _in_a_child(check) == "code 0"
+        assert _run_in_child(check) == "code 0"
         goes_on.set()
         assert work.result() is True

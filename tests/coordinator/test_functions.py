@@ -1,4 +1,4 @@
-"""Functions that capture data, at workers that keep a limited number of bytes of them."""
+"""The cache of loaded functions on a worker, which is limited in bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kept(loads, count):
     return [number for number in range(count) if loads.find(b"%d" % number) is not None]
 
 
-def test_least_recently_used_functions_are_dropped_beyond_the_bytes():
+def test_least_recently_used_functions_are_evicted_beyond_the_byte_limit():
     loads = LoadedFunctions(max_bytes=100)
     for number in range(4):
         loads.put(b"%d" % number, "f", [b"x" * 10, b"y" * 15])
@@ -42,8 +42,8 @@ def test_one_function_is_kept_however_large_it_is():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_functions_that_a_worker_forgot_are_sent_again(monkeypatch, threads):
-    monkeypatch.setattr(functions, "_MAX_LOADED_BYTES", SIZE)  # of these, one is kept
+def test_evicted_functions_are_sent_again(monkeypatch, threads):
+    monkeypatch.setattr(functions, "_MAX_LOADED_BYTES", SIZE)  # the cache holds one of these
     with coordinating(1, closures_in_flight=4, threads_per_worker=threads) as coordinator:
         made = [capturing(number) for number in range(5)]
         values = [(n, coordinator.schedule(made[n])) for _ in range(6) for n in range(5)]

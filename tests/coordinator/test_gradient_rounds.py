@@ -1,4 +1,4 @@
-"""In rounds, gradients of several functions are one step: given rounds, what is applied when."""
+"""Gradient rounds: gradients of several functions are applied as one step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _numbers(rounds: GradientRounds) -> list[int]:
     return [each.number for each in closures]
 
 
-def test_a_round_is_complete_when_all_its_numbers_have_ended_in_whatever_order():
+def test_a_round_completes_when_all_its_closures_have_ended():
     rounds = GradientRounds(3)
     _end(rounds, 3, 1)
     assert rounds.take_complete() is None
@@ -44,7 +44,7 @@ def test_a_round_is_complete_when_all_its_numbers_have_ended_in_whatever_order()
     assert [rounds.may_start(number) for number in (4, 6, 7)] == [True, True, False]
 
 
-def test_while_a_round_is_pushed_nothing_begins():
+def test_no_closure_starts_while_a_round_is_pushed():
     rounds = GradientRounds(1)
     _end(rounds, 1)
     assert rounds.take_complete() is not None
@@ -54,7 +54,7 @@ def test_while_a_round_is_pushed_nothing_begins():
     assert rounds.may_start(2)
 
 
-def test_a_round_that_is_cut_ends_early_and_the_next_one_begins_there():
+def test_a_round_can_end_early_and_the_next_starts_after_it():
     rounds = GradientRounds(3)
     rounds.end_at(0)
     rounds.end_at(5)
@@ -73,19 +73,19 @@ def test_a_round_that_is_cut_ends_early_and_the_next_one_begins_there():
 
 @pytest.fixture
 def run() -> Iterator[Callable[..., tuple[Any, ClusterCoordinator]]]:
-    """Begins a strategy in rounds, and its coordinator."""
+    """Create a strategy with gradient rounds, and its coordinator."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(with_servers(mode="sync", **options))
 
 
 def _made(strategy: Any, value: Any = 0.0) -> tuple[Any, Any]:
-    """Return a variable, and an optimizer that takes the gradient away."""
+    """Return a variable, and an optimizer that subtracts the gradient."""
     with strategy.scope():
         return hr.Variable(value), hr.optimizers.SGD(1.0)
 
 
 class Reference:
-    """One process that takes each step with the whole batch."""
+    """A single process that takes each step with the whole batch."""
 
     def __init__(self, kind: str, value: np.ndarray) -> None:
         self.kind = kind
@@ -108,7 +108,7 @@ class Reference:
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("SGD", "float32"), ("SGD", "float64"), ("Adam", "float64")]
 )
-def test_rounds_are_steps_of_one_big_batch(run: Any, kind: str, dtype: str) -> None:
+def test_rounds_equal_steps_of_one_large_batch(run: Any, kind: str, dtype: str) -> None:
     chance = np.random.default_rng(5)
     partitioner = hr.distribute.partitioners.FixedShardsPartitioner(2)
     strategy, coordinator = run(round_size=3, partitioner=partitioner)
@@ -120,7 +120,7 @@ def test_rounds_are_steps_of_one_big_batch(run: Any, kind: str, dtype: str) -> N
         table = hr.EmbeddingTable(4, name="table", initializer="zeros", dtype=dtype)
 
     def function(inputs: Any, rows: Any) -> None:
-        # Half of the square of inputs @ w: its gradient reads what is there.
+        # The loss is half the square of inputs @ w, so the gradient depends on the current value.
         of_dense = inputs.T @ (inputs @ dense.read()) / len(inputs)
         of_rows = sparse.gather(rows) + table.lookup(rows) - 1.0
         optimizer.apply_gradients(
@@ -152,7 +152,7 @@ def test_rounds_are_steps_of_one_big_batch(run: Any, kind: str, dtype: str) -> N
     np.testing.assert_allclose(table.gather(np.arange(6)), wanted[2].value, **close)
 
 
-def test_what_a_round_reads_is_from_before_it_and_join_closes_a_short_one(run: Any) -> None:
+def test_a_round_reads_earlier_values_and_join_ends_a_short_round(run: Any) -> None:
     strategy, coordinator = run()
     v, optimizer = _made(strategy)
 
@@ -166,14 +166,14 @@ def test_what_a_round_reads_is_from_before_it_and_join_closes_a_short_one(run: A
         (0.0, 1), (0.0, 1), (-2.0, 2), (-2.0, 2), (-17.0, 3),
     ]  # fmt: skip
     assert (float(v.read()), optimizer.iterations) == (-24.0, 3)
-    # The next round begins after the short one.
+    # The next round starts after the short one.
     coordinator.schedule(function, (2.0,))
     coordinator.schedule(function, (4.0,))
     coordinator.join(SECONDS)
     assert (float(v.read()), optimizer.iterations) == (-27.0, 4)
 
 
-def test_done_closes_a_short_round_too(run: Any) -> None:
+def test_done_ends_a_short_round(run: Any) -> None:
     strategy, coordinator = run()
     v, optimizer = _made(strategy)
     coordinator.schedule(lambda: optimizer.apply_gradients([(np.float64(2.0), v)]))
@@ -181,7 +181,7 @@ def test_done_closes_a_short_round_too(run: Any) -> None:
     assert float(v.read()) == -2.0
 
 
-def test_a_function_that_pushes_nothing_has_no_part_in_the_mean(run: Any) -> None:
+def test_a_function_without_a_push_is_excluded_from_the_mean(run: Any) -> None:
     strategy, coordinator = run(round_size=3)
     with strategy.scope():
         v, w = (hr.Variable(np.zeros(2)) for _ in range(2))
@@ -203,14 +203,14 @@ def test_a_function_that_pushes_nothing_has_no_part_in_the_mean(run: Any) -> Non
     assert optimizer.iterations == 1
 
 
-def test_second_pushes_of_functions_are_a_second_step(run: Any) -> None:
+def test_second_pushes_of_functions_form_a_second_step(run: Any) -> None:
     strategy, coordinator = run()
     v, optimizer = _made(strategy)
 
     def function(first: float, second: float | None) -> list[int]:
         gradient = np.array(first)
         taken = [optimizer.apply_gradients([(gradient, v)])]
-        gradient[...] = 99.0  # what was given stays what it was
+        gradient[...] = 99.0  # arguments are not modified
         if second is not None:
             taken.append(optimizer.apply_gradients([(np.array(second), v)]))
         assert float(v.read()) == 0.0
@@ -236,7 +236,7 @@ def test_a_function_that_fails_or_is_cancelled_contributes_nothing(run: Any) -> 
     coordinator.schedule(function, (100.0, True))
     with pytest.raises(UserFunctionError):
         coordinator.join(SECONDS)
-    assert float(v.read()) == -5.0, "what the others brought is applied"
+    assert float(v.read()) == -5.0, "gradients of the others are applied"
 
     shared_here.update(began=threading.Event(), go_on=threading.Event())
     cancelled = coordinator.schedule(_wait_and_push, (optimizer, v))
@@ -256,7 +256,7 @@ def _wait_and_push(optimizer: Any, variable: Any) -> None:
     optimizer.apply_gradients([(np.array(50.0), variable)])
 
 
-def test_a_function_that_takes_long_holds_its_round_and_no_other_goes_ahead(run: Any) -> None:
+def test_a_slow_function_delays_its_round_and_all_later_ones(run: Any) -> None:
     strategy, coordinator = run()
     v, optimizer = _made(strategy)
     shared_here.update(began=threading.Event(), go_on=threading.Event())
@@ -270,7 +270,7 @@ def test_a_function_that_takes_long_holds_its_round_and_no_other_goes_ahead(run:
     assert later.fetch(SECONDS) == -26.0
 
 
-def test_what_is_no_gradient_is_written_at_once_and_keys_are_forgotten(run: Any) -> None:
+def test_other_writes_are_applied_at_once_and_their_keys_forgotten(run: Any) -> None:
     strategy, coordinator = run(round_size=2)
     v, optimizer = _made(strategy, np.zeros(2))
 
@@ -289,7 +289,7 @@ def test_what_is_no_gradient_is_written_at_once_and_keys_are_forgotten(run: Any)
         assert described.keys == 0
 
 
-def test_clipping_and_non_finite_gradients_are_judged_for_the_mean(run: Any) -> None:
+def test_clipping_and_finite_checks_apply_to_the_mean(run: Any) -> None:
     strategy, coordinator = run()
     with strategy.scope():
         v = hr.Variable(np.zeros(2))
@@ -314,7 +314,7 @@ def test_clipping_and_non_finite_gradients_are_judged_for_the_mean(run: Any) -> 
         coordinator.join(SECONDS)
 
 
-def test_a_round_that_cannot_be_pushed_is_an_error_and_the_next_one_is_not(run: Any) -> None:
+def test_a_failed_round_push_raises_and_the_next_succeeds(run: Any) -> None:
     strategy, coordinator = run()
     v, optimizer = _made(strategy, np.zeros((3, 2)))
 
@@ -323,7 +323,7 @@ def test_a_round_that_cannot_be_pushed_is_an_error_and_the_next_one_is_not(run: 
 
     coordinator.schedule(sparse)
     coordinator.schedule(lambda: optimizer.apply_gradients([(np.ones((3, 2)), v)]))
-    with pytest.raises(hr.errors.FailedPreconditionError, match="functions of a round"):
+    with pytest.raises(hr.errors.FailedPreconditionError, match="functions of a gradient round"):
         coordinator.join(SECONDS)
     coordinator.schedule(sparse)
     coordinator.join(SECONDS)

@@ -1,4 +1,4 @@
-"""Processes are killed: functions run again, what they wrote counts once, iterators go on."""
+"""Killed processes: functions are rerun, writes are applied once, iterators resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.coordinator import ClusterCoordinator
 from headrace.errors import FailedPreconditionError
 from tests.coordinator.in_process import resolver_of, wait_until
 from tests.coordinator.processes import Task
-from tests.parameter_server.small_cluster import is_whole
+from tests.parameter_server.small_cluster import is_replicated
 
 pytestmark = pytest.mark.system
 
@@ -68,7 +68,7 @@ def _step(variable: Any, rows: Any, seconds: float) -> int:
 
 
 @pytest.mark.catalogue("2.8.15", "3.2.1", "3.2.2", "3.3.6", "4.3.14")
-def test_a_killed_worker_loses_nothing_and_doubles_nothing(tasks: Tasks) -> None:
+def test_a_killed_worker_loses_or_duplicates_no_write(tasks: Tasks) -> None:
     with tasks.running(in_flight=4, variable_partitioner=HALVES) as (strategy, coordinator):
         with strategy.scope():
             counts = hr.Variable(np.zeros((41, 2)), name="counts")
@@ -95,7 +95,7 @@ def _draw(iterator: Any, seconds: float) -> tuple[int, int]:
 
 
 @pytest.mark.catalogue("2.8.19", "4.3.18")
-def test_an_iterator_goes_on_after_its_worker_was_killed(tasks: Tasks) -> None:
+def test_an_iterator_resumes_after_its_worker_was_killed(tasks: Tasks) -> None:
     with tasks.running() as (_, coordinator):
         dataset = coordinator.create_per_worker_dataset(
             lambda: hr.Dataset.range(10_000).shuffle(50, seed=7)
@@ -117,7 +117,7 @@ def test_an_iterator_goes_on_after_its_worker_was_killed(tasks: Tasks) -> None:
         assert sorted(elements) == sorted(expected[: len(elements)])
 
 
-def test_a_shared_dataset_visits_each_element_once_though_a_worker_is_killed(tasks: Tasks) -> None:
+def test_a_shared_dataset_delivers_each_element_once_despite_a_killed_worker(tasks: Tasks) -> None:
     with tasks.running() as (strategy, coordinator):
         with strategy.scope():
             visits = hr.Variable(np.zeros((300, 1)), name="visits")
@@ -158,7 +158,7 @@ def test_a_result_can_be_fetched_after_its_worker_was_killed(tasks: Tasks) -> No
 
 
 @pytest.mark.catalogue("2.8.22", "3.2.3-5")
-def test_a_lost_parameter_server_is_waited_for_and_then_named(tasks: Tasks) -> None:
+def test_a_lost_parameter_server_is_named_after_the_timeout(tasks: Tasks) -> None:
     with tasks.running(server_timeout=1.0) as (strategy, coordinator):
         with strategy.scope():
             variable = hr.Variable(np.zeros(3), name="lost")
@@ -173,7 +173,7 @@ def test_a_lost_parameter_server_is_waited_for_and_then_named(tasks: Tasks) -> N
         assert coordinator.schedule(lambda: 3).fetch(30) == 3
 
 
-def test_a_write_on_a_thread_that_a_function_started_is_refused_or_has_its_key(
+def test_a_write_on_a_functions_thread_is_rejected_or_has_its_key(
     tasks: Tasks,
 ) -> None:
     with tasks.running() as (strategy, coordinator):
@@ -193,7 +193,7 @@ def test_a_write_on_a_thread_that_a_function_started_is_refused_or_has_its_key(
         assert total.read() == 1
 
 
-def test_a_process_that_a_function_forks_is_refused_at_once(tasks: Tasks) -> None:
+def test_a_process_forked_by_a_function_is_rejected_at_once(tasks: Tasks) -> None:
     with tasks.running() as (strategy, coordinator):
         with strategy.scope():
             total = hr.Variable(0, name="written by a fork")
@@ -229,7 +229,7 @@ def _in_context(on_a_thread: Callable[..., Any]) -> None:
 
 
 def _train(counts: Any, weights: Any, optimizer: Any, number: int) -> int:
-    """Write with keys of all kinds: whole numbers, so that each order has the same sum."""
+    """Write with all kinds of write keys. Integers, so that every order has the same sum."""
     counts.scatter_add([number], np.ones((1, 2)))
     optimizer.apply_gradients([(np.full(3, float(number)), weights)])
     counts.assign_add(np.ones_like(counts))
@@ -239,7 +239,7 @@ def _train(counts: Any, weights: Any, optimizer: Any, number: int) -> int:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks, waits: bool) -> None:
+def test_a_killed_replicated_server_loses_or_duplicates_no_write(tasks: Tasks, waits: bool) -> None:
     options = {"replication": 2, "variable_partitioner": HALVES}
     with tasks.running(in_flight=4, **options) as (strategy, coordinator):
         with strategy.scope():
@@ -251,7 +251,7 @@ def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks, w
         servers = strategy.cluster.servers
 
         def are_whole() -> bool:
-            return is_whole([servers.status(index).replicas for index in range(2)])
+            return is_replicated([servers.status(index).replicas for index in range(2)])
 
         scheduled, longest = 0, 0.0
         values: list[Any] = []
@@ -278,7 +278,7 @@ def test_with_replicas_a_killed_server_loses_and_doubles_nothing(tasks: Tasks, w
     assert longest < 10.0
 
 
-def test_rounds_count_the_closures_of_a_killed_worker_once(tasks: Tasks) -> None:
+def test_rounds_count_closures_of_a_killed_worker_once(tasks: Tasks) -> None:
     with tasks.running(mode="sync", round_size=4) as (strategy, coordinator):
         with strategy.scope():
             weights = hr.Variable(np.zeros(3), name="of rounds")

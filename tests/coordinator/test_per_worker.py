@@ -1,4 +1,4 @@
-"""What each worker has of its own: datasets and values."""
+"""Per-worker datasets and values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from tests.coordinator.in_process import SECONDS, coordinating, divide, take_nex
 
 @pytest.mark.catalogue("2.9.2", "2.9.3")
 def test_each_worker_reads_the_whole_of_a_per_worker_dataset():
-    # As many elements as functions: one worker may run them all while the other makes its own.
+    # The number of elements equals that of functions: one worker may run all of them while the
+    # other creates its dataset.
     for made in (hr.Dataset.range(6), lambda: hr.Dataset.range(6)):
         with coordinating(2, closures_in_flight=1) as coordinator:
             wait_until(lambda c=coordinator: all(each.is_connected for each in c.status().workers))
@@ -72,7 +73,7 @@ def test_workers_shuffle_differently(coordinator: ClusterCoordinator):
 
 
 @pytest.mark.catalogue("2.9.1", "3.1.55")
-def test_a_dataset_function_knows_its_worker():
+def test_a_dataset_function_gets_the_worker_index():
     with coordinating(3) as coordinator:
         dataset = coordinator.create_per_worker_dataset(
             lambda: hr.Dataset.range(9).shard(3, get_current_worker_index())
@@ -89,7 +90,7 @@ def test_a_dataset_function_knows_its_worker():
 
 
 @pytest.mark.catalogue("2.8.30", "2.9.6")
-def test_the_end_of_a_per_worker_dataset_is_an_error(coordinator: ClusterCoordinator):
+def test_the_end_of_a_per_worker_dataset_raises(coordinator: ClusterCoordinator):
     iterator = iter(coordinator.create_per_worker_dataset(hr.Dataset.range(1)))
     coordinator.schedule(take_next, (iterator,)).fetch(SECONDS)
     ends = [coordinator.schedule(time.sleep, (0.01,)) for _ in range(4)]
@@ -117,7 +118,7 @@ def test_an_iterator_outlives_an_error_of_a_function():
 
 
 @pytest.mark.catalogue("2.8.21", "3.1.37", "3.1.38")
-def test_a_dataset_that_fails_fails_who_uses_it_and_nobody_else(coordinator: ClusterCoordinator):
+def test_a_failed_dataset_fails_only_functions_that_use_it(coordinator: ClusterCoordinator):
     def broken() -> Any:
         raise LookupError("no files")
 
@@ -135,7 +136,7 @@ def test_a_dataset_that_fails_fails_who_uses_it_and_nobody_else(coordinator: Clu
 
 
 @pytest.mark.catalogue("1.4.7", "1.9.4")
-def test_a_per_worker_dataset_is_not_read_here(coordinator: ClusterCoordinator):
+def test_a_per_worker_dataset_cannot_be_read_in_the_coordinator(coordinator: ClusterCoordinator):
     iterator = iter(coordinator.create_per_worker_dataset(hr.Dataset.range(3)))
     with pytest.raises(NotImplementedError, match="not supported right now"):
         next(iterator)
@@ -157,7 +158,7 @@ def test_a_distributed_dataset_may_be_per_worker(coordinator: ClusterCoordinator
 
 
 @pytest.mark.catalogue("2.9.5", "3.1.29")
-def test_what_nobody_holds_is_let_go_by_workers(coordinator: ClusterCoordinator):
+def test_unreferenced_resources_are_released_by_workers(coordinator: ClusterCoordinator):
     dataset = coordinator.create_per_worker_dataset(hr.Dataset.range(1000))
     for _ in range(5):
         iterator = iter(dataset)
@@ -169,7 +170,7 @@ def test_what_nobody_holds_is_let_go_by_workers(coordinator: ClusterCoordinator)
     coordinator._runner.wake()
     wait_until(lambda: len(held) == 1)
     last = coordinator.schedule(take_next, (iter(dataset),))
-    assert last.fetch(SECONDS) == 0, "held as long as a function needs it"
+    assert last.fetch(SECONDS) == 0, "kept while a function needs it"
 
 
 @pytest.mark.catalogue("1.6.7", "1.9.6", "2.8.8", "3.1.22", "3.1.23")
@@ -197,11 +198,11 @@ def test_values_for_each_worker(coordinator: ClusterCoordinator):
     assert made.statuses == (RemoteValueStatus.READY,) * 2
 
 
-def test_a_worker_without_a_value_of_its_own_says_so():
+def test_a_worker_without_a_value_raises():
     values = pickle.dumps(PerWorkerValues(["first", "second"]))
     token = current_closure.set(RunningClosure(2, SessionResources(), is_only_thread=True))
     try:
-        with pytest.raises(FailedPreconditionError, match="has 2 values, and none for worker 2"):
+        with pytest.raises(FailedPreconditionError, match="has 2 values, but none for worker 2"):
             pickle.loads(values)
     finally:
         current_closure.reset(token)

@@ -1,4 +1,4 @@
-"""How far a pass over a shared dataset is, whatever the order in which elements are used."""
+"""Progress of an epoch of a shared dataset, whose elements are used in any order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.coordinator.shared_dataset import EpochProgress
 
 
 def read(progress: EpochProgress, elements: list[int], count: int) -> list[tuple[int, int]]:
-    """Read elements of a reader whose place is the number of its next element."""
+    """Read elements; the position of the reader is the number of its next element."""
     found = []
     for _ in range(count):
         if progress.wants_position:
@@ -24,7 +24,7 @@ def read(progress: EpochProgress, elements: list[int], count: int) -> list[tuple
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_was_not_used_comes_again_and_nothing_else(seed: int):
+def test_exactly_the_unused_elements_are_delivered_again(seed: int):
     rng = random.Random(seed)
     used: set[int] = set()
     progress, start = EpochProgress(3), 0
@@ -49,7 +49,7 @@ def test_what_was_not_used_comes_again_and_nothing_else(seed: int):
     assert sorted([*left, *used]) == list(range(2000))
 
 
-def test_places_are_asked_for_once_and_from_the_first_state_on_now_and_then():
+def test_positions_are_recorded_once_then_regularly_after_the_first_state():
     progress = EpochProgress(0)
     elements: list[int] = []
     progress.mark_used([number for number, _ in read(progress, elements, 1000)])

@@ -1,4 +1,4 @@
-"""A dataset of which each element goes to one worker, in epochs and in shards."""
+"""Shared datasets, and evaluation by shards: each element is delivered to one worker."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ from tests.coordinator.in_process import SECONDS, coordinating, note, noted, tak
 @pytest.mark.catalogue("2.9.6", "4.3.7")
 @pytest.mark.parametrize("size", [0, 1, 6, 25, 100])
 @pytest.mark.parametrize("each", [1, 3])
-def test_an_epoch_deals_out_each_element_once(
-    coordinator: ClusterCoordinator, size: int, each: int
-):
+def test_an_epoch_delivers_each_element_once(coordinator: ClusterCoordinator, size: int, each: int):
     shared = coordinator.create_shared_dataset(hr.Dataset.range(size))
 
     def take(elements: Any, count: int) -> None:
@@ -45,7 +43,7 @@ def test_an_epoch_deals_out_each_element_once(
     assert coordinator.done()
 
 
-def test_what_a_call_leaves_over_is_dealt_to_another(coordinator: ClusterCoordinator):
+def test_unread_elements_of_a_call_go_to_another(coordinator: ClusterCoordinator):
     shared = coordinator.create_shared_dataset(hr.Dataset.range(60))
 
     def take(elements: Any) -> None:
@@ -60,7 +58,7 @@ def test_what_a_call_leaves_over_is_dealt_to_another(coordinator: ClusterCoordin
     assert sorted(noted) == list(range(60))
 
 
-def test_a_function_may_hold_the_dataset(coordinator: ClusterCoordinator):
+def test_a_function_may_capture_the_shared_dataset(coordinator: ClusterCoordinator):
     shared = coordinator.create_shared_dataset(hr.Dataset.range(40))
 
     def take() -> None:
@@ -71,7 +69,7 @@ def test_a_function_may_hold_the_dataset(coordinator: ClusterCoordinator):
     assert sorted(noted) == list(range(40))
 
 
-def test_large_elements_are_dealt_as_they_are(coordinator: ClusterCoordinator):
+def test_large_elements_are_delivered_unchanged(coordinator: ClusterCoordinator):
     rows = np.arange(6 * 40_000, dtype=np.float32).reshape(6, 40_000)
     shared = coordinator.create_shared_dataset(hr.Dataset.from_tensor_slices({"x": rows}))
     coordinator.run_epoch(lambda it: [note(next(it)["x"]) for _ in range(2)], (shared,))
@@ -89,13 +87,15 @@ def test_an_error_in_an_epoch_is_raised(coordinator: ClusterCoordinator):
     coordinator.join(SECONDS)
 
 
-def test_a_shared_dataset_belongs_to_an_epoch(coordinator: ClusterCoordinator):
+def test_a_shared_dataset_requires_run_epoch(coordinator: ClusterCoordinator):
     shared = coordinator.create_shared_dataset(hr.Dataset.range(5))
     with pytest.raises(FailedPreconditionError, match="run_epoch"):
         coordinator.schedule(take_next, (shared,))
     with pytest.raises(FailedPreconditionError, match="run_epoch"):
         iter(shared)
-    with pytest.raises(ValueError, match="needs one shared dataset among `args`, and found 0"):
+    with pytest.raises(
+        ValueError, match="requires exactly one shared dataset in `args`, but found 0"
+    ):
         coordinator.run_epoch(take_next, (3,))
     with pytest.raises(TypeError, match="`dataset`"):
         coordinator.create_shared_dataset([1, 2])  # type: ignore[arg-type]
@@ -108,12 +108,12 @@ def _note_until(elements: Any, last: int) -> None:
     note(element)
 
 
-def test_an_epoch_that_was_interrupted_goes_on_in_another_program_with_what_was_not_used(
+def test_another_program_resumes_an_epoch_with_the_unused_elements(
     coordinator: ClusterCoordinator,
 ):
     dataset = hr.Dataset.range(300).shuffle(300, seed=4)
     shared = coordinator.create_shared_dataset(dataset)
-    assert shared.get_state() == {"version": 1, "pass": 0}
+    assert shared.get_state() == {"version": 1, "epoch": 0}
     last = [int(element) for element in DatasetIterator(dataset.plan)][200]
     with pytest.raises(UserFunctionError, match="once"):
         coordinator.run_epoch(_note_until, (shared, last))
@@ -126,14 +126,14 @@ def test_an_epoch_that_was_interrupted_goes_on_in_another_program_with_what_was_
         assert again.get_state() == state
         assert other.run_epoch(_note_until, (again, -1)) == 300 - len(before)
         assert sorted(noted) == list(range(300))
-        # The next epoch is another one, as it would have been in the first program.
-        assert again.get_state() == {"version": 1, "pass": 1}
+        # The next epoch has the order that it would have had in the first program.
+        assert again.get_state() == {"version": 1, "epoch": 1}
         noted.clear()
         assert other.run_epoch(_note_until, (again, -1)) == 300
         assert noted == [int(element) for element in DatasetIterator(dataset.plan, 1)]
 
 
-def test_the_state_of_a_shared_dataset_is_saved_while_an_epoch_runs(
+def test_the_state_of_a_shared_dataset_can_be_saved_during_an_epoch(
     coordinator: ClusterCoordinator, tmp_path: Any
 ):
     shared = coordinator.create_shared_dataset(hr.Dataset.range(400))
@@ -145,12 +145,12 @@ def test_the_state_of_a_shared_dataset_is_saved_while_an_epoch_runs(
     hr.Checkpoint(data=again).restore(path).assert_consumed()
     noted.clear()
     steps = coordinator.run_epoch(_note_until, (again, -1))
-    # What was under way when it was saved comes again.
+    # Elements in use when the state was saved are delivered again.
     assert 0 <= steps - (400 - len(before)) <= 2 * 64
     assert set(before) | set(noted) == set(range(400))
     assert steps == len(set(noted))
-    with pytest.raises(InvalidArgumentError, match="no state of a shared dataset"):
-        again.set_state({"place": 1})
+    with pytest.raises(InvalidArgumentError, match="must be the state of a shared dataset"):
+        again.set_state({"position": 1})
 
 
 _saves: list[Any] = []
@@ -190,13 +190,13 @@ def test_evaluation_of_a_shuffled_dataset_counts_each_element_once(coordinator: 
     assert sorted(coordinator.evaluate(elements, data, 4, np.concatenate)) == [*range(100)]
 
 
-def test_an_address_without_a_port_is_refused_and_the_coordinator_goes_on(
+def test_an_address_without_a_port_is_rejected(
     coordinator: ClusterCoordinator,
 ):
-    with pytest.raises(ValueError, match=r"`address`: address='localhost' is not written"):
+    with pytest.raises(ValueError, match=r"`address`: address='localhost' must have the form"):
         coordinator.add_worker("localhost")
     assert coordinator.schedule(lambda: 3).fetch(SECONDS) == 3
-    with pytest.raises(ValueError, match="worker 1: address='localhost' is not written"):
+    with pytest.raises(ValueError, match="worker 1: address='localhost' must have the form"):
         ClusterCoordinator(Workers(["localhost:1", "localhost"]))
 
 
@@ -217,12 +217,12 @@ assert coordinator.schedule(lambda: 1).fetch(30) == 1
         ("", ""),
         (
             "coordinator.schedule(lambda: __import__('time').sleep(0.5))",
-            "the program ends while 1 functions that were scheduled are not over: they are called "
-            "off; coordinator.join() waits for them",
+            "the program exits with 1 unfinished scheduled functions, which are cancelled; call "
+            "coordinator.join() to wait for them",
         ),
     ],
 )
-def test_a_program_that_closes_nothing_says_only_what_it_did_not_wait_for(then: str, words: str):
+def test_a_program_that_exits_without_close_logs_unfinished_functions(then: str, words: str):
     with ClosureWorker(0) as worker:
         ended = subprocess.run(
             [sys.executable, "-c", _FORGETFUL.format(then=then), worker.address],
@@ -234,7 +234,7 @@ def test_a_program_that_closes_nothing_says_only_what_it_did_not_wait_for(then: 
     assert ended.stderr.strip() == words
 
 
-def test_metrics_that_functions_return_are_merged(coordinator: ClusterCoordinator) -> None:
+def test_returned_metrics_are_merged(coordinator: ClusterCoordinator) -> None:
     rng = np.random.default_rng(7)
     true, predicted = rng.integers(0, 2, 60), rng.random(60)
     rows = hr.Dataset.from_tensor_slices((true, predicted)).batch(7)
@@ -254,6 +254,6 @@ def test_metrics_that_functions_return_are_merged(coordinator: ClusterCoordinato
     sums = coordinator.evaluate(lambda shard: measured(shard).sums(), rows, 4, list)
     for others in (sums, np.stack(sums), whole, whole.sums(), [whole]):
         assert hr.metrics.AUC(50).merge(others).result() == whole.result()
-    # A metric of this process would count on a worker and not here.
+    # Updates of a captured metric would be lost on the worker.
     with pytest.raises(FailedPreconditionError, match="captured Variable"):
         coordinator.schedule(lambda: whole.update_state([1], [0.5]))

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, closures end, once; retried ones write once; staleness keeps its bound."""
+"""Simulation with faults: closures end once, writes are applied once, staleness is bounded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _plan(chance: random.Random, *, may_fail: bool = False) -> Plan:
 
 @contextmanager
 def _drained(seed: int, count: int, **options: Any) -> Iterator[Cluster]:
-    """Yield a cluster whose closures, scheduled while faults are injected, are all over."""
+    """Yield a cluster whose closures were scheduled under faults, and have all ended."""
     chance = random.Random(seed)
     options.setdefault("key_cleanup_delay", (0.0, 0.1, 1.0)[seed % 3])
     cluster = Cluster(seed, **options)
@@ -59,21 +59,21 @@ def _check_invariants(cluster: Cluster, threads: int = 1) -> None:
             drawn.setdefault(of_worker[0], []).append(of_worker[1])
         owed |= {(number, *each): 1 for each in plan.numbered_writes()}
     assert cluster.store.applied == owed
-    # Where closures run side by side, the place of the slowest counts.
+    # With concurrent closures, the position of the slowest counts.
     for elements in drawn.values() if threads == 1 else ():
-        assert len(set(elements)) == len(elements), "an element came twice"
+        assert len(set(elements)) == len(elements), "an element was duplicated"
 
 
 @pytest.mark.catalogue("2.8.15")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_in_a_storm_all_closures_end_and_each_write_is_applied_once(threads: int) -> None:
+def test_under_faults_all_closures_end_and_each_write_is_applied_once(threads: int) -> None:
     for seed in range(60):
         with _drained(seed, 60, threads=threads) as cluster:
             _check_invariants(cluster, threads)
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_in_a_storm_staleness_keeps_its_bound(staleness: int) -> None:
+def test_under_faults_staleness_keeps_its_bound(staleness: int) -> None:
     for seed in range(1000, 1025):
         with _drained(seed, 30, staleness=staleness) as cluster:
             _check_invariants(cluster)
@@ -81,7 +81,7 @@ def test_in_a_storm_staleness_keeps_its_bound(staleness: int) -> None:
 
 
 @pytest.mark.parametrize("round_size", [1, 2, 5])
-def test_in_a_storm_rounds_are_of_closures_in_a_row_and_pushed_once(round_size: int) -> None:
+def test_under_faults_rounds_are_consecutive_and_pushed_once(round_size: int) -> None:
     for seed in range(2000, 2020):
         with _drained(seed, 33, round_size=round_size) as cluster:
             _check_invariants(cluster)
@@ -93,7 +93,7 @@ def test_in_a_storm_rounds_are_of_closures_in_a_row_and_pushed_once(round_size: 
 
 
 @pytest.mark.parametrize("round_size", [None, 3])
-def test_in_a_storm_replicas_lose_no_write_and_double_none(round_size: int | None) -> None:
+def test_under_faults_replicated_stores_lose_or_duplicate_no_write(round_size: int | None) -> None:
     losses = mistakes = 0
     for seed in range(3000, 3020):
         with _drained(seed, 40, round_size=round_size, replicas=True) as cluster:
@@ -109,7 +109,7 @@ def test_in_a_storm_replicas_lose_no_write_and_double_none(round_size: int | Non
 
 
 @pytest.mark.catalogue("3.1.35")
-def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_again() -> None:
+def test_under_faults_the_queue_is_usable_after_errors_and_cancellations() -> None:
     for seed in range(40):
         chance = random.Random(seed)
         staleness, round_size = chance.choice([(None, None), (2, None), (None, 3)])
@@ -129,7 +129,7 @@ def test_in_a_storm_errors_and_cancellations_leave_a_queue_that_can_be_used_agai
 
 
 def _use_the_queue_until_it_fails(cluster: Cluster, chance: random.Random) -> None:
-    """Schedule closures, some of which fail or are cancelled, while workers come and leave."""
+    """Schedule closures, fail or cancel some, and add and remove workers."""
     closures: list[Closure] = []
     while len(closures) < 25 and cluster.queue.failure is None:
         closure = cluster.schedule(_plan(chance, may_fail=True))

@@ -1,4 +1,4 @@
-"""Functions that are scheduled read and write variables on parameter servers."""
+"""Scheduled functions that read and write variables on parameter servers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_closing_the_strategy_closes_its_coordinator():
 
 
 @pytest.mark.catalogue("3.22.2")
-def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
+def test_the_local_optimizer_counts_steps_of_workers():
     with with_servers() as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(np.zeros(2, np.float32), name="v")
@@ -46,7 +46,7 @@ def test_steps_that_workers_take_are_counted_by_the_optimizer_here():
         assert (first.iterations, second.iterations) == (3, 0)
 
 
-def test_the_strategy_of_a_coordinator_that_travels_is_that_of_the_worker():
+def test_a_pickled_coordinator_has_the_workers_strategy():
     with with_servers() as (strategy, coordinator):
 
         def count() -> int:
@@ -56,7 +56,7 @@ def test_the_strategy_of_a_coordinator_that_travels_is_that_of_the_worker():
 
 
 @pytest.mark.catalogue("3.1.18", "3.1.43", "3.1.51", "3.1.52", "3.9.23")
-def test_what_functions_add_is_there_after_join():
+def test_writes_of_functions_are_visible_after_join():
     with with_servers() as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(0.0, name="v")
@@ -84,7 +84,7 @@ def test_a_function_looks_rows_up_in_shards():
         assert rows.fetch(SECONDS).tolist() == [[1, 2], [7, 8], [9, 10]]
 
 
-def test_without_staleness_closures_are_those_of_one_process_bit_for_bit():
+def test_without_staleness_results_equal_one_process_bitwise():
     def step(weights: Any, optimizer: Any, inputs: Any) -> None:
         gradient = (weights.read() @ inputs - 1.0)[:, None] * inputs[None, :]
         optimizer.apply_gradients([(gradient.astype(np.float32), weights)])
@@ -107,7 +107,7 @@ def test_without_staleness_closures_are_those_of_one_process_bit_for_bit():
 
 
 @pytest.mark.parametrize("staleness", [1, 4])
-def test_no_function_reads_what_is_staler_than_its_bound(staleness: int):
+def test_no_function_reads_values_beyond_the_staleness_bound(staleness: int):
     def step(number: int) -> int:
         missing = number - int(applied.read()[:number].sum())
         time.sleep(0.001 * (number % 4))
@@ -123,7 +123,7 @@ def test_no_function_reads_what_is_staler_than_its_bound(staleness: int):
 
 
 @pytest.mark.parametrize("way", ["cancelled", "took too long"])
-def test_what_a_function_writes_after_it_was_called_off_is_refused(way: str):
+def test_writes_of_a_cancelled_function_are_rejected(way: str):
     with with_servers(1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(0.0, name="v")
@@ -157,7 +157,7 @@ def _write_twice(variable: Any) -> None:
         raise
 
 
-def test_keys_of_functions_that_have_ended_are_forgotten():
+def test_write_keys_of_ended_functions_are_forgotten():
     with with_servers(2, 1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(0.0, name="v")
@@ -200,7 +200,7 @@ def test_a_dataset_of_the_strategy_is_read_by_workers():
 
 
 @pytest.mark.parametrize("in_scope", [True, False])
-def test_a_variable_made_inside_a_function_is_an_error(in_scope: bool):
+def test_creating_a_variable_in_a_function_raises(in_scope: bool):
     with with_servers(1) as (strategy, coordinator):
 
         def make() -> None:
@@ -208,12 +208,14 @@ def test_a_variable_made_inside_a_function_is_an_error(in_scope: bool):
                 hr.Variable(0.0, name="inside")
 
         coordinator.schedule(make)
-        with pytest.raises(FailedPreconditionError, match="Variable 'inside' is made inside a fun"):
+        with pytest.raises(
+            FailedPreconditionError, match="Variable 'inside' is created inside a scheduled fun"
+        ):
             coordinator.join(SECONDS)
 
 
 @pytest.mark.catalogue("3.1.20")
-def test_a_variable_made_by_the_function_of_a_dataset_is_an_error():
+def test_creating_a_variable_in_a_dataset_function_raises():
     with with_servers(1) as (_, coordinator):
 
         def make() -> Any:
@@ -226,7 +228,7 @@ def test_a_variable_made_by_the_function_of_a_dataset_is_an_error():
             value.fetch(SECONDS)
 
 
-def test_what_a_worker_keeps_for_itself_may_be_a_variable_and_a_function_has_its_own_metrics():
+def test_per_worker_values_may_be_variables_and_functions_have_metrics():
     with with_servers(1) as (_, coordinator):
         calls = coordinator.create_per_worker_values(lambda: hr.Variable(0))
 
@@ -239,7 +241,7 @@ def test_what_a_worker_keeps_for_itself_may_be_a_variable_and_a_function_has_its
 
 
 @pytest.mark.parametrize("initial_value", [0.0, lambda: np.float64(0)])
-def test_a_variable_of_each_workers_own_is_read_from_all(initial_value: Any):
+def test_per_worker_variables_are_read_from_all_workers(initial_value: Any):
     with with_servers(2, 1) as (strategy, coordinator):
         with strategy.scope():
             own = hr.Variable(initial_value, name="own", per_worker_variable=True)
@@ -255,9 +257,11 @@ def test_a_variable_of_each_workers_own_is_read_from_all(initial_value: Any):
             added[coordinator.schedule(add, (own,)).fetch(SECONDS)] += 1
             assert own.read_all() == added
         assert coordinator.schedule(lambda: own.read()).fetch(SECONDS) in added
-        with pytest.raises(FailedPreconditionError, match=r"`assign_add` is for .* read_all"):
+        with pytest.raises(
+            FailedPreconditionError, match=r"`assign_add` is available only .* read_all"
+        ):
             own.assign_add(1.0)
-        with pytest.raises(FailedPreconditionError, match="inside a function"):
+        with pytest.raises(FailedPreconditionError, match="inside a scheduled function"):
             coordinator.schedule(
                 lambda: hr.Variable(0.0, per_worker_variable=True, name="inside")
             ).fetch(SECONDS)
@@ -265,14 +269,14 @@ def test_a_variable_of_each_workers_own_is_read_from_all(initial_value: Any):
         hr.Variable("text", per_worker_variable=True)
 
 
-def test_in_a_caching_scope_a_variable_keeps_the_value_that_was_read_first():
+def test_in_a_caching_scope_a_variable_keeps_its_first_value():
     with with_servers(1, 2, hr.distribute.partitioners.FixedShardsPartitioner(2)) as (strategy, _):
         with strategy.scope():
             v = hr.Variable(np.arange(4.0), name="v")
         with hr.distribute.cache_variable_reads():
             assert v.gather([1]).tolist() == [1]
             first = v.read()
-            first[:] = 9  # belongs to whoever read it
+            first[:] = 9  # each reader gets its own array
             v.assign(np.full(4, 5.0))
             assert (v * 2).tolist() == [0, 2, 4, 6]
             assert v.gather([[3, 3], [0, 1]]).tolist() == [[3, 3], [0, 1]]
@@ -284,14 +288,14 @@ def test_in_a_caching_scope_a_variable_keeps_the_value_that_was_read_first():
             assert v.read().tolist() == [5] * 4
 
 
-def test_what_workers_make_for_themselves_writes_nothing():
+def test_functions_of_per_worker_values_cannot_write():
     with with_servers(1) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(3.0, name="v")
         read = coordinator.create_per_worker_values(lambda: float(v.read()))
         assert coordinator.schedule(lambda value: value, (read,)).fetch(SECONDS) == 3.0
         wrote = coordinator.create_per_worker_values(lambda: v.assign_add(1.0))
-        with pytest.raises(FailedPreconditionError, match="may read variables and write none"):
+        with pytest.raises(FailedPreconditionError, match="may read variables but not write them"):
             coordinator.schedule(lambda value: value, (wrote,)).fetch(SECONDS)
         assert v.read() == 3.0
 
@@ -312,7 +316,7 @@ def test_a_shared_dataset_trains_a_variable():
             assert seen.read().tolist() == [float(epoch)] * 64
 
 
-def test_a_dataset_without_an_end_is_not_evaluated():
+def test_evaluating_an_infinite_dataset_raises():
     with (
         with_servers() as (_, coordinator),
         pytest.raises(ValueError, match="must be finite"),
@@ -321,7 +325,7 @@ def test_a_dataset_without_an_end_is_not_evaluated():
 
 
 @pytest.mark.parametrize("options", [{}, {"mode": "sync", "round_size": 2}])
-def test_steps_in_the_background_are_done_when_their_function_is(options: dict[str, Any]) -> None:
+def test_background_steps_are_done_when_their_function_ends(options: dict[str, Any]) -> None:
     with with_servers(**options) as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(np.zeros(2, np.float32), name="v")
@@ -340,7 +344,7 @@ def test_steps_in_the_background_are_done_when_their_function_is(options: dict[s
             assert later.iterations == 10
 
 
-def test_a_step_in_the_background_that_fails_fails_its_function() -> None:
+def test_a_failed_background_step_fails_its_function() -> None:
     with with_servers() as (strategy, coordinator):
         with strategy.scope():
             v = hr.Variable(np.zeros(2, np.float32), name="v")
@@ -362,10 +366,10 @@ def test_a_step_in_the_background_that_fails_fails_its_function() -> None:
         with pytest.raises(Exception, match="of the function"):
             coordinator.join()
         coordinator.schedule(step, (1.0,)).fetch(SECONDS)
-        assert v.read().tolist() == [-3, -3], "what was begun before the error is there"
+        assert v.read().tolist() == [-3, -3], "steps started before the error are applied"
 
 
-def test_a_step_that_fails_in_the_background_is_told_where_the_data_ended(monkeypatch: Any) -> None:
+def test_a_failed_background_step_is_raised_at_the_end_of_the_data(monkeypatch: Any) -> None:
     carry_out = ShardStore.execute
 
     def fail(self: ShardStore, operation: Any, arrays: Any) -> Any:

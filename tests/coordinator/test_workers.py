@@ -1,4 +1,4 @@
-"""Coordinators take over from each other; workers come, go, and are known."""
+"""Replacement of coordinators, and workers that are added, removed, lost and registered."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def test_a_strategy_has_one_coordinator():
         first = ClusterCoordinator(strategy)
         assert ClusterCoordinator(strategy) is first
         assert first.strategy is strategy
-        with pytest.raises(ValueError, match="has a coordinator already"):
+        with pytest.raises(ValueError, match="already has a coordinator"):
             ClusterCoordinator(strategy, closures_in_flight=5)
         first.close()
         second = ClusterCoordinator(strategy, closures_in_flight=5)
         assert second is not first
-        assert ClusterCoordinator(strategy) is second, "options that are not given do not differ"
+        assert ClusterCoordinator(strategy) is second, "omitted options do not differ"
         assert second.schedule(divide, (1, 1)).fetch(SECONDS) == 1.0
         second.close()
 
 
 @pytest.mark.catalogue("2.8.1")
-def test_a_coordinator_that_nobody_holds_ends():
+def test_an_unreferenced_coordinator_closes():
     with ClosureWorker(0) as worker:
         coordinator = ClusterCoordinator(Workers([worker.address]))
         coordinator.schedule(divide, (1, 1)).fetch(SECONDS)
@@ -74,13 +74,13 @@ def test_a_coordinator_that_nobody_holds_ends():
 
 @pytest.mark.catalogue("1.9.1", "4.3.20")
 @pytest.mark.parametrize("strategy", [None, "x", hr.distribute.MirroredStrategy(["cpu:0"])])
-def test_another_strategy_is_refused(strategy: Any):
+def test_other_strategies_are_rejected(strategy: Any):
     with pytest.raises(ValueError, match="Only a ParameterServerStrategy is supported"):
         ClusterCoordinator(strategy)
 
 
 @pytest.mark.catalogue("4.3.19")
-def test_a_newer_coordinator_takes_the_workers_and_the_older_one_says_so(
+def test_a_newer_coordinator_takes_the_workers_and_the_older_one_fails(
     caplog: pytest.LogCaptureFixture,
 ):
     with ClosureWorker(0) as worker:
@@ -88,8 +88,8 @@ def test_a_newer_coordinator_takes_the_workers_and_the_older_one_says_so(
         assert old.schedule(divide, (1, 1)).fetch(SECONDS) == 1.0
         with ClusterCoordinator(Workers([worker.address])) as new:
             assert new.schedule(divide, (2, 1)).fetch(SECONDS) == 2.0
-            # Also where nobody asks it for anything.
-            wait_until(lambda: "this coordinator has no say any more" in caplog.text)
+            # Even without a call of the old coordinator.
+            wait_until(lambda: "this coordinator was superseded" in caplog.text)
             other = f"a newer coordinator, in process [^ ]*:{os.getpid()} "
             assert re.search(other, caplog.text)
             with pytest.raises(AbortedError, match=other):
@@ -102,7 +102,7 @@ def test_a_newer_coordinator_takes_the_workers_and_the_older_one_says_so(
 
 
 @pytest.mark.catalogue("1.9.5")
-def test_a_function_knows_its_worker(coordinator: ClusterCoordinator):
+def test_a_function_gets_the_worker_index(coordinator: ClusterCoordinator):
     seen: set[int] = set()
     wait_until(
         lambda: seen.add(coordinator.schedule(get_current_worker_index).fetch()) or len(seen) == 2
@@ -113,12 +113,12 @@ def test_a_function_knows_its_worker(coordinator: ClusterCoordinator):
 
 
 @pytest.mark.catalogue("1.6.3", "2.8.18")
-def test_functions_wait_for_a_worker_that_is_not_there_yet():
+def test_functions_wait_for_a_worker_that_starts_later():
     with ClosureWorker(0) as worker:
         address = worker.address
     with ClusterCoordinator(Workers([address])) as coordinator:
         value = coordinator.schedule(divide, (1, 1))
-        with pytest.raises(DeadlineExceededError, match=r"worker 0 .* has not been there for"):
+        with pytest.raises(DeadlineExceededError, match=r"worker 0 .* has not been connected for"):
             value.fetch(0.2)
         with ClosureWorker(0, port=int(address.rpartition(":")[2])):
             assert value.fetch(SECONDS) == 1.0
@@ -130,7 +130,7 @@ def test_a_worker_that_stops_loses_a_function_that_runs_once():
     with ClosureWorker(0) as worker, ClusterCoordinator(Workers([worker.address])) as coordinator:
         value = coordinator.schedule(begin_and_wait, retries=1)
         assert begun.wait(SECONDS)
-        worker.stop()  # which takes a while, since the function runs
+        worker.stop()  # takes a while, since the function is running
         release.set()
         with ClosureWorker(0, port=int(worker.address.rpartition(":")[2])):
             assert value.fetch(SECONDS) == "done"
@@ -152,12 +152,12 @@ def test_workers_are_added_and_removed_while_functions_run(coordinator: ClusterC
         coordinator.remove_worker(2)
         wait_until(lambda: set(coordinator.workers) == {1})
         assert coordinator.schedule(_where, (0.0,)).fetch(SECONDS) == 1
-        with pytest.raises(ValueError, match="there is no worker 9; there are"):
+        with pytest.raises(ValueError, match="no worker 9; known workers"):
             coordinator.remove_worker(9)
 
 
 @pytest.mark.catalogue("3.5.1", "3.5.2")
-def test_workers_announce_themselves_to_a_coordinator_that_listens():
+def test_workers_register_with_a_listening_coordinator():
     with ClosureWorker(0) as first, ClusterCoordinator(Workers([first.address])) as coordinator:
         address = coordinator.listen()
         with ClosureWorker(1, coordinator=address) as second:
@@ -174,7 +174,7 @@ def test_workers_announce_themselves_to_a_coordinator_that_listens():
             assert coordinator.schedule(_where, (0.0,)).fetch(SECONDS) == 2
 
 
-def test_a_worker_says_in_time_that_its_coordinator_does_not_answer(
+def test_a_worker_warns_if_its_coordinator_does_not_reply(
     monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
     tries, said = [], threading.Event()
@@ -182,7 +182,7 @@ def test_a_worker_says_in_time_that_its_coordinator_does_not_answer(
     class Silent:
         def call(self, message: Any, timeout: float) -> None:
             tries.append(message)
-            if "no coordinator answers at host:1" in caplog.text or len(tries) == 20:
+            if "no reply from the coordinator at host:1" in caplog.text or len(tries) == 20:
                 said.set()
             time.sleep(0.1)
             raise DeadlineExceededError("no answer")
@@ -200,7 +200,7 @@ def test_a_worker_says_in_time_that_its_coordinator_does_not_answer(
     assert len(tries) < 10
 
 
-def test_a_status_says_what_runs_where(coordinator: ClusterCoordinator):
+def test_the_status_lists_running_functions_and_workers(coordinator: ClusterCoordinator):
     shared_here["release"] = threading.Event()
     values = [coordinator.schedule(wait_for_release) for _ in range(8)]
     wait_until(lambda: sum(len(each.running) for each in coordinator.status().workers) == 2)
@@ -220,7 +220,7 @@ def _where(seconds: float) -> int:
     return get_current_worker_index()
 
 
-def test_off_one_machine_workers_let_in_whom_they_know(tmp_path: Any):
+def test_remote_workers_require_security_keys(tmp_path: Any):
     keys = new_keys(tmp_path / "keys")
     strangers = new_keys(tmp_path / "others")
     with pytest.raises(ValueError, match="needs security="):
@@ -238,11 +238,11 @@ def test_off_one_machine_workers_let_in_whom_they_know(tmp_path: Any):
                     value.fetch(0.5)
 
 
-def test_who_schedules_in_a_loop_lets_workers_begin():
+def test_scheduling_in_a_loop_lets_workers_start():
     before = sys.getswitchinterval()
     with coordinating(1) as coordinator:
         coordinator.schedule(divide, (1, 1)).fetch(SECONDS)
-        sys.setswitchinterval(10.0)  # nobody takes the interpreter from this thread meanwhile
+        sys.setswitchinterval(10.0)  # this thread keeps the interpreter
         try:
             for _ in range(500):
                 coordinator.schedule(divide, (1, 1))

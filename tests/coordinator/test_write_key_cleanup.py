@@ -1,6 +1,6 @@
-"""Servers are told of several ends at a time, and at once where somebody waits.
+"""Write-key cleanup: batched, or immediate if a caller waits.
 
-Of staleness, errors and what was called off `invariants` says more, after each event.
+`invariants` checks staleness, errors and cancellations after each event.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headrace.coordinator.coordinator_runner import ServerNotifier
 from tests.coordinator.test_closure_queue import Driver
 
 
-def test_of_ends_that_nobody_waits_for_servers_are_told_together():
+def test_key_cleanups_without_a_waiting_caller_are_batched():
     driver = Driver(2, key_cleanup_delay=0.1)
     first, second, third = (driver.schedule() for _ in range(3))
     driver.ends(0, first.number, wrote=True)
@@ -26,10 +26,12 @@ def test_of_ends_that_nobody_waits_for_servers_are_told_together():
     assert driver.last.key_cleanups == [first.number, second.number]
     assert driver.last.wake_in == NEVER
     driver.ends(0, third.number, wrote=True)
-    assert driver.last.wake_in == pytest.approx(0.1), "counted from the first end after that"
+    assert driver.last.wake_in == pytest.approx(0.1), (
+        "the delay starts with the first end after that"
+    )
 
 
-def test_values_and_workers_do_not_wait_until_servers_are_told():
+def test_results_and_workers_do_not_wait_for_key_cleanup():
     driver = Driver(1, key_cleanup_delay=0.1)
     first, second = driver.schedule(), driver.schedule()
     waits = driver.schedule(inputs=(second.result,))
@@ -41,20 +43,22 @@ def test_values_and_workers_do_not_wait_until_servers_are_told():
     assert driver.last.key_cleanups == []
 
 
-def test_who_joins_waits_for_no_clock():
+def test_join_triggers_key_cleanup_at_once():
     driver = Driver(2, key_cleanup_delay=0.1)
     first, second = driver.schedule(), driver.schedule()
     driver.ends(0, first.number, wrote=True)
     last = driver.queue.end_round()
     driver.decide()
-    assert driver.last.key_cleanups == [], "the other one still runs, and is told of with it"
+    assert driver.last.key_cleanups == [], (
+        "the other closure still runs; its keys are cleaned up with these"
+    )
     driver.ends(1, second.number, wrote=True)
     assert driver.last.key_cleanups == [first.number, second.number]
-    driver.settle()
+    driver.forget_keys()
     assert driver.queue.is_done_through(last)
 
 
-def test_who_joins_is_not_held_back_by_who_joins_later():
+def test_a_join_is_not_delayed_by_a_later_join():
     driver = Driver(2, key_cleanup_delay=0.1)
     first = driver.schedule()
     driver.queue.end_round()
@@ -64,19 +68,19 @@ def test_who_joins_is_not_held_back_by_who_joins_later():
     assert driver.last.key_cleanups == [first.number]
 
 
-def test_what_follows_a_join_is_held_back_again():
+def test_key_cleanups_after_a_join_are_batched_again():
     driver = Driver(1, key_cleanup_delay=0.1)
     first = driver.schedule()
     driver.queue.end_round()
     driver.ends(0, first.number, wrote=True)
     assert driver.last.key_cleanups == [first.number]
-    driver.settle()
+    driver.forget_keys()
     second = driver.schedule()
     driver.ends(0, second.number, wrote=True)
     assert driver.last.key_cleanups == []
 
 
-def test_what_a_function_was_given_is_let_go_of_when_it_has_ended():
+def test_arguments_are_released_when_a_function_has_ended():
     driver = Driver(1, key_cleanup_delay=0.1)
     value = driver.schedule(call_spec="data")
     driver.ends(0, value.number, wrote=True)
@@ -84,7 +88,7 @@ def test_what_a_function_was_given_is_let_go_of_when_it_has_ended():
     assert value.call_spec is None
 
 
-def test_the_first_that_has_not_ended_is_not_held_back():
+def test_the_first_unended_number_is_not_delayed():
     driver = Driver(2, key_cleanup_delay=0.1)
     first, second, _ = (driver.schedule() for _ in range(3))
     assert driver.queue.first_unended == first.number
@@ -94,18 +98,18 @@ def test_the_first_that_has_not_ended_is_not_held_back():
     assert (driver.queue.first_unended, driver.queue.low_watermark) == (3, 1)
 
 
-def test_of_many_ends_servers_are_told_though_nobody_waits():
-    settling = WriteKeyCleanup(delay=10.0)
+def test_many_pending_keys_trigger_a_cleanup():
+    cleanup = WriteKeyCleanup(delay=10.0)
     for number in range(1, 256):
-        settling.add(Closure("step", number=number))
-    assert settling.take(0.0, first_unended=256, at_once=False) == []
-    settling.add(Closure("step", number=256))
-    assert settling.take(0.0, first_unended=257, at_once=False) == list(range(1, 257))
-    assert settling.due_at == NEVER
+        cleanup.add(Closure("step", number=number))
+    assert cleanup.take(0.0, first_unended=256, at_once=False) == []
+    cleanup.add(Closure("step", number=256))
+    assert cleanup.take(0.0, first_unended=257, at_once=False) == list(range(1, 257))
+    assert cleanup.due_at == NEVER
 
 
-class Told:
-    """Servers that answer at once, and who hears of it."""
+class RecordingServers:
+    """Servers that reply at once, and the runner that receives the results."""
 
     def __init__(self):
         self.told = []
@@ -126,8 +130,8 @@ class Told:
         self.told.append(("settled", list(closures), error))
 
 
-def test_what_was_to_be_told_before_the_end_is_told():
-    told = Told()
+def test_queued_server_requests_are_sent_before_stop():
+    told = RecordingServers()
     talk = ServerNotifier(told, told)
     talk.submit([1], [2], None)
     talk.submit([3], [4], None)

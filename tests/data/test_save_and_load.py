@@ -159,7 +159,9 @@ def test_a_dataset_is_saved_and_loaded_by_url(tmp_path: Path, memory: str) -> No
         dataset.save(url)
         for wait in (False, True):
             assert rows_of(Dataset.load(url, wait=wait)) == rows_of(dataset)
-        with pytest.raises(AlreadyExistsError, match=f"{url.removeprefix('file://')}' holds"):
+        with pytest.raises(
+            AlreadyExistsError, match=f"{url.removeprefix('file://')}' already contains"
+        ):
             dataset.save(url)
 
 
@@ -303,7 +305,7 @@ def test_a_second_dataset_is_not_saved_over_the_first(tmp_path: Path) -> None:
     Dataset.range(3).save(tmp_path)
     calls: list[Any] = []
 
-    with pytest.raises(AlreadyExistsError, match="holds a saved dataset of 3 elements already"):
+    with pytest.raises(AlreadyExistsError, match="already contains a saved dataset of 3 elements"):
         Dataset.range(4).map(lambda x: calls.append(x) or x).save(tmp_path)
     assert calls == []
     assert numbers_of(Dataset.load(tmp_path)) == [0, 1, 2]
@@ -312,7 +314,7 @@ def test_a_second_dataset_is_not_saved_over_the_first(tmp_path: Path) -> None:
 def test_elements_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     rows = [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros((2, 2))}]
 
-    with pytest.raises(InvalidElementError, match=r"component \['x'\] cannot be saved: it is"):
+    with pytest.raises(InvalidElementError, match=r"cannot save component \['x'\]: it is"):
         Dataset.from_generator(lambda: iter(rows)).save(tmp_path)
     with pytest.raises(FailedPreconditionError, match=r"failed with InvalidElementError: .*'x'"):
         Dataset.load(tmp_path)
@@ -380,7 +382,7 @@ def test_of_two_that_save_the_same_the_later_wins(tmp_path: Path) -> None:
         yield np.int64(1)
 
     other: list[int] = []
-    with pytest.raises(AbortedError, match="another process began to save there"):
+    with pytest.raises(AbortedError, match="another process started a save there"):
         save_dataset(Dataset.from_generator(slow).plan, 0, tmp_path, 1)
 
     assert numbers_of(Dataset.load(tmp_path)) == [0, 1]
@@ -473,7 +475,7 @@ def test_a_killed_save_is_refused_and_may_be_repeated(tmp_path: Path) -> None:
     left = set(os.listdir(path))
     with pytest.raises(FailedPreconditionError, match=r"not finished: .* save it again if nobody"):
         Dataset.load(path)
-    with pytest.raises(AlreadyExistsError, match="the unfinished save of another pipeline"):
+    with pytest.raises(AlreadyExistsError, match="an unfinished save of another pipeline"):
         Dataset.range(3).save(path)
     assert set(os.listdir(path)) == left
 

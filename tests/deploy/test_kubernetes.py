@@ -1,4 +1,4 @@
-"""The manifests fit each other, the command's options, and the keys that it makes."""
+"""Tests of the manifests: consistent with each other, the command's options and the keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ API_VERSIONS = {
     "Service": "v1",
     "StatefulSet": "apps/v1",
 }
-#: What each kind of object has under `spec`, as far as we use it.
+#: Fields used under `spec`, by kind of object.
 FIELDS = {
     "Deployment": {"selector", "strategy", "template"},
     "HorizontalPodAutoscaler": {
@@ -97,7 +97,7 @@ def test_all_files_are_applied():
 
 
 @pytest.mark.parametrize("each", [*OBJECTS, KUSTOMIZATION], ids=lambda each: each["kind"])
-def test_each_object_is_of_a_known_kind_and_form(each):
+def test_each_object_has_a_known_kind_and_schema(each):
     kind = each["kind"]
     assert each["apiVersion"] == API_VERSIONS[kind]
     if kind == "Kustomization":
@@ -113,7 +113,7 @@ def test_each_object_is_of_a_known_kind_and_form(each):
 
 
 @each_set
-def test_arguments_are_those_of_the_command(owner):
+def test_container_arguments_are_options_of_the_command(owner):
     name, values = parsed(container_of(owner))
     assert name == owner["metadata"]["labels"]["app.kubernetes.io/component"]
     common = {"port": values["port"], "host": values["host"], "metrics_port": 9090}
@@ -129,17 +129,17 @@ def test_arguments_are_those_of_the_command(owner):
 
 
 @each_set
-def test_ports_are_those_that_are_listened_at(owner):
+def test_container_ports_are_the_ports_of_the_command(owner):
     container = container_of(owner)
     _, values = parsed(container)
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports == {"headrace": values["port"], "metrics": values["metrics_port"]}
-    # From another pod, or the node that probes, loopback is not reached.
+    # Loopback is not reachable from another pod or from the node that probes.
     assert addresses.is_wildcard(values["host"])
     assert addresses.is_wildcard(values["metrics_host"])
 
 
-def test_workers_know_the_dispatcher_s_service_and_its_port():
+def test_workers_use_the_dispatchers_service_and_port():
     service = only("Service")
     _, values = parsed(container_of(only("Deployment")))
     ports = {each["name"]: each["port"] for each in service["spec"]["ports"]}
@@ -154,7 +154,7 @@ def test_workers_know_the_dispatcher_s_service_and_its_port():
 
 
 @each_set
-def test_probes_ask_for_pages_that_there_are(owner):
+def test_probes_request_existing_pages(owner):
     endpoint = Endpoint("127.0.0.1", 0, metrics=list, not_ready_reason=str)
     endpoint.close()
     container = container_of(owner)
@@ -168,7 +168,7 @@ def test_probes_ask_for_pages_that_there_are(owner):
 
 
 @each_set
-def test_volumes_are_mounted_where_the_command_looks(owner):
+def test_volumes_are_mounted_where_the_command_reads(owner):
     container, pod = container_of(owner), pod_of(owner)
     _, values = parsed(container)
     claims = {each["metadata"]["name"] for each in owner["spec"].get("volumeClaimTemplates", ())}
@@ -184,7 +184,7 @@ def test_volumes_are_mounted_where_the_command_looks(owner):
 
 
 def mounted(sources, keys, folder):
-    """Lay the files of a projected volume out, as a pod sees them."""
+    """Write the files of a projected volume as a pod sees them."""
     secrets = {each["name"]: each for each in KUSTOMIZATION["secretGenerator"]}
     for source in sources:
         secret = source["secret"]
@@ -196,7 +196,7 @@ def mounted(sources, keys, folder):
 
 
 @each_set
-def test_the_keys_that_headrace_makes_are_all_there(owner, tmp_path):
+def test_secrets_contain_all_key_files(owner, tmp_path):
     keys = new_keys(tmp_path / "keys")
     (volume,) = [each for each in pod_of(owner)["volumes"] if each["name"] == "keys"]
     mounted(volume["projected"]["sources"], keys, tmp_path / "mounted")
@@ -205,11 +205,11 @@ def test_the_keys_that_headrace_makes_are_all_there(owner, tmp_path):
     assert (found.public_key, found.secret_key) == (made.public_key, made.secret_key)
     listed = tmp_path / "mounted" / "authorized_clients" / "client.key"
     assert listed.read_text() == (keys / "client.key").read_text()
-    # Who may only read has no way to the servers' secret.
+    # Read-only clients have no access to the servers' secret.
     assert volume["projected"]["defaultMode"] == 0o440
 
 
-def test_trainers_have_their_keys_and_no_others(tmp_path):
+def test_trainers_have_client_keys_only(tmp_path):
     keys = new_keys(tmp_path / "keys")
     (secret,) = [
         each for each in KUSTOMIZATION["secretGenerator"] if each["name"] == "headrace-client"
@@ -222,7 +222,7 @@ def test_trainers_have_their_keys_and_no_others(tmp_path):
     assert "server.key_secret" not in files
 
 
-def test_a_worker_has_time_to_deliver_before_it_is_killed():
+def test_termination_grace_period_covers_the_drain_timeout():
     owner = only("Deployment")
     _, values = parsed(container_of(owner))
     grace = pod_of(owner)["terminationGracePeriodSeconds"]
@@ -230,7 +230,7 @@ def test_a_worker_has_time_to_deliver_before_it_is_killed():
 
 
 @each_set
-def test_nothing_runs_as_root_or_can_become_it(owner):
+def test_containers_do_not_run_as_root(owner):
     pod, container = pod_of(owner), container_of(owner)
     assert pod["securityContext"]["runAsNonRoot"]
     assert not pod["automountServiceAccountToken"]
@@ -245,14 +245,14 @@ def test_nothing_runs_as_root_or_can_become_it(owner):
 
 
 @each_set
-def test_the_image_is_the_one_that_the_recipe_makes(owner):
+def test_image_name_matches_the_build_instructions(owner):
     container = container_of(owner)
     assert container["image"] in {each["name"] for each in KUSTOMIZATION["images"]}
     assert 'ENTRYPOINT ["headrace"]' in (ROOT / "Containerfile").read_text()
     assert "command" not in container
 
 
-def test_the_recipe_copies_files_that_there_are():
+def test_dockerfile_copies_existing_files():
     for line in (ROOT / "Containerfile").read_text().splitlines():
         if line.startswith("COPY ") and "--from" not in line:
             *sources, _ = line.split()[1:]
@@ -260,7 +260,7 @@ def test_the_recipe_copies_files_that_there_are():
                 assert (ROOT.parent / source).exists(), source
 
 
-def test_the_autoscaler_scales_the_workers_by_what_they_ask_for():
+def test_autoscaler_uses_the_cpu_requests_of_workers():
     scaler, workers = only("HorizontalPodAutoscaler"), only("Deployment")
     target = scaler["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", workers["metadata"]["name"])
@@ -268,7 +268,7 @@ def test_the_autoscaler_scales_the_workers_by_what_they_ask_for():
     assert "replicas" not in workers["spec"]
 
 
-def test_the_network_lets_in_whom_the_ports_are_for():
+def test_network_policy_admits_the_users_of_each_port():
     policy = only("NetworkPolicy")["spec"]
     own = policy["podSelector"]["matchLabels"]
     ports = set()
@@ -278,7 +278,7 @@ def test_the_network_lets_in_whom_the_ports_are_for():
     assert {each["port"] for rule in policy["ingress"] for each in rule["ports"]} == ports
 
 
-def test_the_options_that_the_page_names_are_options_of_the_command():
+def test_options_in_the_documentation_exist():
     text = (FOLDER / "README.md").read_text()
     known = {
         option

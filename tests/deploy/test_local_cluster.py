@@ -1,4 +1,4 @@
-"""A cluster on this machine: what dies comes back at its address, what is killed stays away."""
+"""Tests of `LocalCluster`: crashed tasks return at their address, killed ones do not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def addresses_of(cluster):
     }
 
 
-def test_in_one_process_all_tasks_listen_and_this_process_has_none():
+def test_in_process_cluster_runs_all_tasks_and_has_no_own_task():
     with LocalCluster(num_workers=2, num_ps=1, processes=False) as cluster:
         tasks = addresses_of(cluster)
         assert sorted(tasks) == [("ps", 0), ("worker", 0), ("worker", 1)]
@@ -49,7 +49,7 @@ def test_in_one_process_all_tasks_listen_and_this_process_has_none():
         cluster.restart("ps", 0)
 
 
-def test_in_one_process_a_killed_task_is_away_until_it_is_restarted():
+def test_killed_in_process_task_is_unreachable_until_restarted():
     with LocalCluster(1, 1, processes=False) as cluster:
         address = addresses_of(cluster)["ps", 0]
         cluster.kill("ps", 0)
@@ -73,12 +73,12 @@ def test_in_one_process_a_killed_task_is_away_until_it_is_restarted():
         (lambda: LocalCluster(1, 1, restart=None), "`restart` must be a bool"),
     ],
 )
-def test_wrong_arguments_are_named(call, words):
+def test_invalid_arguments_are_named(call, words):
     with pytest.raises((TypeError, ValueError), match=words):
         call()
 
 
-def test_a_task_that_is_not_there_is_named():
+def test_missing_task_is_named():
     with LocalCluster(0, 1, processes=False) as cluster:
         for call in (cluster.kill, cluster.restart, cluster.is_running, cluster.pid):
             with pytest.raises(ValueError, match="the cluster has no 'worker' task 0"):
@@ -88,7 +88,7 @@ def test_a_task_that_is_not_there_is_named():
 
 
 @pytest.mark.catalogue("3.2.1", "3.2.2")
-def test_a_worker_that_is_killed_and_restarted_midway_leaves_every_step_done_once():
+def test_every_step_is_done_once_despite_a_worker_restart():
     with LocalCluster(2, 2, processes=False) as cluster:
         strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
         with strategy.scope():
@@ -111,7 +111,7 @@ def test_a_worker_that_is_killed_and_restarted_midway_leaves_every_step_done_onc
 
 
 @pytest.mark.system
-def test_processes_that_die_come_back_and_those_that_are_killed_or_asked_to_leave_do_not(caplog):
+def test_crashed_processes_are_restarted_but_not_stopped_ones(caplog):
     with (
         caplog.at_level(logging.WARNING),
         LocalCluster(1, 2, environment={"WHO": "us"}) as cluster,
@@ -132,7 +132,7 @@ def test_processes_that_die_come_back_and_those_that_are_killed_or_asked_to_leav
         wait_until(lambda: listens(tasks["ps", 1]))
         assert not is_alive(pids["worker", 0])
         wait_until(lambda: not cluster.is_running("ps", 0))
-        # The one that came back was away for longer than these two would have been.
+        # The restarted task was missing for longer than a restart of these two would take.
         for task in (("worker", 0), ("ps", 0)):
             assert cluster.pid(*task) is None
             assert not listens(tasks[task])
@@ -141,7 +141,7 @@ def test_processes_that_die_come_back_and_those_that_are_killed_or_asked_to_leav
         assert listens(tasks["worker", 0])
     [words] = [record.getMessage() for record in caplog.records]
     assert words == (
-        f"ps 1 at {tasks['ps', 1]}: process {pids['ps', 1]} ended by SIGKILL, and another starts "
+        f"ps 1 at {tasks['ps', 1]}: process {pids['ps', 1]} ended by SIGKILL; restarting it "
         "in 0.5 s"
     )
 
@@ -156,7 +156,7 @@ time.sleep(600)
 
 
 @pytest.mark.system
-def test_processes_end_with_the_program_that_started_them_though_it_was_killed():
+def test_processes_end_with_their_program_even_if_it_is_killed():
     program = subprocess.Popen([sys.executable, "-c", _SCRIPT], stdout=subprocess.PIPE, text=True)
     with program:
         pid = int(program.stdout.readline())

@@ -1,4 +1,4 @@
-"""A task of a cluster in this process: which it is, where it listens, what is refused."""
+"""Tests of `Server`: its task, its address and refused arguments."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wait_until(condition, seconds=45.0):
 
 
 def goes_quiet(address):
-    """Whether nobody listens there any more; the system closes a port a moment later."""
+    """Return whether the port is closed, which may take the system a moment."""
     wait_until(lambda: not listens(address))
     return True
 
@@ -45,7 +45,7 @@ def goes_quiet(address):
     ("task", "host"),
     [(("worker", 0), "127.0.0.1"), (("worker", 1), "localhost"), (("ps", 0), "::1")],
 )
-def test_a_task_listens_at_its_address(task, host):
+def test_task_listens_at_its_address(task, host):
     with Server(TWO, *task) as server:
         assert (server.job_name, server.task_index) == task
         assert server.target == f"tcp://{server.address}"
@@ -54,7 +54,7 @@ def test_a_task_listens_at_its_address(task, host):
     assert goes_quiet(address)
 
 
-def test_the_port_is_that_of_the_address_whatever_layer_stands_before_it():
+def test_port_is_read_from_addresses_with_any_rpc_layer():
     port = addresses.find_stable_port()
     with Server({"ps": [f"grpc://127.0.0.1:{port}"]}, protocol="grpc") as server:
         assert (server.job_name, server.task_index) == ("ps", 0)
@@ -64,13 +64,13 @@ def test_the_port_is_that_of_the_address_whatever_layer_stands_before_it():
             Server({"worker": [f"127.0.0.1:{port}"]})
 
 
-def test_a_host_that_only_others_know_is_replaced_by_one_of_this_machine():
+def test_host_argument_replaces_the_host_of_the_address():
     spec = {"ps": ["ps-0.training.svc:0"]}
     with Server(spec, host="127.0.0.1") as server:
         assert server.address.startswith("127.0.0.1:")
 
 
-def test_a_server_waits_for_its_start():
+def test_server_does_not_listen_before_start():
     server = Server(TWO, "ps", 0, start=False)
     assert (server.address, server.target) == ("", "")
     server.start()
@@ -82,7 +82,7 @@ def test_a_server_waits_for_its_start():
         server.start()
 
 
-def test_a_server_that_nobody_holds_runs_until_it_is_stopped():
+def test_unreferenced_server_runs_until_it_is_stopped():
     address = Server(TWO, "worker", 0).address
     gc.collect()
     assert listens(address)
@@ -92,7 +92,7 @@ def test_a_server_that_nobody_holds_runs_until_it_is_stopped():
 
 
 @pytest.mark.catalogue("1.10.8", "2.14.2")
-def test_join_waits_for_the_end():
+def test_join_waits_for_the_stop():
     server = Server(TWO, "worker", 0)
     server.join(0.01)
     assert not server.is_stopped
@@ -114,19 +114,19 @@ def test_join_waits_for_the_end():
         (TWO, ("worker", -1), "`task_index` must be at least 0"),
         (TWO, ("chief", 0), "Unexpected task_type to start a server: chief"),
         (TWO, ("evaluator", 0), "Unexpected task_type to start a server: evaluator"),
-        (TWO, ("trainer", 0), "task type 'trainer' is not known"),
+        (TWO, ("trainer", 0), "unknown task type 'trainer'"),
         ({"local": ["a:1"]}, (), "the cluster has tasks of type 'local'"),
-        ({"chief": ["a:1", "b:1"], "ps": ["c:1"]}, ("ps", 0), "the cluster has 2 chiefs"),
-        ({"ps": ["127.0.0.1"]}, (), 'is not written "host:port"'),
-        ({"ps": ["10.9.9.9:1"]}, (), "needs security="),
+        ({"chief": ["a:1", "b:1"], "ps": ["c:1"]}, ("ps", 0), "at most one chief, but has 2"),
+        ({"ps": ["127.0.0.1"]}, (), 'must have the form "host:port"'),
+        ({"ps": ["10.9.9.9:1"]}, (), "requires security="),
     ],
 )
-def test_a_task_that_cannot_be_is_refused(spec, task, words):
+def test_invalid_task_is_refused(spec, task, words):
     with pytest.raises(ValueError, match=words):
         Server(spec, *task)
 
 
-def test_errors_about_the_cluster_are_of_the_one_tree_too():
+def test_cluster_errors_are_headrace_errors():
     with pytest.raises(InvalidArgumentError):
         Server(TWO, "worker", 7)
 
@@ -142,13 +142,13 @@ def test_errors_about_the_cluster_are_of_the_one_tree_too():
         ({"host": 1}, "`host` must be a string"),
     ],
 )
-def test_wrong_types_are_named(arguments, words):
+def test_invalid_types_are_named(arguments, words):
     with pytest.raises(TypeError, match=words):
         Server(**{"cluster_spec": TWO, "job_name": "ps", "task_index": 0, **arguments})
 
 
 @pytest.mark.catalogue("2.14.4")
-def test_off_loopback_it_listens_with_keys(tmp_path):
+def test_server_listens_on_other_addresses_with_keys(tmp_path):
     keys = Security.load(new_keys(tmp_path / "keys"), "server")
     with Server(TWO, "worker", 0, security=keys, host="0.0.0.0") as server:
         assert listens(f"127.0.0.1:{addresses.split(server.address)[1]}")

@@ -1,4 +1,4 @@
-"""Strategies of JAX over 4 devices; run by `test_jax.py` in a process of its own."""
+"""Strategies of JAX over 4 devices; run by `test_jax.py` in a separate process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def replica_id():
 
 
 def on(values):
-    """Return the numbers of the devices that arrays are on."""
+    """Return the numbers of the arrays' devices."""
     assert all(isinstance(value, jax.Array) for value in values)
     return [value.device.id for value in values]
 
@@ -49,7 +49,7 @@ def on(values):
 # --- devices ----------------------------------------------------------------------------------
 
 
-def test_devices_are_those_of_jax_and_others_are_named():
+def test_devices_are_those_of_jax_and_unknown_ones_are_named():
     assert mirrored(3).extended.worker_devices == ("cpu:0", "cpu:1", "cpu:2")
     assert MirroredStrategy(framework="jax").extended.worker_devices == ("cpu:0",)
     assert OneDeviceStrategy(framework="jax").extended.worker_devices == ("cpu:0",)
@@ -81,7 +81,7 @@ def test_each_replicas_rows_are_on_its_device():
     assert spec.specs[0].dtype == first["y"][0].values[0].dtype == np.int32
 
 
-def test_dtypes_structures_and_strings_pass():
+def test_dtypes_structures_and_strings_are_kept():
     class Pair(NamedTuple):
         a: object
         b: object
@@ -98,7 +98,7 @@ def test_dtypes_structures_and_strings_pass():
     assert step.b["name"].values[1].tolist() == [b"c", b"d"]
 
 
-def test_one_device_gets_plain_arrays_scalars_too():
+def test_one_device_gets_plain_arrays_and_scalars():
     strategy = OneDeviceStrategy("cpu:2", framework="jax")
     values = list(strategy.distribute_dataset(numbers(3)))
     assert on(values) == [2, 2, 2]
@@ -107,18 +107,18 @@ def test_one_device_gets_plain_arrays_scalars_too():
 
 
 @pytest.mark.catalogue("2.5.4", "3.10.28", "3.10.29", "3.26.23-26")
-def test_rows_stay_on_the_host_where_they_are_not_fetched():
+def test_rows_stay_on_the_host_without_fetch_to_device():
     options = InputOptions(experimental_fetch_to_device=False)
     (step,) = mirrored(2).distribute_dataset(numbers(4).batch(4), options)
     assert all(isinstance(value, np.ndarray) for value in step.values)
 
 
-def test_what_was_handed_out_is_not_changed_by_later_steps():
+def test_delivered_arrays_are_not_changed_by_later_steps():
     steps = list(mirrored().distribute_dataset(numbers(400).batch(8)))
     assert np.concatenate([v for s in steps for v in s.values]).tolist() == list(range(400))
 
 
-def test_numbers_that_32_bits_do_not_hold_are_an_error():
+def test_numbers_beyond_32_bits_raise():
     (data,) = [numbers(2).map(lambda i: i + 2**40).batch(2)]
     with pytest.raises(InvalidArgumentError, match="jax_enable_x64"):
         next(iter(mirrored(2).distribute_dataset(data)))
@@ -137,7 +137,7 @@ def test_a_function_and_a_state_work_as_with_numpy():
     assert [value.tolist() for value in next(iterator).values] == [[4, 5], []]
 
 
-def test_a_generator_is_fed_too():
+def test_a_generator_is_distributed():
     def rows():
         for i in range(5):
             yield {"x": np.full(3, i, np.float32)}
@@ -163,7 +163,7 @@ def test_replicas_run_at_the_same_time_each_on_its_device():
     assert on(mirrored().run(step).values) == [0, 1, 2, 3]
 
 
-def test_x64_holds_on_replicas_where_the_caller_enabled_it():
+def test_x64_is_enabled_on_replicas_if_the_caller_enabled_it():
     with jax.enable_x64(True):
         values = mirrored().run(lambda: jnp.arange(2)).values
     assert {value.dtype for value in values} == {np.dtype(np.int64)}
@@ -231,7 +231,7 @@ def test_copies_of_a_variable_are_on_the_devices_and_work_as_arrays():
     with pytest.raises(FailedPreconditionError, match="that JAX is tracing cannot be kept"):
         jax.jit(lambda x: v.assign(x))(jnp.ones(2))
     count = hr.Variable(1)
-    with pytest.raises(TypeError, match="which would lose"):
+    with pytest.raises(TypeError, match="without loss"):
         count.assign(1.5)
     with pytest.raises(ValueError, match=r"has shape \(2,\)"):
         v.assign(jnp.ones(3))
@@ -240,7 +240,7 @@ def test_copies_of_a_variable_are_on_the_devices_and_work_as_arrays():
 # --- compiled steps -----------------------------------------------------------------------------
 
 
-def test_a_compiled_step_gives_what_run_gives():
+def test_a_compiled_step_returns_the_results_of_run():
     strategy = mirrored()
     data = strategy.distribute_dataset(hr.Dataset.from_tensor_slices(np.arange(16.0)).batch(16))
 
@@ -270,7 +270,7 @@ def test_a_compiled_step_gives_what_run_gives():
     assert compiled["x"].array.sharding.spec == P("replica")
 
 
-def test_results_go_back_in_without_a_copy_and_without_another_program():
+def test_results_are_accepted_as_arguments_without_copy_or_recompilation():
     strategy = mirrored()
     traced = []
 
@@ -294,7 +294,7 @@ def test_results_go_back_in_without_a_copy_and_without_another_program():
     assert before["w"].array.is_deleted()
     copies = strategy.local_results(weights)
     assert all(np.array_equal(copy["w"], copies[0]["w"]) for copy in copies)
-    # The same on one device, with the whole batch: gradients are means, and not sums.
+    # The same on one device with the whole batch: gradients are means, not sums.
     weights = {"w": jnp.ones(3), "b": jnp.float32(0.5)}
     for x in rows.repeat(6):
         gradient = jax.grad(lambda w, x=x: ((x @ w["w"] + w["b"]) ** 2).mean())(weights)
@@ -302,7 +302,7 @@ def test_results_go_back_in_without_a_copy_and_without_another_program():
     assert np.allclose(copies[0]["w"], weights["w"], atol=1e-5)
 
 
-def test_global_arrays_go_in_as_they_are():
+def test_a_compiled_step_accepts_global_arrays():
     strategy = mirrored()
     options = InputOptions(global_arrays=True)
     data = strategy.distribute_dataset(numbers(32).batch(8, drop_remainder=True), options)
@@ -318,7 +318,7 @@ def test_global_arrays_go_in_as_they_are():
         )
 
 
-def test_results_of_a_program_go_to_run_and_to_reductions():
+def test_results_of_a_program_are_accepted_by_run_and_reductions():
     strategy = mirrored()
     made = strategy.compile(lambda x: {"x": x * 2, "n": x.sum()})(
         PerReplica([np.float32([i, i]) for i in range(4)])
@@ -331,7 +331,7 @@ def test_results_of_a_program_go_to_run_and_to_reductions():
         made["x"] + 1
 
 
-def test_keys_small_floats_bools_and_no_rows_pass_through_a_compiled_step():
+def test_a_compiled_step_supports_keys_small_floats_bools_and_empty_rows():
     strategy = mirrored()
 
     def step(key, x):
@@ -361,7 +361,7 @@ def test_values_from_a_function_are_made_on_the_devices():
     assert on(values.values) == [0, 1, 2, 3]
 
 
-def test_many_steps_at_once_do_not_hang():
+def test_many_concurrent_steps_do_not_hang():
     strategy = mirrored()
     step = strategy.compile(lambda x: get_replica_context().all_reduce("SUM", x * 2))
     value = PerReplica([jnp.ones(4)] * 4)
@@ -380,7 +380,7 @@ def test_one_replica_has_plain_values_in_a_compiled_step():
     assert on([total]) == [1]
 
 
-def test_dataclasses_lists_and_constants_pass_through_a_compiled_step():
+def test_a_compiled_step_supports_dataclasses_lists_and_constants():
     @dataclass
     class Batch:
         x: object
@@ -423,7 +423,7 @@ def test_gradients_of_run_are_those_of_all_replicas():
 
 @pytest.mark.catalogue("1.2.3", "3.29.1", "3.29.2")
 def test_gradients_of_collectives_are_those_of_all_replicas():
-    """Each replica's weight of what all have counts in the gradient of every one."""
+    """The gradient of each replica includes the uses of its value on all replicas."""
 
     def gradients(x):
         context = get_replica_context()
@@ -443,7 +443,7 @@ def test_gradients_of_collectives_are_those_of_all_replicas():
 
 
 @pytest.mark.parametrize("rows", [5, 2])
-def test_different_numbers_of_rows_are_an_error_or_padded_or_dropped(rows):
+def test_different_row_counts_raise_or_are_padded_or_dropped(rows):
     strategy = mirrored()
     (step,) = strategy.distribute_dataset(
         hr.Dataset.from_tensor_slices({"x": np.arange(1.0, rows + 1)}).batch(rows)
@@ -461,17 +461,17 @@ def test_different_numbers_of_rows_are_an_error_or_padded_or_dropped(rows):
         strategy.compile(masked, remainder="ignore")
 
 
-def test_values_that_are_not_one_for_each_replica_are_refused_by_a_compiled_step_too():
+def test_a_compiled_step_rejects_values_for_another_number_of_replicas():
     same = mirrored().compile(lambda x: x)
     for count in (3, 5):
-        with pytest.raises(ValueError, match=f"for {count} replicas, and this strategy has 4"):
+        with pytest.raises(ValueError, match=f"for {count} replicas, but this strategy has 4"):
             same(PerReplica([np.ones(2)] * count))
     for values in ([1.0, np.ones(1)] * 2, [np.ones(1), 1.0] * 2, [1.0, np.ones(2)] * 2):
         with pytest.raises(InvalidArgumentError, match=r"of argument 0 has shapes .* one shape"):
             same(PerReplica(list(map(np.asarray, values))))
 
 
-def test_replicas_without_rows_are_gathered_in_a_compiled_step_too():
+def test_a_compiled_step_gathers_replicas_without_rows():
     def gathered(x):
         return get_replica_context().all_gather(x, 0), get_replica_context().all_gather(x, 1)
 
@@ -480,7 +480,7 @@ def test_replicas_without_rows_are_gathered_in_a_compiled_step_too():
     assert [v.shape for v in columns.values] == [(0, 12)] * 4
 
 
-def test_what_is_not_for_a_program_says_what_to_do():
+def test_errors_of_compiled_steps_name_the_alternative():
     strategy = mirrored(2)
     with strategy.scope():
         v = hr.Variable(1.0, name="rate")
@@ -495,7 +495,7 @@ def test_what_is_not_for_a_program_says_what_to_do():
         with pytest.raises(FailedPreconditionError, match=r"Variable 'rate'.*pass variable\.read"):
             strategy.compile(use)(*args)
     assert v.read() == 1.0
-    with pytest.raises(FailedPreconditionError, match="merge_call has no meaning"):
+    with pytest.raises(FailedPreconditionError, match="merge_call is not supported"):
         strategy.compile(lambda: get_replica_context().merge_call(lambda s: 1))()
     with pytest.raises(FailedPreconditionError, match="requires cross-replica context"):
         strategy.run(lambda: strategy.compile(lambda: 1)())
@@ -512,7 +512,7 @@ def test_what_is_not_for_a_program_says_what_to_do():
     assert get_replica_context().replica_id_in_sync_group == 0
 
 
-def test_the_loss_of_a_process_is_told_from_other_errors():
+def test_a_lost_process_is_distinguished_from_other_errors():
     found = "UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer"
     assert jax_replica_program.is_peer_loss(jax.errors.JaxRuntimeError(found))
     assert jax_replica_program.is_peer_loss(ValueError(found))
@@ -525,7 +525,7 @@ def test_the_loss_of_a_process_is_told_from_other_errors():
 # --- global arrays ------------------------------------------------------------------------------
 
 
-def test_a_dataset_gives_arrays_over_the_mesh():
+def test_a_dataset_yields_arrays_over_the_mesh():
     strategy = mirrored()
     options = InputOptions(global_arrays=True)
     data = hr.Dataset.from_tensor_slices((np.arange(16), np.ones((16, 3), np.float32)))
@@ -542,7 +542,7 @@ def test_a_dataset_gives_arrays_over_the_mesh():
     assert jax.jit(jnp.sum)(steps[1][0]) == sum(range(8, 16))
 
 
-def test_rows_that_do_not_share_evenly_are_an_error_or_padded_or_dropped():
+def test_uneven_rows_raise_or_are_padded_or_dropped():
     strategy = mirrored()
     data = numbers(10).batch(8)
 
@@ -566,12 +566,12 @@ def test_rows_that_do_not_share_evenly_are_an_error_or_padded_or_dropped():
     assert values[mask].tolist() == [8, 9]
 
 
-def test_global_arrays_want_jax_devices_and_rows():
+def test_global_arrays_require_jax_devices_and_rows():
     with pytest.raises(ValueError, match="this one has framework='numpy'"):
         MirroredStrategy(["cpu:0"]).distribute_dataset(
             numbers(4).batch(2), InputOptions(global_arrays=True)
         )
-    with pytest.raises(ValueError, match="is for `global_arrays=True`"):
+    with pytest.raises(ValueError, match="requires `global_arrays=True`"):
         InputOptions(remainder="pad")
     with pytest.raises(ValueError, match="`experimental_fetch_to_device` is False"):
         InputOptions(global_arrays=True, experimental_fetch_to_device=False)
@@ -580,11 +580,11 @@ def test_global_arrays_want_jax_devices_and_rows():
         next(iter(mirrored().distribute_dataset(data, InputOptions(global_arrays=True))))
 
 
-# --- what cannot be used again, and what is split -----------------------------------------------
+# --- donated arguments and split arrays --------- -----------------------------------------------
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
-def test_what_was_donated_is_refused_by_name(replicas):
+def test_a_donated_argument_is_rejected_by_name(replicas):
     strategy = mirrored(replicas)
     step = strategy.compile(lambda weights, x: {"w": weights["w"] + x.sum()}, donate=[0])
     (x,) = strategy.distribute_dataset(numbers(8).batch(8))
@@ -609,7 +609,7 @@ def test_what_was_donated_is_refused_by_name(replicas):
         lambda strategy, array: strategy.gather(array, axis=0),
     ],
 )
-def test_a_split_array_is_not_counted_once_for_each_replica(use):
+def test_an_array_split_over_devices_is_rejected_by_run(use):
     strategy = mirrored()
     options = InputOptions(global_arrays=True)
     (array,) = strategy.distribute_dataset(numbers(8).batch(8), options)

@@ -1,4 +1,4 @@
-"""What workers with devices of JAX run: each function is the program of one worker."""
+"""Programs of workers with JAX devices: each function runs on one worker."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def attempt(function, *args):
 
 
 def calls(files):
-    """Call programs with rows, shapes and values that fit, and with others."""
+    """Call programs with matching and mismatched rows, shapes and values."""
     s = strategy()
     first = s.first_replica
     total = s.compile(lambda x: replica().all_reduce("SUM", x))
@@ -104,7 +104,7 @@ def fail():
 
 
 def whole(array):
-    """Return an array over all devices, put together by a program of JAX's own."""
+    """Return an array over all devices, assembled by a JAX program."""
     everywhere = NamedSharding(array.sharding.mesh, P())
     made = jax.jit(lambda x: x, out_shardings=everywhere)(array)
     return np.asarray(made.addressable_data(0)).tolist()
@@ -137,7 +137,7 @@ def global_arrays(files):
 
 
 def large_sums():
-    """Return sums of large arrays of many dtypes, and whether they were made by JAX."""
+    """Return sums of large arrays of many dtypes, and whether JAX computed them."""
     s = strategy()
     found = {}
     for dtype in ("float32", "bfloat16", "int32"):
@@ -151,7 +151,7 @@ def large_sums():
     )
     assert [value.device.id % 2048 for value in both["large"].values] == [0, 1]
     found["mean"] = [float(both["large"].values[1][-1]), float(both["small"].values[0])]
-    # What has no device of its own is computed on the default one, which differs here.
+    # Arrays without a device are computed on the default device, which differs here.
     with jax.default_device(jax.local_devices()[s.first_replica // 2]):
         loose = s.reduce("SUM", PerReplica([np.full(1 << 19, 1.5 + n, np.float32) for n in (0, 1)]))
     assert loose.devices() == {jax.local_devices()[0]}
@@ -182,7 +182,7 @@ def rest_from(state, files):
 
 
 def device_iterators(files):
-    """Read by `hr.jax.device_iterator`, over what the strategy made one program."""
+    """Read with `hr.jax.device_iterator` in processes that the strategy joined."""
     strategy()
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharding = NamedSharding(mesh, P("data"))
@@ -202,11 +202,11 @@ def on_a_gpu():
     return s.worker_devices, rows(total), int(number), float(large[0]), platform, whole(batch)
 
 
-# --- what goes wrong -----------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------
 
 
 def end_within_a_program(victim, number, timeout):
-    """Have one worker get a signal in a program that all run; return what the others hear."""
+    """Signal one worker during a program on all; return the errors of the others."""
     s = strategy(timeout=timeout)
     calls = itertools.count()
 

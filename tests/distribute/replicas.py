@@ -1,4 +1,4 @@
-"""What the tests of this room share: strategies of logical replicas, and lists of what they get."""
+"""Shared helpers: strategies of logical replicas, and lists of their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of the tests run: each function is the program of one worker."""
+"""Programs of workers in tests: each function runs on one worker."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def from_function(kind):
 
 
 def from_a_generator(lengths):
-    """Each worker has so many rows, and no plan that says what they are like."""
+    """Each worker has a number of rows from a generator, so no plan has their spec."""
     s = strategy(2)
     count = lengths[s.first_replica // 2]
 
@@ -105,7 +105,7 @@ def from_a_generator(lengths):
 
 
 def of_a_class_within_a_function(lengths):
-    """Each worker has so many rows, of a class that no module holds."""
+    """Each worker has a number of rows, of a class that is local to a function."""
 
     @dataclasses.dataclass
     class Rows:
@@ -237,7 +237,7 @@ def large_sums():
     found = s.reduce("SUM", {name: PerReplica([array]) for name, array in arrays.items()})
     for name in arrays:
         assert np.array_equal(arrays[name], given[name])
-        found[name] += 0  # its own, and writable
+        found[name] += 0  # a separate, writable array
     gathered = s.gather(PerReplica([arrays["medium"]]), axis=0)
     gathered[:] = 0
     return {name: (array.dtype.str, array.tobytes()) for name, array in found.items()}
@@ -353,11 +353,11 @@ def function_state(state):
     return [rows(step) for step in iterator], None
 
 
-# --- what goes wrong -----------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------
 
 
 def steps_until_an_error(timeout, said=None, stop_after=None, pause=0.0):
-    """Read without end; return the error, and after how many seconds it came."""
+    """Read forever; return the error and the seconds until it was raised."""
     s = strategy(timeout=timeout)
     dataset = numbers(10).repeat().batch(4)
     count, since = 0, time.monotonic()
@@ -402,7 +402,7 @@ def works_alone():
 
 
 def fails_on(ranks, then):
-    """Fail in the second of three steps on some workers; return what came of the steps."""
+    """Fail in the second of three steps on some workers; return the outcome of the steps."""
     s = strategy(timeout=40.0)
     rank = s.first_replica
     found = []
@@ -448,7 +448,7 @@ def two_strategies_at_once():
 
 
 def in_a_framework(name):
-    """Return what replicas of a framework have, and of which types it is."""
+    """Return the values of a framework's replicas, and their types."""
     s = strategy(1, framework=name)
     with s.scope():
         weight = hr.Variable(np.float32(1 + s.first_replica), aggregation="MEAN")
@@ -513,7 +513,7 @@ def large_until_an_error(said):
 
 
 def save_many_times(directory):
-    """Save on all workers at once, again and again, and restore what was saved."""
+    """Save repeatedly on all workers at once, and restore."""
     s = strategy()
     with s.scope():
         weights = hr.Variable(np.zeros(4))
@@ -525,7 +525,7 @@ def save_many_times(directory):
         weights.assign(np.full(4, float(number)))
         paths.append(checkpoint.save(f"{directory}/one"))
         paths.append(manager.save(number))
-    s.reduce("SUM", s.run(lambda: 0))  # until the first worker has written
+    s.reduce("SUM", s.run(lambda: 0))  # wait until the first worker has written
     weights.assign(np.zeros(4))
     checkpoint.restore(paths[-2]).assert_consumed()
     found = [weights.read().tolist()]

@@ -1,4 +1,4 @@
-"""Real worker processes, started once for a module: scenarios are sent to them by name."""
+"""Worker processes, started once per module; scenarios are sent to them by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class WorkerFailedError(Exception):
-    """A scenario raised on a worker: the name of the exception's class, and its text."""
+    """Error of a scenario on a worker: class name and message of the exception."""
 
     def __init__(self, kind, text, trace):
         super().__init__(f"{kind}: {text}\n{trace}")
@@ -27,7 +27,7 @@ class WorkerFailedError(Exception):
 
 
 class Scenarios:
-    """Those of a module that is not imported here."""
+    """Scenarios of a module that is not imported in this process."""
 
     def __init__(self, module):
         self._module = module
@@ -37,7 +37,7 @@ class Scenarios:
 
 
 class Worker:
-    """One process, which calls what it is told and answers with the result."""
+    """A process that calls scenarios and replies with their results."""
 
     def __init__(self, **environment):
         ours, theirs = socket.socketpair()
@@ -56,7 +56,7 @@ class Worker:
         send(self.link, (environment, scenario.__module__, scenario.__qualname__, args))
 
     def answer(self, timeout=45.0):
-        """Return what the scenario returned, or the error that it raised; None: it is gone."""
+        """Return the result or error of the scenario; None if the process has ended."""
         self.link.settimeout(timeout)
         found = receive(self.link)
         if found is None:
@@ -78,7 +78,7 @@ class Worker:
 
 
 class Workers:
-    """So many processes; each call makes a cluster of the first of them."""
+    """A number of processes; each call forms a cluster of the first of them."""
 
     def __init__(self, count, **environment):
         self.workers = [Worker(**environment) for _ in range(count)]
@@ -98,7 +98,7 @@ class Workers:
         return [worker.answer() for worker in self.workers[: count or len(self.workers)]]
 
     def run(self, scenario, *args, count=None):
-        """Return what a scenario returns on each worker; raise the first error."""
+        """Return the results of a scenario on each worker; raise the first error."""
         found = self.errors(scenario, *args, count=count)
         for each in found:
             if isinstance(each, WorkerFailedError):
@@ -106,7 +106,7 @@ class Workers:
         return found
 
     def errors(self, scenario, *args, count=None):
-        """Return what a scenario returns on each worker, or the error that it raises there."""
+        """Return the result or error of a scenario on each worker."""
         self.start(scenario, *args, count=count)
         return self.answers(count)
 

@@ -1,4 +1,4 @@
-"""Distributed datasets of one process: who gets which rows, and what they look like."""
+"""Distributed datasets of one process: the rows, structure and spec of each replica."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ numbers = hr.Dataset.range
         (numbers(5).batch(2), 1, [[0, 1], [2, 3], [4]]),
     ],
 )
-def test_batches_are_cut_by_the_documented_table(dataset, replicas, steps):
+def test_batches_are_split_as_in_the_documented_table(dataset, replicas, steps):
     assert split(dataset, replicas) == steps
 
 
@@ -65,21 +65,19 @@ def test_batches_are_cut_by_the_documented_table(dataset, replicas, steps):
         (numbers(10).batch(4), 3, [[[0, 1], [2], [3]], [[4, 5], [6], [7]], [[8, 9], [], []]]),
         (numbers(7).batch(5), 2, [[[0, 1, 2], [3, 4]], [[5, 6], []]]),
         (numbers(6).batch(4), 2, [[[0, 1], [2, 3]], [[4, 5], []]]),
-        # Fewer rows than replicas: another one waits in each step.
+        # Fewer rows than replicas: in each step another replica gets none.
         (numbers(4).batch(2), 3, [[[0], [1], []], [[2], [], [3]]]),
-        # Short batches in between are joined.
+        # Short batches are joined.
         (numbers(3).batch(2).repeat(2), 2, [[[0], [1]], [[2], [0]], [[1], [2]]]),
         (numbers(0).batch(4), 2, []),
     ],
 )
-def test_a_balanced_split_joins_batches_so_that_no_replica_is_idle_for_good(
-    dataset, replicas, steps
-):
+def test_a_balanced_split_leaves_no_replica_permanently_idle(dataset, replicas, steps):
     assert split(dataset, replicas, BALANCED) == steps
 
 
 @pytest.mark.catalogue("3.13.13", "3.13.14")
-def test_components_keep_their_structure_and_go_together():
+def test_components_keep_their_structure_and_are_split_together():
     class Pair(NamedTuple):
         x: object
         y: object
@@ -92,7 +90,7 @@ def test_components_keep_their_structure_and_go_together():
     assert rows(second["a"].x) == [[3], [4]]
 
 
-def test_one_replica_gets_elements_as_they_are_batched_or_not():
+def test_one_replica_gets_elements_unchanged():
     assert [int(x) for x in OneDeviceStrategy().distribute_dataset(numbers(3))] == [0, 1, 2]
     assert [int(x) for x in mirrored(1).distribute_dataset(numbers(3))] == [0, 1, 2]
 
@@ -106,20 +104,20 @@ def test_one_replica_gets_elements_as_they_are_batched_or_not():
         (hr.Dataset.from_generator(lambda: [(np.ones(2), 1.0)]), r"component \[1\]"),
     ],
 )
-def test_a_scalar_leaf_is_refused_by_name_with_the_cure(dataset, leaf):
+def test_a_scalar_leaf_is_rejected_by_name_with_a_fix(dataset, leaf):
     with pytest.raises(InvalidArgumentError, match=f"{leaf} is a scalar.*`batch` method"):
         list(mirrored(2).distribute_dataset(dataset))
 
 
 @pytest.mark.catalogue("2.2.12")
-def test_components_with_different_numbers_of_rows_are_refused():
+def test_components_with_different_row_counts_are_rejected():
     dataset = hr.Dataset.from_tensors({"a": np.ones((4, 2)), "b": np.ones(3)})
     with pytest.raises(InvalidArgumentError, match=r"\['a'\] has 4 rows and .*\['b'\] has 3"):
         next(iter(mirrored(2).distribute_dataset(dataset)))
 
 
 @pytest.mark.catalogue("2.4.9", "3.10.16", "3.10.17")
-def test_each_iteration_is_a_pass_of_its_own():
+def test_each_iteration_is_a_separate_epoch():
     strategy = mirrored(2)
     cached = strategy.distribute_dataset(numbers(16).shuffle(16).cache().batch(4))
     assert steps_of(cached) == steps_of(cached)
@@ -131,7 +129,7 @@ def test_each_iteration_is_a_pass_of_its_own():
 
 
 @pytest.mark.catalogue("1.4.2", "3.10.18", "3.11.4", "3.11.5")
-def test_the_spec_has_one_for_each_replica_at_each_leaf():
+def test_the_spec_has_a_spec_per_replica_for_each_leaf():
     whole = numbers(9).map(lambda i: {"x": np.float32(i)}).batch(4, drop_remainder=True)
     distributed = mirrored(2).distribute_dataset(whole)
     half = hr.ArraySpec((2,), np.float32)
@@ -161,7 +159,7 @@ def test_cardinality_counts_steps(dataset, count):
 
 
 @pytest.mark.catalogue("1.1.10", "2.5.1")
-def test_from_a_function_the_replicas_take_elements_in_turn_as_they_are():
+def test_replicas_take_elements_of_a_dataset_function_in_turn():
     contexts = []
 
     def dataset_fn(context):
@@ -180,11 +178,11 @@ def test_from_a_function_the_replicas_take_elements_in_turn_as_they_are():
     [
         (numbers(9).batch(2), [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]),
         (numbers(9).batch(2, drop_remainder=True), [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]),
-        # Nothing is dropped, though every element has the same shape.
+        # No element is dropped, although all have the same shape.
         (numbers(5).batch(1, drop_remainder=True), [[[0], [1]], [[2], [3]], [[4], []]]),
     ],
 )
-def test_from_a_function_no_element_is_dropped_and_who_has_none_gets_no_rows(dataset, steps):
+def test_replicas_without_an_element_of_a_dataset_function_get_no_rows(dataset, steps):
     distributed = mirrored(2).distribute_datasets_from_function(lambda context: dataset)
     assert steps_of(distributed) == steps
     assert len(distributed) == len(steps)
@@ -193,7 +191,7 @@ def test_from_a_function_no_element_is_dropped_and_who_has_none_gets_no_rows(dat
 
 
 @pytest.mark.catalogue("2.4.4", "3.10.5", "3.10.6", "3.26.21", "3.26.22")
-def test_from_a_function_scalars_stay_scalars():
+def test_scalars_of_a_dataset_function_stay_scalars():
     data = [5.0, 6.0, 7.0, 8.0]
     distributed = mirrored(4).distribute_datasets_from_function(
         lambda context: hr.Dataset.from_tensor_slices(data)
@@ -203,7 +201,7 @@ def test_from_a_function_scalars_stay_scalars():
 
 
 @pytest.mark.catalogue("1.3.3", "2.5.2", "2.5.3", "3.10.33", "4.3.4")
-def test_for_each_replica_a_dataset_of_its_own_and_later_calls_are_as_before():
+def test_per_replica_mode_creates_a_dataset_per_replica_for_one_call():
     strategy = mirrored(2)
     contexts = []
 
@@ -229,7 +227,7 @@ def test_replicas_with_datasets_of_different_lengths_end_with_the_longest():
 
 
 @pytest.mark.catalogue("1.1.9", "1.1.10", "1.3.4", "3.10.30")
-def test_options_that_do_not_go_together_are_refused():
+def test_incompatible_options_are_rejected():
     strategy = mirrored(2)
     per_replica = InputReplicationMode.PER_REPLICA
     with pytest.raises(NotImplementedError, match="only supported in distribute_datasets_from"):
@@ -254,7 +252,7 @@ def test_options_that_do_not_go_together_are_refused():
 
 
 @pytest.mark.catalogue("1.1.9")
-def test_what_is_no_dataset_is_refused():
+def test_values_other_than_datasets_are_rejected():
     with pytest.raises(TypeError, match="Expected a Dataset object but got ndarray"):
         mirrored(2).distribute_dataset(np.ones(3))
     with pytest.raises(TypeError, match="`dataset_fn` must return a Dataset, but returned"):
@@ -262,7 +260,7 @@ def test_what_is_no_dataset_is_refused():
 
 
 @pytest.mark.catalogue("1.4.4")
-def test_a_distributed_dataset_has_no_methods_of_a_dataset():
+def test_a_distributed_dataset_has_no_dataset_methods():
     distributed = mirrored(2).distribute_dataset(numbers(4).batch(2))
     with pytest.raises(AttributeError, match="transform the Dataset first"):
         distributed.map(lambda x: x)
@@ -271,7 +269,7 @@ def test_a_distributed_dataset_has_no_methods_of_a_dataset():
 
 
 @pytest.mark.catalogue("1.3.4")
-def test_batches_are_read_ahead_as_the_options_say():
+def test_batches_are_read_ahead_as_the_options_request():
     read = []
 
     def note(x):
@@ -287,12 +285,12 @@ def test_batches_are_read_ahead_as_the_options_say():
 
 @pytest.mark.catalogue("2.2.1", "4.3.7")
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_a_worker_holds_no_more_batches_than_the_one_in_use_and_those_read_ahead(ahead):
+def test_a_worker_holds_only_the_current_batch_and_those_read_ahead(ahead):
     read = []
 
     def note(x):
         read.append(x)
-        time.sleep(1e-3)  # what costs less than a thread is made when it is asked for
+        time.sleep(1e-3)  # cheap elements are computed on request, without a thread
         return x
 
     dataset = hr.Dataset.from_generator(lambda: map(note, range(100))).batch(4)
@@ -303,12 +301,12 @@ def test_a_worker_holds_no_more_batches_than_the_one_in_use_and_those_read_ahead
         deadline = time.monotonic() + 30
         while len(read) < 4 * (5 + ahead) and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.05)  # in which it might read too much
+        time.sleep(0.05)  # time in which it might read too much
         assert len(read) == 4 * (5 + ahead)
 
 
 @pytest.mark.catalogue("1.3.1", "1.4.8", "3.31.30-32")
-def test_the_input_context_checks_and_says_what_it_is():
+def test_the_input_context_checks_its_arguments_and_has_a_str():
     context = InputContext(2, 1, 6)
     assert context.get_per_replica_batch_size(12) == 2
     with pytest.raises(ValueError, match="global_batch_size 13 is not divisible by num_replicas"):
@@ -316,11 +314,11 @@ def test_the_input_context_checks_and_says_what_it_is():
     assert str(InputContext(3, 1, 42)) == (
         "hr.distribute.InputContext(input pipeline id 1, total: 3)"
     )
-    with pytest.raises(ValueError, match=r"\(3\) cannot be divided by num_workers \(2\)"):
+    with pytest.raises(ValueError, match=r"\(3\) is not a multiple of num_workers \(2\)"):
         _ = InputContext(2, 0, 3).num_replicas_per_pipeline
 
 
-def test_rows_of_different_shapes_are_not_joined_and_the_error_says_which_and_what_would_do():
+def test_joining_rows_of_different_shapes_raises_with_their_name_and_a_fix():
     short_first = hr.Dataset.from_generator(
         lambda: iter([{"x": np.ones((4, 2))}, {"x": np.ones((1, 2))}, {"x": np.ones((3, 5))}]),
         output_signature={"x": hr.ArraySpec((None, None), np.dtype("float64"))},
@@ -331,7 +329,7 @@ def test_rows_of_different_shapes_are_not_joined_and_the_error_says_which_and_wh
         next(iterator)
 
 
-def test_a_replica_without_a_date_gets_the_first_one_there_is():
+def test_a_replica_without_rows_gets_a_default_date():
     days = np.arange(3).astype("datetime64[D]")
     plan = hr.Dataset.from_tensor_slices(days)
     steps = [*mirrored(2).distribute_datasets_from_function(lambda context: plan)]

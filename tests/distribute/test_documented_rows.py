@@ -42,7 +42,7 @@ def made(value, **kwargs):
 
 
 @pytest.mark.catalogue("1.1.11")
-def test_names_that_begin_with_experimental_are_the_same_methods():
+def test_experimental_names_are_aliases():
     strategy = mirrored(2)
     data = numbers(4).batch(4)
     (step,) = strategy.experimental_distribute_dataset(data)
@@ -72,10 +72,10 @@ def test_the_default_strategy_changes_nothing():
 
 
 @pytest.mark.catalogue("3.31.4-6")
-def test_a_scope_is_left_where_it_was_entered():
+def test_a_scope_must_be_left_where_it_was_entered():
     strategy = mirrored(2)
     outer, inner = strategy.scope(), mirrored(2)
-    with pytest.raises(RuntimeError, match="left where it was not entered"):
+    with pytest.raises(RuntimeError, match="must be left in the thread"):
         outer.__exit__(None, None, None)
     with outer, pytest.raises(RuntimeError, match="Mixing different Strategy objects"):
         inner.scope().__exit__(None, None, None)
@@ -83,7 +83,7 @@ def test_a_scope_is_left_where_it_was_entered():
 
 
 @pytest.mark.catalogue("1.5.2", "1.5.3")
-def test_mirrored_has_the_devices_of_this_process_whatever_the_environment_says(monkeypatch):
+def test_mirrored_strategy_ignores_tf_config(monkeypatch):
     cluster = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     strategy = MirroredStrategy(["/job:worker/task:0/device:CPU:0", "/job:worker/task:1/cpu:1"])
@@ -107,8 +107,10 @@ def test_mirrored_has_the_devices_of_this_process_whatever_the_environment_says(
         ("TPUClusterResolver", "SimpleClusterResolver"),
     ],
 )
-def test_what_is_not_here_is_named_with_what_does_its_work(name, words):
-    with pytest.raises(AttributeError, match=f"{name}.*what does its work: .*{words}"):
+def test_missing_names_raise_with_their_replacement(name, words):
+    with pytest.raises(
+        AttributeError, match=f"{name}.*(replacement|what does its work): .*{words}"
+    ):
         getattr(hr.distribute, name)
     of_extended = {
         "reduce_to": r"strategy\.reduce",
@@ -122,7 +124,7 @@ def test_what_is_not_here_is_named_with_what_does_its_work(name, words):
 
 
 @pytest.mark.catalogue("1.1.8", "3.15.15", "3.15.16", "3.30.15-17")
-def test_rows_by_index_are_not_reduced_and_the_error_says_so():
+def test_reducing_indexed_slices_raises():
     strategy = mirrored(2)
     slices = PerReplica([hr.IndexedSlices(np.ones((1, 2)), [0])] * 2)
     for use in (
@@ -191,25 +193,25 @@ def test_every_policy_is_accepted():
         (hr.Dataset.zip(numbers(8).batch(4), numbers(8).batch(8)), None),
     ],
 )
-def test_the_global_batch_size_is_what_the_last_batch_says(dataset, size):
+def test_the_global_batch_size_is_that_of_the_last_batch_step(dataset, size):
     assert global_batch_size(dataset.plan) == size
 
 
 @pytest.mark.catalogue("3.13.15")
-def test_the_outer_axis_of_nested_batches_is_cut():
+def test_nested_batches_are_split_along_the_outer_axis():
     first, last = split(numbers(10).batch(2).batch(4), 2)
     assert first == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     assert last == [[[8, 9]], []]
 
 
 @pytest.mark.catalogue("3.14.8")
-def test_a_last_batch_of_six_is_three_and_three():
+def test_a_last_batch_of_six_is_split_into_three_and_three():
     steps = [on_worker(numbers(14).batch(8), worker)[1] for worker in range(2)]
     assert steps == [[[8, 9, 10]], [[11, 12, 13]]]
 
 
 @pytest.mark.catalogue("3.10.14", "3.10.15")
-def test_batches_of_ten_are_five_and_five_or_ten():
+def test_batches_of_ten_are_split_into_fives_or_kept():
     data = numbers(100).batch(10)
     assert [len(step) for step in split(data, 1)] == [10] * 10
     assert [[len(part) for part in step] for step in split(data, 2)] == [[5, 5]] * 10
@@ -218,7 +220,7 @@ def test_batches_of_ten_are_five_and_five_or_ten():
 
 
 @pytest.mark.catalogue("3.36.19")
-def test_rows_that_hold_nothing_are_rows_all_the_same():
+def test_rows_of_size_zero_are_split_as_rows():
     (step,) = mirrored(2).distribute_dataset(
         hr.Dataset.from_tensor_slices({"x": np.zeros((5, 0)), "n": np.arange(5)}).batch(5)
     )
@@ -283,7 +285,7 @@ def test_four_files_on_two_workers_are_those_of_the_table(files):
 
 
 @pytest.mark.catalogue("3.12.12")
-def test_names_that_are_made_of_numbers_are_sharded_as_files(files):
+def test_generated_file_names_are_sharded_as_files(files):
     data = numbers(10).map(lambda i: str(files / f"{i}.txt")).flat_map(hr.TextLineDataset)
     share = auto_shard(with_policy(data.map(int), "FILE").plan, InputContext(5, 3, 5)).plan
     assert [int(row) for row in hr.Dataset(share)] == [30, 31, 32, 33, 80, 81, 82, 83]
@@ -307,7 +309,7 @@ def test_files_of_five_and_nine_lines_are_read_to_the_end(tmp_path):
 
 
 @pytest.mark.catalogue("3.10.19")
-def test_four_numbers_on_two_workers_are_shared_or_not():
+def test_four_numbers_on_two_workers_follow_the_policy():
     data = numbers(4).batch(2)
     auto = [on_worker(with_policy(data, "AUTO"), worker) for worker in range(2)]
     assert auto == [[[[0]], [[2]]], [[[1]], [[3]]]]
@@ -316,7 +318,7 @@ def test_four_numbers_on_two_workers_are_shared_or_not():
 
 
 @pytest.mark.catalogue("3.12.26")
-def test_a_worker_that_is_none_of_so_many_is_refused():
+def test_a_worker_index_out_of_range_is_rejected():
     for context in ((2, 2, 2), (0, 0, 1), (2, -1, 2)):
         with pytest.raises(ValueError, match="must be at"):
             InputContext(*context)
@@ -327,7 +329,7 @@ def test_a_worker_that_is_none_of_so_many_is_refused():
 
 @pytest.mark.catalogue("3.10.3")
 @pytest.mark.parametrize("from_function", [False, True])
-def test_one_device_reads_ten_steps_in_every_way_and_again(from_function):
+def test_one_device_reads_ten_steps_in_every_way_and_repeatedly(from_function):
     strategy = OneDeviceStrategy()
     distributed = (
         strategy.distribute_datasets_from_function(lambda context: numbers(10))
@@ -347,7 +349,7 @@ def test_one_device_reads_ten_steps_in_every_way_and_again(from_function):
 
 
 @pytest.mark.catalogue("3.10.7", "3.10.8")
-def test_pairs_are_given_in_turn():
+def test_pairs_are_delivered_in_turn():
     pairs = numbers(10).map(lambda i: (i, i**2))
     steps = list(mirrored(2).distribute_datasets_from_function(lambda context: pairs))
     assert [(step[0].values, step[1].values) for step in steps] == [
@@ -356,7 +358,7 @@ def test_pairs_are_given_in_turn():
 
 
 @pytest.mark.catalogue("1.4.6", "3.10.9")
-def test_steps_can_be_numbered():
+def test_steps_can_be_enumerated():
     for replicas, first in ((1, [0, 1]), (2, [[0], [1]])):
         steps = enumerate(mirrored(replicas).distribute_dataset(numbers(10).batch(2)))
         found = [(number, rows(step)) for number, step in steps]
@@ -376,7 +378,7 @@ def test_with_two_batches_read_ahead_the_values_are_the_same():
 
 
 @pytest.mark.catalogue("3.11.12")
-def test_the_spec_of_datasets_from_a_function_says_what_may_be_missing():
+def test_the_spec_of_datasets_from_a_function_has_unknown_row_counts():
     strategy = mirrored(2)
     whole = numbers(8).batch(2, drop_remainder=True)
     distributed = strategy.distribute_datasets_from_function(lambda context: whole)
@@ -391,7 +393,7 @@ def test_the_spec_of_datasets_from_a_function_says_what_may_be_missing():
 
 
 @pytest.mark.catalogue("3.10.21")
-def test_sums_over_a_pass_are_kept_in_a_variable():
+def test_a_variable_accumulates_sums_over_an_epoch():
     strategy, total = made(0, aggregation="SUM")
     steps = strategy.distribute_datasets_from_function(lambda context: numbers(10))
     for step in steps:
@@ -494,7 +496,7 @@ def test_a_variable_of_seven_acts_as_the_number():
 
 
 @pytest.mark.catalogue("3.33.41")
-def test_assign_takes_the_arguments_that_it_has_elsewhere():
+def test_assign_accepts_the_arguments_of_tf_variable():
     _, v = made([1.0, 2.0])
     assert v.assign([3.0, 4.0], True, "a", True).tolist() == [3.0, 4.0]
     v.assign_add([1.0, 1.0], use_locking=False, name="b", read_value=False)
@@ -522,7 +524,7 @@ def test_writes_and_reads_have_the_documented_numbers():
 
 
 @pytest.mark.catalogue("3.34.25-32")
-def test_variables_that_are_aggregated_when_they_are_read_have_the_documented_numbers():
+def test_on_read_variables_have_the_documented_numbers():
     for aggregation, read in (("SUM", 1.0), ("MEAN", 0.5), ("ONLY_FIRST_REPLICA", 0.0)):
         kinds = {"aggregation": aggregation, "synchronization": "ON_READ"}
         strategy, v = made(0.0, **kinds)
@@ -543,7 +545,7 @@ def test_variables_that_are_aggregated_when_they_are_read_have_the_documented_nu
 
 
 @pytest.mark.catalogue("3.33.47-49")
-def test_values_of_different_lengths_are_computed_with_on_their_replicas():
+def test_replicas_compute_with_values_of_different_lengths():
     strategy = mirrored(2)
     values = PerReplica([np.array([1]), np.array([5, 6])])
     assert rows(strategy.run(lambda x: x + 10, args=(values,))) == [[11], [15, 16]]

@@ -1,4 +1,4 @@
-"""Programs that people write with strategies, small: training loops and predictions."""
+"""Small user programs with strategies: training loops and predictions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ numbers = hr.Dataset.range
 
 
 @pytest.mark.parametrize("module", [bag_combiner, rebatch, input_streams])
-def test_examples_in_docstrings_give_what_they_say(module):
+def test_docstring_examples_return_the_shown_results(module):
     assert doctest.testmod(module).failed == 0
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_predictions_that_carry_their_index_are_put_in_order(replicas):
+def test_predictions_with_their_index_can_be_put_in_order(replicas):
     s = r.mirrored(replicas)
     dataset = numbers(24).enumerate().shuffle(24, seed=1).batch(4)
     predictions = {}
@@ -52,7 +52,7 @@ def test_a_host_training_loop_gives_the_same_weights_on_any_number_of_replicas(r
 
 
 @pytest.mark.catalogue("3.26.15")
-def test_a_loop_of_more_steps_than_there_are_ends_with_the_data():
+def test_a_loop_with_too_many_steps_ends_with_the_data():
     s = r.mirrored(2)
     iterator = iter(s.distribute_dataset(numbers(8).batch(2)))
     sums = []
@@ -101,8 +101,8 @@ def test_a_dataset_over_the_data_service_is_distributed_as_any_other():
 
 
 @pytest.mark.parametrize("replicas", [2, 5])
-def test_steps_that_are_over_at_once_and_then_wait_for_each_other_go_on(replicas):
-    """After quick rounds no thread is woken; one that then waits still gets its threads."""
+def test_a_step_that_merges_after_many_short_steps_completes(replicas):
+    """After short steps no thread is woken; a step that then waits still gets its threads."""
     s = r.mirrored(replicas)
     for _ in range(30):
         for _ in range(3):

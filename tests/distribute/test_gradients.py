@@ -26,7 +26,7 @@ def replica_id():
 
 
 @pytest.mark.catalogue("1.2.3")
-def test_a_gradient_is_that_of_the_losses_of_all_replicas():
+def test_gradients_include_the_losses_of_all_replicas():
     # TensorFlow has these numbers: the losses are 1 * y and 3 * y of y = x0 + x1.
     def step(op):
         x = torch.tensor(2.0 + replica_id(), dtype=torch.float64, requires_grad=True)
@@ -39,7 +39,7 @@ def test_a_gradient_is_that_of_the_losses_of_all_replicas():
 
 
 @pytest.mark.catalogue("3.29.1", "3.29.2")
-def test_a_gathered_value_gets_its_part_of_the_gradients_of_all_replicas():
+def test_a_gathered_value_gets_its_part_of_all_replicas_gradients():
     def step():
         x = torch.ones(1 + replica_id(), 2, requires_grad=True)
         both = get_replica_context().all_gather([x, torch.zeros(1)], axis=0)[0]
@@ -50,7 +50,7 @@ def test_a_gathered_value_gets_its_part_of_the_gradients_of_all_replicas():
     assert [each.tolist() for each in found] == [[[0, 4]], [[8, 12], [16, 20]]]
 
 
-def test_the_gradient_of_a_gradient_is_that_of_all_replicas_too():
+def test_second_order_gradients_include_all_replicas():
     def step():
         x = torch.tensor(2.0 + replica_id(), dtype=torch.float64, requires_grad=True)
         total = get_replica_context().all_reduce("SUM", x)
@@ -64,7 +64,7 @@ def test_the_gradient_of_a_gradient_is_that_of_all_replicas_too():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_synchronised_batch_norm_is_that_of_the_whole_batch(processes):
+def test_synchronised_batch_norm_equals_that_of_the_whole_batch(processes):
     x = np.random.default_rng(5).normal(size=(12, 3))
     whole = torch.tensor(x, requires_grad=True)
     normal = (whole - whole.mean(0)) / (whole.var(0, unbiased=False) + 1e-3).sqrt()
@@ -85,20 +85,20 @@ def test_synchronised_batch_norm_is_that_of_the_whole_batch(processes):
 @pytest.mark.parametrize(
     ("step", "match"),
     [
-        ("other does not", r"replica 0 waits at gradient of all_reduce 1 \(SUM\) .*returned"),
-        ("other goes on", "(?=.*is at gradient of all_reduce 1)(?=.*is at all_reduce 2)"),
-        ("other needs none", "is at all_reduce 1 .SUM. with gradients for values 0 of 1"),
-        ("later", "is at gradient of all_reduce 1 .* after strategy.run has returned"),
+        ("other does not", r"replica 0 waits in gradient of all_reduce 1 \(SUM\), .*returned"),
+        ("other continues", "(?=.*is in gradient of all_reduce 1)(?=.*is in all_reduce 2)"),
+        ("other needs none", "is in all_reduce 1 .SUM. with gradients for values 0 of 1"),
+        ("later", "calls gradient of all_reduce 1 .* after strategy.run has returned"),
     ],
 )
-def test_a_backward_pass_of_some_replicas_only_is_an_error_that_says_so(step, match):
+def test_a_backward_pass_on_some_replicas_only_raises(step, match):
     def on_replica():
         needs = step != "other needs none" or replica_id() == 0
         x = torch.ones(1, requires_grad=needs)
         y = get_replica_context().all_reduce("SUM", x)
         if step != "later" and replica_id() == 0:
             y.sum().backward()
-        if step == "other goes on":
+        if step == "other continues":
             get_replica_context().all_reduce("SUM", 1)
         return y
 
@@ -108,7 +108,7 @@ def test_a_backward_pass_of_some_replicas_only_is_an_error_that_says_so(step, ma
     assert strategy.run(lambda: get_replica_context().all_reduce("SUM", 1)).values == (2, 2)
 
 
-def test_an_error_of_one_replica_ends_the_backward_pass_of_the_others():
+def test_an_error_on_one_replica_ends_the_other_backward_passes():
     def on_replica():
         y = get_replica_context().all_reduce("SUM", torch.ones(1, requires_grad=True))
         if replica_id() == 1:
@@ -119,7 +119,7 @@ def test_an_error_of_one_replica_ends_the_backward_pass_of_the_others():
         mirrored().run(on_replica)
 
 
-def test_a_wait_with_a_limit_ends_with_the_name_of_who_is_missing():
+def test_a_merge_timeout_names_the_missing_replica():
     ended = threading.Event()
 
     def function(replica, round_):
@@ -130,7 +130,7 @@ def test_a_wait_with_a_limit_ends_with_the_name_of_who_is_missing():
                 ended.set()
         ended.wait(30)
 
-    with pytest.raises(DeadlineExceededError, match="replica 1 did not come to gradient of all_r"):
+    with pytest.raises(DeadlineExceededError, match="replica 1 did not call gradient of all_r"):
         ReplicaThreadPool(2).run(ReplicaStep(2, function, lambda call: call()))
 
 

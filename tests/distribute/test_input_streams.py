@@ -1,4 +1,4 @@
-"""One worker's part of a dataset that several workers distribute alike; nobody else runs here."""
+"""One worker's part of a dataset that several workers distribute; the other workers do not run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ numbers = hr.Dataset.range
 
 @pytest.fixture
 def files(tmp_path):
-    """Return a dataset of n files, whose rows count on from file to file."""
+    """Return a dataset of n files whose rows are numbered across files."""
 
     def made(sizes, batch):
         first = 0
@@ -32,7 +32,7 @@ def files(tmp_path):
 
 @pytest.mark.catalogue("2.3.1", "3.12.31", "3.12.32")
 @pytest.mark.parametrize("policy", ["AUTO", "FILE"])
-def test_by_file_each_worker_reads_its_own_and_cuts_its_batches_for_all(files, policy):
+def test_by_file_each_worker_reads_its_files_and_splits_batches_for_all(files, policy):
     dataset = with_policy(files([6, 6], 4), policy)
     assert on_worker(dataset, 0) == [[[0, 1]], [[2, 3]], [[4]], [[5]]]
     assert on_worker(dataset, 1) == [[[6, 7]], [[8, 9]], [[10]], [[11]]]
@@ -46,7 +46,7 @@ def test_by_data_each_worker_uses_its_part_of_each_batch(policy):
     assert on_worker(dataset, 1) == [[[2, 3]], [[6, 7]], [[10, 11]]]
 
 
-def test_one_file_of_twelve_by_data(files):
+def test_one_file_of_twelve_batches_by_data(files):
     dataset = with_policy(files([12], 4), "DATA")
     assert on_worker(dataset, 0) == [[[0, 1]], [[4, 5]], [[8, 9]]]
     assert on_worker(dataset, 1) == [[[2, 3]], [[6, 7]], [[10, 11]]]
@@ -69,7 +69,7 @@ def test_one_file_of_twelve_by_data(files):
          [[[2, 3], [6]], [[9, 10], [13]]]),
     ],
 )  # fmt: skip
-def test_parts_of_batches_are_those_of_the_documented_table(dataset, here, first, second):
+def test_batch_parts_equal_the_documented_table(dataset, here, first, second):
     assert on_worker(dataset, 0, here=here) == first
     assert on_worker(dataset, 1, here=here) == second
 
@@ -81,7 +81,7 @@ def test_three_workers_by_data_leave_the_last_without_rows():
 
 
 @pytest.mark.catalogue("2.3.9", "3.12.23", "3.12.24")
-def test_fewer_batches_than_workers_are_no_error_by_data():
+def test_by_data_fewer_batches_than_workers_are_allowed():
     dataset = with_policy(numbers(3).batch(3), "DATA")
     assert [on_worker(dataset, worker, workers=4) for worker in range(4)] == [
         [[[0]]], [[[1]]], [[[2]]], [[[]]],
@@ -89,7 +89,7 @@ def test_fewer_batches_than_workers_are_no_error_by_data():
 
 
 @pytest.mark.catalogue("2.3.7", "3.10.4", "3.10.25", "3.10.26", "3.12.17", "3.12.18")
-def test_off_each_worker_reads_all():
+def test_with_policy_off_each_worker_reads_all():
     dataset = with_policy(numbers(12).batch(8), "OFF")
     for worker in range(2):
         assert on_worker(dataset, worker) == [
@@ -101,13 +101,13 @@ def test_off_each_worker_reads_all():
 
 
 @pytest.mark.catalogue("2.2.7")
-def test_off_and_balanced_workers_take_turns_with_the_larger_pieces():
+def test_with_off_and_balanced_workers_alternate_the_larger_pieces():
     dataset = with_policy(numbers(14).batch(7), "OFF")
     assert on_worker(dataset, 0, here=2, options=BALANCED)[:2] == [[[0, 1], [2, 3]], [[4, 5], [6]]]
     assert on_worker(dataset, 1, here=2, options=BALANCED)[:2] == [[[0, 1], [2]], [[3, 4], [5, 6]]]
 
 
-def test_balanced_by_data_workers_have_every_row_once():
+def test_balanced_by_data_delivers_every_row_once():
     dataset = with_policy(numbers(23).batch(5), "DATA")
     parts = [on_worker(dataset, worker, 3, 2, BALANCED) for worker in range(3)]
     found = [row for part in parts for step in part for piece in step for row in piece]
@@ -116,7 +116,7 @@ def test_balanced_by_data_workers_have_every_row_once():
 
 
 @pytest.mark.catalogue("2.3.6")
-def test_a_hint_says_where_the_shard_is():
+def test_a_hint_is_replaced_by_the_shard():
     hinted = numbers(8).shard(hr.service.SHARD_HINT, 0).batch(2)
     assert on_worker(with_policy(hinted, "HINT"), 1) == [[[1]], [[3]], [[5]], [[7]]]
     plain = with_policy(numbers(4).batch(2), "HINT")
@@ -126,7 +126,7 @@ def test_a_hint_says_where_the_shard_is():
 @pytest.mark.catalogue("2.3.8", "3.12.20", "4.3.2")
 @pytest.mark.parametrize("policy", ["AUTO", "FILE"])
 @pytest.mark.parametrize("worker", range(4))
-def test_too_few_files_are_refused_on_every_worker_by_both_numbers(files, policy, worker):
+def test_too_few_files_raise_on_every_worker_with_both_numbers(files, policy, worker):
     dataset = with_policy(files([2, 2], 4), policy)
     with pytest.raises(
         InvalidArgumentError, match=f"{policy} .*2 files .*4 .*AutoShardPolicy.DATA"
@@ -135,17 +135,17 @@ def test_too_few_files_are_refused_on_every_worker_by_both_numbers(files, policy
 
 
 @pytest.mark.catalogue("2.3.3")
-def test_what_is_not_read_from_files_cannot_be_shared_by_file():
+def test_sharding_by_file_requires_files():
     with pytest.raises(
         NotFoundError, match=r"AutoShardPolicy\.FILE cannot .*AutoShardPolicy\.DATA"
     ):
         on_worker(with_policy(numbers(8).batch(4), "FILE"), 0)
-    # One worker has nothing to share.
+    # With one worker no sharding is needed.
     assert on_worker(with_policy(numbers(2).batch(2), "FILE"), 0, workers=1, here=2) == [[[0], [1]]]
 
 
-def test_a_worker_without_data_goes_on_with_no_rows_until_all_end():
-    """The other worker has two steps more than this one's three."""
+def test_a_worker_without_data_gets_empty_steps_until_all_end():
+    """The other worker has two more steps than the three of this one."""
     answers = iter([True, True, True, True, True, False])
     asked = []
 
@@ -170,7 +170,7 @@ def test_a_worker_without_data_goes_on_with_no_rows_until_all_end():
 
 
 @pytest.mark.catalogue("2.4.8")
-def test_with_several_workers_values_are_wrapped_and_lengths_vary():
+def test_with_several_workers_values_are_wrapped_and_lengths_unknown():
     dataset = DistributedDataset(numbers(8).batch(4, drop_remainder=True), InputContext(2, 0, 2))
     rest = hr.ArraySpec((None,), "int64")
     assert dataset.element_spec == hr.distribute.PerReplicaSpec(rest)
@@ -178,7 +178,7 @@ def test_with_several_workers_values_are_wrapped_and_lengths_vary():
     assert dataset.cardinality() == 2
 
 
-def test_workers_that_draw_with_one_seed_have_every_row_once():
+def test_workers_that_shuffle_with_one_seed_read_every_row_once():
     plan = numbers(40).shuffle(40).batch(8)
     parts = [
         [
@@ -192,7 +192,7 @@ def test_workers_that_draw_with_one_seed_have_every_row_once():
     assert sorted(parts[0] + parts[1]) == list(range(40))
 
 
-def test_in_the_middle_of_a_batch_a_worker_can_be_saved_and_restored():
+def test_a_state_within_a_batch_can_be_restored():
     plan = with_policy(numbers(24).batch(8), "OFF")
 
     def made(workers=2):
@@ -208,7 +208,7 @@ def test_in_the_middle_of_a_batch_a_worker_can_be_saved_and_restored():
 
 
 @pytest.mark.parametrize("resumed_on", [1, 2])
-def test_fewer_workers_go_on_with_the_cached_rows_of_each_file(files, resumed_on):
+def test_fewer_workers_resume_with_the_cached_rows_of_each_file(files, resumed_on):
     sizes = [3, 4, 5]
 
     def opened(workers):
@@ -234,7 +234,7 @@ def test_fewer_workers_go_on_with_the_cached_rows_of_each_file(files, resumed_on
 
 
 @pytest.mark.catalogue("1.3.7")
-def test_an_option_has_the_name_of_tf_data_too():
+def test_the_policy_option_also_has_the_name_of_tf_data():
     options = hr.Options()
     options.experimental_distribute.auto_shard_policy = hr.distribute.AutoShardPolicy.OFF
     assert options.auto_shard_policy is hr.distribute.AutoShardPolicy.OFF

@@ -1,4 +1,4 @@
-"""Iterators interrupted wherever Python looks for signals: nothing is lost or doubled."""
+"""Iterators interrupted wherever Python handles signals: no element is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def taken(step):
 
 
 class Interrupter:
-    """Interrupts at the n-th call, or return of a built-in function, of the code of this room."""
+    """Interrupts at the n-th call or built-in return of the package's code."""
 
     def __init__(self, number):
         self.left = number
@@ -71,7 +71,7 @@ class Interrupter:
         return taken(found)
 
     def _look(self, frame, event, argument):
-        if frame.f_code.co_name == "<genexpr>":  # which may be dropped just then
+        if frame.f_code.co_name == "<genexpr>":  # the iterator may be dropped at that moment
             return
         if event in ("call", "c_return") and frame.f_code.co_filename.startswith(_ROOM):
             self.left -= 1
@@ -90,7 +90,7 @@ def rest_of(state, how, replicas):
     ("how", "replicas"),
     [("ceil", 3), ("balanced", 3), ("in turn", 3), ("own", 3), ("ceil", 1)],
 )
-def test_an_interruption_anywhere_loses_nothing_and_doubles_nothing(how, replicas):
+def test_an_interruption_at_any_call_loses_or_duplicates_no_row(how, replicas):
     whole = sorted(x for step in distributed(how, replicas) for x in taken(step))
     assert whole == list(range(10))
     number, were_interrupted = 0, True
@@ -116,8 +116,8 @@ def test_an_interruption_anywhere_loses_nothing_and_doubles_nothing(how, replica
     assert number > 10
 
 
-class Own:
-    """The way to a place in this process, on which a wait is a hundred times as short."""
+class FastChannel:
+    """A channel to a server in this process whose waits are a hundred times shorter."""
 
     def __init__(self, place):
         self._end = LocalServerChannel("here", place.handle)
@@ -128,7 +128,7 @@ class Own:
 
 
 def of_two_workers(rank, member, found, next_step):
-    """Read a dataset as one of two workers does, and note what it takes."""
+    """Read a dataset as one of two workers, and record the rows."""
     agreement = StepAgreement(member, "the pass")
     iterator = iter(
         DistributedDataset(
@@ -148,7 +148,7 @@ def of_two_workers(rank, member, found, next_step):
         found[rank] += step
 
 
-def test_a_worker_that_is_interrupted_anywhere_keeps_step_with_the_other():
+def test_a_worker_interrupted_at_any_call_stays_in_step_with_the_other():
     number, was_interrupted = 0, True
     while was_interrupted:
         number += 11
@@ -156,7 +156,7 @@ def test_a_worker_that_is_interrupted_anywhere_keeps_step_with_the_other():
         place = _SessionTable(["worker 0", "worker 1"])
         members = [
             CollectiveClient(
-                Own(place),
+                FastChannel(place),
                 rank=rank,
                 names=["worker 0", "worker 1"],
                 timeout=600.0,

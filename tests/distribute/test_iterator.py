@@ -1,4 +1,4 @@
-"""Distributed iterators: how they end, where they may be used, and that they go on anywhere."""
+"""Distributed iterators: their end, their contexts, and states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ numbers = hr.Dataset.range
 
 
 @pytest.mark.catalogue("1.4.1", "2.4.7")
-def test_at_the_end_get_next_is_out_of_range_again_and_again_and_a_fresh_one_begins_again():
+def test_get_next_raises_at_the_end_and_a_new_iterator_restarts():
     distributed = mirrored(2).distribute_dataset(numbers(4).batch(2))
     iterator = iter(distributed)
     assert rows(iterator.get_next()) == [[0], [1]]
@@ -35,7 +35,7 @@ def test_at_the_end_get_next_is_out_of_range_again_and_again_and_a_fresh_one_beg
 
 
 @pytest.mark.catalogue("1.4.1", "2.4.5")
-def test_an_optional_says_whether_there_is_a_value():
+def test_an_optional_reports_whether_it_has_a_value():
     iterator = iter(mirrored(2).distribute_dataset(numbers(2).batch(2)))
     first = iterator.get_next_as_optional()
     assert isinstance(first, hr.Optional)
@@ -49,7 +49,7 @@ def test_an_optional_says_whether_there_is_a_value():
 
 
 @pytest.mark.catalogue("1.4.5", "3.10.10")
-def test_it_is_not_read_on_a_replica():
+def test_reading_on_a_replica_raises():
     strategy = mirrored(2)
     iterator = iter(strategy.distribute_dataset(numbers(4).batch(2)))
     for read in (next, lambda i: i.get_next(), lambda i: i.get_next_as_optional()):
@@ -59,7 +59,7 @@ def test_it_is_not_read_on_a_replica():
     iterator.close()
 
 
-def test_after_an_element_that_fails_it_goes_on():
+def test_reading_continues_after_a_failed_element():
     def failing(x):
         if x == 3:
             raise ValueError("three")
@@ -100,9 +100,7 @@ def taken(step):
 @pytest.mark.catalogue("3.13.26")
 @pytest.mark.parametrize("how", ["ceil", "balanced", "function"])
 @pytest.mark.parametrize(("saved_on", "resumed_on"), [(2, 2), (2, 3), (3, 2), (4, 1), (1, 4)])
-def test_saved_on_some_replicas_it_goes_on_on_others_with_nothing_lost_or_twice(
-    how, saved_on, resumed_on
-):
+def test_a_state_resumes_on_other_replicas_without_loss_or_duplicates(how, saved_on, resumed_on):
     whole = [x for step in distributed(mirrored(1), how) for x in taken(step)]
     before = []
     iterator = iter(distributed(mirrored(saved_on), how))
@@ -119,7 +117,7 @@ def test_saved_on_some_replicas_it_goes_on_on_others_with_nothing_lost_or_twice(
 
 
 @pytest.mark.parametrize("how", ["ceil", "balanced", "function"])
-def test_restored_on_as_many_replicas_the_steps_are_the_same(how):
+def test_restored_on_the_same_replicas_the_steps_are_equal(how):
     iterator = iter(distributed(mirrored(3), how))
     next(iterator)
     state = iterator.get_state()
@@ -129,7 +127,7 @@ def test_restored_on_as_many_replicas_the_steps_are_the_same(how):
     assert steps_of(iterator) == rest
 
 
-def test_datasets_of_replicas_have_states_for_as_many():
+def test_states_of_per_replica_datasets_require_the_same_replicas():
     options = InputOptions(experimental_replication_mode=InputReplicationMode.PER_REPLICA)
 
     def made(replicas):
@@ -145,12 +143,15 @@ def test_datasets_of_replicas_have_states_for_as_many():
     with made(2) as other:
         other.set_state(state)
         assert next(other).values == next(iterator).values == (1, 1)
-    with made(3) as more, pytest.raises(FailedPreconditionError, match="restore it on as many"):
+    with (
+        made(3) as more,
+        pytest.raises(FailedPreconditionError, match="restore it with 2 replicas"),
+    ):
         more.set_state(state)
     iterator.close()
 
 
-def test_a_used_iterator_forgets_what_it_learned_when_it_goes_back_to_before_the_first_batch():
+def test_a_state_before_the_first_batch_resets_the_known_batch_size():
     def batches():
         return iter([np.arange(5), np.arange(4), np.arange(5)])
 
@@ -169,7 +170,7 @@ def test_a_used_iterator_forgets_what_it_learned_when_it_goes_back_to_before_the
     "places",
     [None, {}, {"streams": None}, {"streams": []}, {"streams": [{}]}, {"streams": [[1]]}],
 )
-def test_a_state_that_was_damaged_is_refused_and_the_iterator_stays_where_it_is(places):
+def test_a_damaged_state_is_rejected_and_leaves_the_position(places):
     iterator = iter(mirrored(2).distribute_dataset(numbers(4).batch(2)))
     next(iterator)
     with pytest.raises(TypeError, match="`state` must be a value of a DistributedIterator's"):
@@ -178,9 +179,7 @@ def test_a_state_that_was_damaged_is_refused_and_the_iterator_stays_where_it_is(
 
 
 @pytest.mark.parametrize(("resumed_on", "how"), [(1, "ceil"), (2, "ceil"), (2, "balanced")])
-def test_a_batch_that_fails_when_it_is_read_again_takes_no_rows_of_the_next_with_it(
-    resumed_on, how
-):
+def test_a_batch_that_fails_after_a_restore_skips_no_rows_of_the_next(resumed_on, how):
     fails = [False]
 
     def failing(x):
@@ -205,11 +204,11 @@ def test_a_batch_that_fails_when_it_is_read_again_takes_no_rows_of_the_next_with
     with pytest.raises(UserFunctionError):
         next(iterator)
     rest = [x for step in iterator for x in taken(step)]
-    # Of the batch of 3 to 6 three rows had been used; what was left of it is lost, and no more.
+    # Three rows of the batch of 3 to 6 had been used; only its remaining rows are lost.
     assert (before, rest) == ([0, 1, 2, 3, 4, 5], [7, 8, 9, 10, 11])
 
 
-def test_a_state_of_something_else_is_refused():
+def test_a_state_of_another_kind_is_rejected():
     iterator = iter(mirrored(2).distribute_dataset(numbers(4).batch(2)))
     with pytest.raises(TypeError, match="`state` must be a value of"):
         iterator.set_state({"a": 1})

@@ -1,4 +1,4 @@
-"""Metrics, against formulas and in strategies; those of Keras are in tests/adapters."""
+"""Metrics, compared with formulas, and in strategies; tests/adapters compares them with Keras."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.errors import InvalidArgumentError
 from tests.parameter_server.small_cluster import cluster
 
 
-def test_nothing_seen_is_zero_and_reset_begins_again():
+def test_metrics_are_zero_without_updates_and_after_reset():
     for metric in (hr.metrics.Mean(), hr.metrics.Accuracy(), hr.metrics.AUC()):
         assert metric.result() == 0
     mean = hr.metrics.Mean()
@@ -25,7 +25,7 @@ def test_nothing_seen_is_zero_and_reset_begins_again():
     assert mean.result() == 0
 
 
-def test_merged_metrics_have_seen_what_both_did():
+def test_merged_metrics_include_the_updates_of_both():
     rng = np.random.default_rng(5)
     true, predicted = rng.integers(0, 2, (4, 50)), rng.random((4, 50))
     whole, parts = hr.metrics.AUC(), [hr.metrics.AUC() for _ in range(4)]
@@ -41,14 +41,14 @@ def test_merged_metrics_have_seen_what_both_did():
     for sums in (np.zeros((2, 100)), [hr.metrics.Mean().sums()], [1.0, 2.0]):
         with pytest.raises(ValueError, match=r"sums of shape \(2, 200\)"):
             whole.merge(sums)
-    with pytest.raises(TypeError, match="merged with metrics"):
+    with pytest.raises(TypeError, match="expected a metric of class AUC or its sums"):
         whole.merge(["a"])
     mean = hr.metrics.Mean()
     mean.update_state(np.float64([1, 2]))
     assert hr.metrics.Mean().merge(mean.sums()).merge([mean, mean.sums()]).result() == 1.5
 
 
-def test_each_replica_adds_to_its_own_sums_and_the_result_is_of_all():
+def test_replicas_add_to_separate_sums_and_the_result_covers_all():
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
         mean = hr.metrics.Mean()
@@ -64,7 +64,7 @@ def test_each_replica_adds_to_its_own_sums_and_the_result_is_of_all():
 
 
 @pytest.mark.catalogue("3.18.1")
-def test_sums_are_on_the_servers_of_a_strategy_and_travel_as_handles():
+def test_sums_are_on_parameter_servers_and_pickle_as_handles():
     with cluster(2) as strategy:
         with strategy.scope():
             mean, auc = hr.metrics.Mean("loss"), hr.metrics.AUC(name="auc")
@@ -77,7 +77,7 @@ def test_sums_are_on_the_servers_of_a_strategy_and_travel_as_handles():
         assert mean.variables[0].cluster is strategy.cluster
 
 
-def test_what_does_not_fit_is_named():
+def test_mismatched_values_are_named():
     auc = hr.metrics.AUC()
     with pytest.raises(InvalidArgumentError, match="from_logits"):
         auc.update_state([0, 1], [0.5, 1.5])

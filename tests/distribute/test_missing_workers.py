@@ -1,4 +1,4 @@
-"""Workers that die, stand still, never start or do something else: the others hear who, in time."""
+"""Workers that die, hang, never start or run other operations: the others raise and name them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def workers():
 
 
 def start_and_wait(workers, count, path, timeout):
-    """Have workers read without end, and wait until they are at it."""
+    """Start workers that read forever, and wait until they read."""
     for rank, worker in enumerate(workers.workers[:count]):
         said = str(path / f"worker-{rank}")
         worker.ask(workers.environment(rank, count), scenarios.steps_until_an_error, timeout, said)
@@ -47,7 +47,7 @@ def start_and_wait(workers, count, path, timeout):
 
 
 @pytest.mark.catalogue("1.5.6")
-def test_a_worker_that_is_killed_is_named_to_all_others_at_once(tmp_path):
+def test_a_killed_worker_is_named_to_all_others_at_once(tmp_path):
     workers = Workers(3)
     try:
         start_and_wait(workers, 3, tmp_path, timeout=300.0)
@@ -57,32 +57,32 @@ def test_a_worker_that_is_killed_is_named_to_all_others_at_once(tmp_path):
         assert time.monotonic() - killed < AT_ONCE
         assert second is None
         for text, _, again, _ in (first, third):
-            assert f"worker 1 ({workers.addresses[1]}) is gone" in text
+            assert f"worker 1 ({workers.addresses[1]}) is lost" in text
             assert again == text
     finally:
         workers.close()
 
 
 @pytest.mark.catalogue("1.10.11")
-def test_when_the_first_worker_is_killed_the_others_hear_it_at_once(tmp_path):
+def test_a_killed_first_worker_fails_the_others_at_once(tmp_path):
     workers = Workers(3)
     try:
         start_and_wait(workers, 3, tmp_path, timeout=300.0)
         workers.workers[0].signal(signal.SIGKILL)
         killed = time.monotonic()
-        gone, *others = workers.answers()
+        first, *others = workers.answers()
         assert time.monotonic() - killed < AT_ONCE
-        assert gone is None
+        assert first is None
         for text, _, again, _ in others:
             assert f"worker 0 ({workers.addresses[0]})" in text
-            assert "is gone" in text
+            assert "is lost" in text
             assert again == text
     finally:
         workers.close()
 
 
 def programs(program, count):
-    """Run a program as each worker of a cluster; return the addresses, and what each left."""
+    """Run a program as each worker of a cluster; return the addresses, exit codes and outputs."""
     addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     workers = []
     for index in range(count):
@@ -106,20 +106,20 @@ def programs(program, count):
     return addresses, [(each.returncode, *pair) for each, pair in zip(workers, said, strict=True)]
 
 
-def test_a_cluster_without_one_task_is_refused():
-    with pytest.raises(InvalidArgumentError, match="'worker' and not one task"):
+def test_a_cluster_without_tasks_is_rejected():
+    with pytest.raises(InvalidArgumentError, match="'worker', but no task"):
         MultiWorkerMirroredStrategy(SimpleClusterResolver(ClusterSpec({"worker": []})))
     alone = MultiWorkerMirroredStrategy(SimpleClusterResolver(ClusterSpec({})))
     assert alone.num_replicas_in_sync == 1
 
 
-def test_when_the_first_worker_is_killed_the_others_end_without_another_error():
+def test_after_a_killed_first_worker_the_others_exit_without_other_errors():
     program = """
 import os
 import numpy as np
 import headrace as hr
 
-# What is registered first comes last at the end: after the network's library has ended.
+# Exit handlers run in reverse order: this one after the network library has ended.
 next(iter(hr.Dataset.range(3)))
 strategy = hr.distribute.MultiWorkerMirroredStrategy(devices=["cpu:0"])
 context = hr.distribute.get_replica_context
@@ -137,9 +137,9 @@ except hr.errors.UnavailableError as error:
     assert errors == ""
 
 
-def test_a_first_worker_that_ends_once_all_have_met_is_gone_and_not_waited_for():
-    # Its answers may still be on their way when it ends. The test's deadline is far below this
-    # timeout, for which a worker that never started is waited for.
+def test_a_first_worker_that_exits_after_the_setup_is_lost_at_once():
+    # Its replies may be in flight when it exits. The timeout for a worker that never started is far
+    # above the deadline of this test.
     program = """
 import os
 import numpy as np
@@ -159,14 +159,12 @@ except hr.errors.UnavailableError as error:
     for code, said, errors in others:
         assert code == 0, errors
         assert f"worker 0 ({addresses[0]})" in said
-        assert "is gone" in said
+        assert "is lost" in said
         assert errors == ""
 
 
 @pytest.mark.parametrize("lagging", [0, 2])
-def test_a_worker_that_stands_still_is_named_after_the_timeout_and_hears_it_later(
-    workers, tmp_path, lagging
-):
+def test_a_hanging_worker_is_named_after_the_timeout(workers, tmp_path, lagging):
     start_and_wait(workers, 3, tmp_path, timeout=4.0)
     still = workers.workers[lagging]
     still.signal(signal.SIGSTOP)
@@ -179,11 +177,11 @@ def test_a_worker_that_stands_still_is_named_after_the_timeout_and_hears_it_late
         assert name in text, text
         assert 3.5 < waited < AT_ONCE
         assert again == text
-    # The place where they meet stood still itself, or heard of it: it ends for that one, too.
+    # The session fails for the paused worker, too.
     assert isinstance(late[0], str)
 
 
-def test_a_pause_that_is_shorter_than_the_timeout_changes_nothing(workers, tmp_path):
+def test_a_pause_shorter_than_the_timeout_has_no_effect(workers, tmp_path):
     said = str(tmp_path / "begun")
     for rank, worker in enumerate(workers.workers[:2]):
         said = str(tmp_path / f"worker-{rank}")
@@ -201,17 +199,17 @@ def test_a_pause_that_is_shorter_than_the_timeout_changes_nothing(workers, tmp_p
 
 
 def test_a_worker_that_never_starts_is_named_after_the_timeout(workers):
-    # The first one, where they meet, waits for less long, and tells the other.
+    # The first worker has the shorter timeout, and fails the session for the other.
     for rank, timeout in ((2, 60.0), (0, 6.0)):
         workers.workers[rank].ask(workers.environment(rank, 3), scenarios.begins, timeout)
     for rank in (0, 2):
         error = workers.workers[rank].answer()
         assert error.kind == "UnavailableError"
-        assert f"worker 1 ({workers.addresses[1]}) was not heard of so far" in error.text
-        assert "at the beginning" in error.text
+        assert f"worker 1 ({workers.addresses[1]}) has not connected yet" in error.text
+        assert "in the setup" in error.text
 
 
-def test_a_worker_with_a_wrong_address_of_the_first_says_so(workers):
+def test_a_worker_with_a_wrong_first_address_raises(workers):
     (port,) = free_ports(1)
     wrong = [f"127.0.0.1:{port}", workers.addresses[1]]
     workers.workers[1].ask(workers.environment(1, 2, wrong), scenarios.begins, 1.0)
@@ -221,7 +219,7 @@ def test_a_worker_with_a_wrong_address_of_the_first_says_so(workers):
     assert "connection refused" in error.text
 
 
-def test_workers_with_different_clusters_or_replicas_do_not_begin(workers):
+def test_workers_with_different_clusters_or_replicas_are_rejected(workers):
     for rank, worker in enumerate(workers.workers[:2]):
         worker.ask(workers.environment(rank, 2), scenarios.begins, 20.0, 1 + rank)
     for error in workers.answers(2):
@@ -232,20 +230,20 @@ def test_workers_with_different_clusters_or_replicas_do_not_begin(workers):
     workers.workers[2].ask(workers.environment(2, 3), scenarios.begins, 6.0)
     error = workers.workers[2].answer()
     assert error.kind == "InvalidArgumentError"
-    assert "number 2 of those that train together" in error.text
+    assert "a worker has rank 2" in error.text
     assert workers.workers[0].answer().kind == "UnavailableError"
 
 
-def test_workers_that_do_not_do_the_same_hear_it(workers):
+def test_workers_that_run_different_operations_raise(workers):
     for error in workers.errors(scenarios.does_something_else, count=2):
         assert error.kind == "FailedPreconditionError"
-        assert "is at a reduction (SUM)" in error.text
-        assert "is at a gathering along axis 0" in error.text
+        assert "is in a reduction (SUM)" in error.text
+        assert "is in a gather along axis 0" in error.text
 
 
-@pytest.mark.parametrize("then", ["goes on", "leaves"])
+@pytest.mark.parametrize("then", ["continues", "leaves"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_of_run_on_one_worker_is_named_to_the_others(workers, rank, then):
+def test_an_error_in_run_on_one_worker_is_reported_to_the_others(workers, rank, then):
     found = workers.run(scenarios.fails_on, [rank], then, count=2)
     assert found[rank][:2] == [2, f"no data on {rank}"]
     assert found[1 - rank][0] == 2
@@ -253,15 +251,17 @@ def test_an_error_of_run_on_one_worker_is_named_to_the_others(workers, rank, the
     for text in [*found[1 - rank][1:], *found[rank][2:]]:
         assert named in text
         assert f"ValueError: no data on {rank}" in text
-    assert len(found[1 - rank]) == 2  # its own step ends, and none is added to another one
+    assert (
+        len(found[1 - rank]) == 2
+    )  # its own step ends, and is not combined with another operation
 
 
-def test_workers_on_all_of_which_run_fails_go_on(workers):
-    found = workers.run(scenarios.fails_on, [0, 1], "goes on", count=2)
+def test_workers_continue_after_run_failed_on_all(workers):
+    found = workers.run(scenarios.fails_on, [0, 1], "continues", count=2)
     assert found == [[2, f"no data on {rank}", 200] for rank in (0, 1)]
 
 
-def test_workers_that_batch_differently_are_told_which_has_what(workers):
+def test_workers_with_different_batch_sizes_raise(workers):
     for error in workers.errors(scenarios.reads_other_batches, count=2):
         assert error.kind == "FailedPreconditionError"
         assert "distributed dataset 1 (batches of 4)" in error.text
@@ -275,7 +275,7 @@ def test_a_worker_that_leaves_while_others_wait_is_named(workers, rank):
 
 
 @pytest.mark.catalogue("3.28.11-13")
-def test_an_evaluator_works_alone_and_nobody_waits_for_it(workers):
+def test_an_evaluator_runs_alone(workers):
     environment = workers.environment(0, 2, task={"type": "evaluator", "index": 0})
     workers.workers[2].ask(environment, scenarios.works_alone)
     first, second = workers.run(scenarios.steps, 4, 4, "AUTO", count=2)
@@ -293,7 +293,7 @@ def resolver(*addresses, rank=0, task="worker"):
 
 
 @pytest.mark.catalogue("1.1.14", "1.5.5", "3.14.15")
-def test_a_cluster_of_one_worker_needs_no_port_and_waits_for_nobody(monkeypatch):
+def test_a_cluster_of_one_worker_opens_no_port(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for found in (None, resolver("nowhere.invalid:1")):
         strategy = MultiWorkerMirroredStrategy(found, devices=["cpu:0", "cpu:1"])
@@ -313,7 +313,7 @@ def test_a_cluster_of_one_worker_needs_no_port_and_waits_for_nobody(monkeypatch)
         ({"timeout": 0}, ValueError, "timeout"),
         ({"timeout": "long"}, TypeError, "timeout"),
         ({"security": "keys"}, TypeError, "security"),
-        ({"cluster_resolver": resolver("a:1", "b:2")}, ValueError, "security=.* is needed"),
+        ({"cluster_resolver": resolver("a:1", "b:2")}, ValueError, "`security` is required"),
         ({"cluster_resolver": resolver("a:1", "b:2", rank=2)}, InvalidArgumentError, "task 2"),
         ({"cluster_resolver": resolver("a:1", task=None)}, InvalidArgumentError, "task_type"),
         (
@@ -327,23 +327,25 @@ def test_a_cluster_of_one_worker_needs_no_port_and_waits_for_nobody(monkeypatch)
         ),
     ],
 )
-def test_wrong_arguments_are_refused_at_once(arguments, error, match):
+def test_invalid_arguments_are_rejected_at_once(arguments, error, match):
     with pytest.raises(error, match=match):
         MultiWorkerMirroredStrategy(**arguments)
 
 
-def test_the_log_says_who_is_missing_when_a_wait_is_long(monkeypatch, caplog):
+def test_a_long_wait_logs_the_missing_workers(monkeypatch, caplog):
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.3)
     ports = free_ports(2)
     addresses = [f"127.0.0.1:{port}" for port in ports]
     caplog.set_level(logging.WARNING)
-    with pytest.raises(UnavailableError, match=r"worker 1 .* was not heard of so far"):
+    with pytest.raises(UnavailableError, match=r"worker 1 .* has not connected yet"):
         MultiWorkerMirroredStrategy(resolver(*addresses), timeout=1.0)
     (warning,) = [each.getMessage() for each in caplog.records]
-    assert warning.startswith(f"worker 0 ({addresses[0]}) has waited for 0 s, of 1, for: worker 1")
+    assert warning.startswith(
+        f"worker 0 ({addresses[0]}) has been waiting for 0 s (timeout 1 s): worker 1"
+    )
 
 
-def test_with_keys_workers_meet_and_without_them_they_do_not(tmp_path):
+def test_workers_join_only_with_security_keys(tmp_path):
     keys = Security.load(new_keys(tmp_path / "keys"), "server")
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     found = {}

@@ -1,4 +1,4 @@
-"""Replicas that read from the data service: what each gets, and when its clients ask each other."""
+"""Replicas that read from the data service: their elements, and requests between clients."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def slow(x):
 
 
 @pytest.mark.catalogue("3.10.34")
-def test_copies_of_all_workers_are_read_once_each(cluster):
+def test_each_worker_reads_a_separate_copy(cluster):
     data = numbers(10).apply(shared(cluster, mode="parallel_epochs"))
     steps = mirrored(2).distribute_datasets_from_function(lambda context: data.batch(4))
     assert sorted(flat(map(rows, steps))) == sorted([*range(10)] * 3)
 
 
 @pytest.mark.parametrize("options", [InputOptions(), BALANCED])
-def test_what_several_workers_read_of_a_job_is_not_shared_again(cluster, options, request):
-    """Each of two workers cuts the batches that it gets for all replicas; together they get all."""
+def test_elements_of_a_shared_job_are_not_sharded_again(cluster, options, request):
+    """Each of two workers splits its batches for all replicas; together they get all rows."""
     data = numbers(40).batch(4).apply(shared(cluster, request.node.name))
     found = [on_worker(as_in_another_process(data), each, 2, 2, options) for each in range(2)]
     assert sorted(flat(found[0]) + flat(found[1])) == list(range(40))
@@ -61,9 +61,7 @@ def test_what_several_workers_read_of_a_job_is_not_shared_again(cluster, options
 
 @pytest.mark.parametrize("policy", ["AUTO", "FILE", "DATA", "OFF"])
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
-def test_a_job_with_a_name_is_shared_by_its_clients_whatever_the_policy(
-    cluster, mode, policy, request
-):
+def test_a_named_job_is_shared_by_its_clients_with_any_policy(cluster, mode, policy, request):
     data = numbers(24).batch(4).apply(shared(cluster, request.node.name, mode))
     found = flat(
         on_worker(with_policy(data, policy), 0, 2) + on_worker(as_in_another_process(data), 1, 2)
@@ -71,7 +69,7 @@ def test_a_job_with_a_name_is_shared_by_its_clients_whatever_the_policy(
     assert sorted(found) == sorted([*range(24)] * (3 if mode == "parallel_epochs" else 1))
 
 
-def test_a_dataset_by_its_id_is_not_shared_again(cluster, request):
+def test_a_dataset_from_its_id_is_not_sharded_again(cluster, request):
     name = hr.service.register_dataset(cluster.target, numbers(24).batch(4))
     data = hr.service.from_dataset_id(
         "distributed_epoch", cluster.target, name, job_name=request.node.name
@@ -80,8 +78,8 @@ def test_a_dataset_by_its_id_is_not_shared_again(cluster, request):
     assert sorted(flat(on_worker(data, 0) + on_worker(other, 1))) == list(range(24))
 
 
-class OthersHave:
-    """Agrees that another worker has data for so many steps (as `StepAgreement`)."""
+class FakeAgreement:
+    """Agrees that another worker has data for `steps` steps (as `StepAgreement`)."""
 
     def __init__(self, steps):
         self.left = steps
@@ -93,18 +91,18 @@ class OthersHave:
         return here or self.left >= 0
 
 
-def test_a_worker_to_which_nothing_of_a_job_is_left_has_steps_without_rows(cluster, request):
-    """Only a look at an element tells what they are of, and the job has none any more."""
+def test_a_worker_without_elements_of_a_job_gets_empty_steps(cluster, request):
+    """The spec is known only from an element, and the job has no elements left."""
     looked = hr.Dataset.range(8).map(lambda x: {"x": x, "y": np.full((2, 3), x)})
     data = looked.batch(4).apply(shared(cluster, request.node.name))
     assert sorted(row for step in data for row in step["x"]) == list(range(8))
     late = as_in_another_process(data)
-    late = DistributedDataset(late, InputContext(2, 1, 2), agreement=lambda: OthersHave(3))
+    late = DistributedDataset(late, InputContext(2, 1, 2), agreement=lambda: FakeAgreement(3))
     steps = [(step["x"].values[0].shape, step["y"].values[0].shape) for step in late]
     assert steps == [((0,), (0, 0, 0))] * 3
 
 
-def test_a_look_for_steps_without_rows_is_taken_once():
+def test_the_spec_for_empty_steps_is_determined_once():
     looks = []
 
     def noted(x):
@@ -113,13 +111,13 @@ def test_a_look_for_steps_without_rows_is_taken_once():
 
     data = numbers(2).map(noted).batch(2)
     distributed = DistributedDataset(
-        data, InputContext(2, 1, 2), agreement=lambda: OthersHave(20), options=None
+        data, InputContext(2, 1, 2), agreement=lambda: FakeAgreement(20), options=None
     )
     assert len(list(distributed)) == 20
     assert len(looks) == 2 + 1
 
 
-def test_by_data_workers_read_a_service_in_order_or_not_at_all(cluster):
+def test_by_data_requires_ordered_reading_of_the_service(cluster):
     def of(**options):
         share = hr.service.distribute("distributed_epoch", cluster.target, **options)
         return with_policy(numbers(24).batch(4).apply(share), "DATA")
@@ -128,11 +126,11 @@ def test_by_data_workers_read_a_service_in_order_or_not_at_all(cluster):
     assert [flat(on_worker(ordered, worker)) for worker in range(2)] == [
         [row for row in range(24) if row % 4 // 2 == worker] for worker in range(2)
     ]
-    with pytest.raises(InvalidArgumentError, match=r"DATA cannot share.*ordered=True"):
+    with pytest.raises(InvalidArgumentError, match=r"DATA cannot shard.*ordered=True"):
         on_worker(of(), 0)
 
 
-def test_by_data_workers_read_in_order_whatever_was_wished_for():
+def test_by_data_reads_in_order_even_if_deterministic_is_false():
     after = numbers(240).batch(4).map(slow, num_parallel_calls=4, deterministic=False)
     before = numbers(240).map(slow, num_parallel_calls=4, deterministic=False).batch(4)
     options = hr.Options()
@@ -144,8 +142,8 @@ def test_by_data_workers_read_in_order_whatever_was_wished_for():
         ]
 
 
-def test_a_job_is_not_asked_for_its_state_before_the_user_asks(cluster, monkeypatch, request):
-    """One of two clients of a job reads on alone: the other never answers for its place."""
+def test_the_state_of_a_job_is_requested_only_by_the_user(cluster, monkeypatch, request):
+    """One of two clients of a job reads alone: the other never reports its position."""
     asked = []
     ask = reader.gather_positions
     monkeypatch.setattr(
@@ -160,8 +158,8 @@ def test_a_job_is_not_asked_for_its_state_before_the_user_asks(cluster, monkeypa
             assert asked == []
 
 
-def of_all(iterators):
-    """Return the states of iterators that are asked at the same time."""
+def states_of_all(iterators):
+    """Return the states of iterators, requested concurrently."""
     states = [None] * len(iterators)
 
     def ask(index):
@@ -176,9 +174,7 @@ def of_all(iterators):
 
 
 @pytest.mark.parametrize("options", [InputOptions(), BALANCED])
-def test_workers_go_on_where_they_stopped_when_each_had_used_its_batches_up(
-    cluster, options, request
-):
+def test_workers_resume_from_a_state_between_batches(cluster, options, request):
     def opened(name):
         share = shared(cluster, request.node.name + name)
         data = [numbers(480).batch(6).apply(share) for _ in range(2)]
@@ -189,7 +185,7 @@ def test_workers_go_on_where_they_stopped_when_each_had_used_its_batches_up(
 
     before, after = opened("before"), opened("after")
     seen = [row for _ in range(2) for each in before for row in flat([rows(next(each))])]
-    states = of_all(before)
+    states = states_of_all(before)
     places = [state["distributed"]["streams"][worker] for worker, state in enumerate(states)]
     assert places[0]["inputs"] == places[1]["inputs"]
     together = {**states[0], "distributed": {"streams": places}}
@@ -201,17 +197,19 @@ def test_workers_go_on_where_they_stopped_when_each_had_used_its_batches_up(
         iterator.close()
 
 
-def test_within_a_batch_there_is_no_state_where_another_may_be_the_next(cluster):
+def test_a_state_within_a_batch_of_an_unordered_job_raises(cluster):
     data = numbers(40).batch(5).map(lambda x: x[:3]).apply(shared(cluster))
     with iter(DistributedDataset(data, InputContext(2, 0, 2), BALANCED)) as iterator:
         iterator.get_state()
         next(iterator)
-        with pytest.raises(hr.errors.FailedPreconditionError, match=r"in no order.*ordered=True"):
+        with pytest.raises(
+            hr.errors.FailedPreconditionError, match=r"in no fixed order.*ordered=True"
+        ):
             iterator.get_state()
 
 
 @pytest.mark.parametrize("options", [InputOptions(), BALANCED])
-def test_within_a_batch_there_is_one_where_a_free_order_was_wished_for(options):
+def test_a_state_within_a_batch_is_available_if_order_is_relaxed(options):
     data = numbers(60).map(slow, num_parallel_calls=4, deterministic=False).batch(6)
     data = with_policy(data.map(lambda x: x[:5]), "OFF")
     expected = flat(on_worker(data, 0, options=options))
@@ -223,7 +221,7 @@ def test_within_a_batch_there_is_one_where_a_free_order_was_wished_for(options):
     iterator.close()
 
 
-def test_balanced_pieces_are_read_of_a_service_that_has_no_states(cluster):
+def test_balanced_pieces_are_read_from_a_service_without_states(cluster):
     data = numbers(20).batch(5).apply(shared(cluster, mode="parallel_epochs"))
     assert sorted(flat(split(data, 2, BALANCED))) == sorted([*range(20)] * 3)
     with iter(mirrored(2).distribute_dataset(data, BALANCED)) as iterator:

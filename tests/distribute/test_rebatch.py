@@ -1,4 +1,4 @@
-"""How rows are shared: the tables of the documentation, and what holds for all numbers."""
+"""Division of rows: documented tables, and properties for all numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sizes_of_worker(size, workers, here, worker):
         (0, 3, [0, 0, 0]),
     ],
 )
-def test_the_ceil_split_is_that_of_the_tables(rows, replicas, sizes):
+def test_the_ceil_split_equals_the_documented_tables(rows, replicas, sizes):
     assert [stop - start for start, stop in ceil_split(rows, replicas)] == sizes
 
 
@@ -57,7 +57,7 @@ def test_the_ceil_split_is_that_of_the_tables(rows, replicas, sizes):
         ((10, 2, 3, 1), [2, 1, 1, 2, 2, 2]),
     ],
 )
-def test_the_balanced_sizes_are_those_of_the_tables(arguments, sizes):
+def test_the_balanced_sizes_equal_the_documented_tables(arguments, sizes):
     assert sizes_of_worker(*arguments) == sizes
 
 
@@ -77,7 +77,7 @@ def test_balanced_sizes_sum_to_the_global_batch_in_each_worker_and_in_each_step(
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.data())
-def test_steps_of_a_batch_have_each_row_once_from_wherever_they_begin(rows, workers, here, data):
+def test_steps_of_a_batch_contain_each_row_once_from_any_start(rows, workers, here, data):
     done = data.draw(st.integers(0, rows - 1))
     steps = ceil_steps(rows, workers * here, here, done)
     assert all(len(step) == here for step in steps)
@@ -89,7 +89,7 @@ def test_steps_of_a_batch_have_each_row_once_from_wherever_they_begin(rows, work
 
 @pytest.mark.catalogue("4.3.1")
 @given(st.integers(1, 12), st.integers(1, 12))
-def test_no_replica_is_idle_for_good(size, replicas):
+def test_no_replica_is_permanently_idle(size, replicas):
     sizes = sizes_of_worker(size, 1, replicas, 0)
     steps = range(replicas)
     rows = [
@@ -100,5 +100,5 @@ def test_no_replica_is_idle_for_good(size, replicas):
     assert sum(rows) == size * replicas
 
 
-def test_examples_in_docstrings_give_what_they_say():
+def test_docstring_examples_return_the_shown_results():
     assert doctest.testmod(rebatch).failed == 0

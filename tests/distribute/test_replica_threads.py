@@ -1,4 +1,4 @@
-"""The threads of a strategy, where they are interrupted and where their process is forked."""
+"""Threads of a strategy: interruptions, forks, long waits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def total():
 
 
 @pytest.mark.parametrize("interruptions", [1, 2])
-def test_an_interruption_ends_the_replicas_and_the_next_run_is_whole(interruptions):
+def test_after_an_interruption_the_next_run_is_complete(interruptions):
     strategy = mirrored(3)
     left = [interruptions]
     ended = threading.Event()
@@ -57,7 +57,7 @@ def test_an_interruption_ends_the_replicas_and_the_next_run_is_whole(interruptio
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_has_replicas_of_its_own():
+def test_a_forked_child_starts_its_own_replica_threads():
     strategy = mirrored(2)
     assert strategy.run(total).values == (2, 2)
     child = os.fork()
@@ -67,27 +67,29 @@ def test_a_forked_child_has_replicas_of_its_own():
     assert strategy.run(total).values == (2, 2)
 
 
-def test_a_long_wait_for_other_replicas_says_for_which(
+def test_a_long_wait_logs_the_missing_replicas(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.01)
+    monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.2)
     strategy = mirrored(3)
 
     def step() -> int:
         deadline = time.monotonic() + 30
         while get_replica_context().replica_id_in_sync_group == 1 and time.monotonic() < deadline:
-            # Both others wait, and one of them has said so.
-            if "replica 0, 2 waits for replica 1" in caplog.text:
+            # Both others wait, and one of them has logged it.
+            if "replica 0, 2 has waited for replica 1" in caplog.text:
                 break
             time.sleep(0.005)
         return total()
 
     assert strategy.run(step).values == (3, 3, 3)
-    said = [record.message for record in caplog.records if "waits for replica" in record.message]
-    assert said[-1].startswith("replica 0, 2 waits for replica 1 since 0 s, in merge_call")
+    messages = [
+        record.message for record in caplog.records if "has waited for replica" in record.message
+    ]
+    assert messages[-1].startswith("replica 0, 2 has waited for replica 1 for 0 s, in merge_call")
 
 
-def test_a_long_wait_for_the_function_of_a_meeting_is_none_for_other_replicas(
+def test_a_slow_merge_function_logs_no_missing_replicas(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.01)
@@ -96,21 +98,25 @@ def test_a_long_wait_for_the_function_of_a_meeting_is_none_for_other_replicas(
         get_replica_context().merge_call(lambda s: time.sleep(0.1))
 
     mirrored(2).run(step)
-    assert not [record for record in caplog.records if "waits for replica  since" in record.message]
+    assert not [
+        record for record in caplog.records if "has waited for replica  for" in record.message
+    ]
 
 
-def test_run_in_a_function_of_merge_call_is_an_error_and_no_wait():
+def test_run_in_a_merge_call_function_raises_instead_of_hanging():
     strategy = mirrored(2)
 
     def step():
         return get_replica_context().merge_call(lambda s: s.run(total))
 
-    with pytest.raises(FailedPreconditionError, match="run is called in merge_call"):
+    with pytest.raises(
+        FailedPreconditionError, match="run was called in the function of merge_call"
+    ):
         strategy.run(step)
     assert strategy.run(total).values == (2, 2)
 
 
-def test_a_meeting_that_failed_is_not_met_again_by_whoever_caught_its_error():
+def test_a_replica_that_catches_a_merge_error_cannot_merge_again():
     strategy = mirrored(3)
     caught = []
 

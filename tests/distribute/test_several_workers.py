@@ -1,4 +1,4 @@
-"""Several workers, each a process: what they read, and what becomes of their values."""
+"""Several worker processes: their input, values, variables and states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def workers():
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Return a function that writes files with so many lines each: 10 * file + line."""
+    """Return a function that writes files with the given numbers of lines: 10 * file + line."""
 
     def write(*counts):
         folder = tmp_path_factory.mktemp("files")
@@ -41,7 +41,7 @@ def flat(steps):
 
 
 @pytest.mark.catalogue("1.1.14")
-def test_each_worker_has_its_replicas_and_one_seed_holds_for_all(workers):
+def test_each_worker_has_its_replicas_and_all_share_one_seed(workers):
     found = workers.run(scenarios.who_is_there, 2)
     assert [each[:2] for each in found] == [(6, 0), (6, 2), (6, 4)]
     assert found[2][2] == "hr.distribute.InputContext(input pipeline id 2, total: 3)"
@@ -70,13 +70,13 @@ def test_by_file_each_worker_reads_its_own(workers, files, policy):
     assert second == [[[10, 11]], [[12, 13]], [[14]], [[15]]]
 
 
-def test_with_off_each_worker_reads_all(workers):
+def test_with_off_each_worker_process_reads_all(workers):
     for each in workers.run(scenarios.steps, 12, 8, "OFF", count=2):
         assert each == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9]], [[10, 11]]]
 
 
 @pytest.mark.catalogue("3.10.12", "3.10.13")
-def test_an_uneven_last_batch_leaves_one_worker_with_no_rows(workers):
+def test_an_uneven_last_batch_leaves_one_worker_without_rows(workers):
     first, second = workers.run(scenarios.steps, 9, 2, "AUTO", count=2)
     assert first == [[[0]], [[2]], [[4]], [[6]], [[8]]]
     assert second == [[[1]], [[3]], [[5]], [[7]], [[]]]
@@ -98,7 +98,7 @@ def test_files_of_different_lengths_end_together_for_all_workers(workers, files)
 
 
 @pytest.mark.catalogue("4.3.2")
-def test_fewer_files_than_workers_are_an_error_on_every_worker(workers, files):
+def test_fewer_files_than_workers_raise_on_every_worker(workers, files):
     found = workers.errors(scenarios.steps, files(4, 4), 2, "FILE")
     assert {each.kind for each in found} == {"InvalidArgumentError"}
     assert all("2 files" in each.text and "3" in each.text for each in found)
@@ -106,7 +106,7 @@ def test_fewer_files_than_workers_are_an_error_on_every_worker(workers, files):
 
 @pytest.mark.catalogue("3.12.31", "3.12.32")
 @pytest.mark.parametrize("policy", ["AUTO", "FILE", "OFF"])
-def test_balanced_pieces_lose_nothing(workers, files, policy):
+def test_balanced_pieces_lose_no_row(workers, files, policy):
     balanced = InputOptions(split="balanced")
     source = files(5, 6) if policy == "FILE" else 11
     found = workers.run(scenarios.steps, source, 5, policy, 1, balanced, count=2)
@@ -116,21 +116,21 @@ def test_balanced_pieces_lose_nothing(workers, files, policy):
     assert len({len(steps) for steps in found}) == 1
 
 
-def test_values_are_wrapped_and_lengths_are_open(workers):
+def test_values_are_wrapped_and_lengths_are_unknown(workers):
     for spec, kind, cardinality in workers.run(scenarios.specs, count=2):
         assert spec == "PerReplicaSpec(ArraySpec(shape=(None,), dtype=int64))"
         assert (kind, cardinality) == ("PerReplica", 2)
 
 
 @pytest.mark.catalogue("2.4.4", "3.10.7", "3.10.8")
-def test_structures_and_strings_are_shared_too(workers):
+def test_structures_and_strings_are_sharded(workers):
     first, second = workers.run(scenarios.mapped_to_dicts, count=2)
     assert first == [[([0], [b"0"]), ([2], [b"2"])], [([4], [b"4"]), ([], [])]]
     assert second == [[([1], [b"1"]), ([3], [b"3"])], [([], []), ([], [])]]
 
 
 @pytest.mark.catalogue("2.5.5", "3.10.20", "3.10.35", "3.10.36", "3.14.6", "3.14.7")
-def test_a_function_makes_each_worker_a_dataset_of_its_own(workers):
+def test_a_function_creates_a_separate_dataset_on_each_worker(workers):
     assert workers.run(scenarios.from_function, "repeated", count=2) == [10, 35]
     first, second = workers.run(scenarios.from_function, "partial", count=2)
     assert first == [[[0, 1, 2, 3]], [[8, 9, 10, 11]]]
@@ -142,7 +142,7 @@ def test_a_function_makes_each_worker_a_dataset_of_its_own(workers):
     assert {each.kind for each in found} == {"NotImplementedError"}
 
 
-def test_a_worker_that_has_nothing_at_all_has_steps_without_rows_like_the_others(workers):
+def test_a_worker_without_any_data_gets_empty_steps(workers):
     first, second = workers.run(scenarios.from_a_generator, [0, 6], count=2)
     none = [[[], []], [[], []]]
     assert first == ([none, none], [("float32", (0, 2), (0,))] * 2)
@@ -151,13 +151,13 @@ def test_a_worker_that_has_nothing_at_all_has_steps_without_rows_like_the_others
     assert workers.run(scenarios.from_a_generator, [0, 0, 2], count=3)[1][0] == [[[[], []]]] * 2
 
 
-def test_steps_without_rows_are_of_the_workers_own_classes(workers):
+def test_empty_steps_have_the_workers_own_classes(workers):
     found = workers.run(scenarios.of_a_class_within_a_function, [0, 3], count=2)
     assert found == [[0, 0], [4, 2]]
 
 
 @pytest.mark.catalogue("2.4.3", "4.3.6")
-def test_every_way_to_read_ends_at_the_same_step_again_and_again(workers):
+def test_all_ways_of_reading_end_at_the_same_step(workers):
     found = workers.run(scenarios.ways_to_the_end, count=2)
     assert found[0] == [[[0]], [[1]], [[]], [[]], "end", "end"]
     assert found[1] == [[[0]], [[1]], [[2]], [[3]], "end", "end"]
@@ -165,7 +165,7 @@ def test_every_way_to_read_ends_at_the_same_step_again_and_again(workers):
 
 @pytest.mark.catalogue("3.12.15")
 @pytest.mark.parametrize("policy", ["DATA", "FILE"])
-def test_what_is_shuffled_without_a_seed_is_disjoint_and_together_whole(workers, files, policy):
+def test_shards_shuffled_without_a_seed_are_disjoint_and_complete(workers, files, policy):
     names = files(5, 4, 6, 3) if policy == "FILE" else None
     epochs = list(zip(*workers.run(scenarios.shuffled, policy, names, 2, count=2), strict=True))
     whole = [10 * f + i for f, n in enumerate((5, 4, 6, 3)) for i in range(n)]
@@ -182,7 +182,7 @@ def test_copies_that_are_shuffled_without_a_seed_differ(workers):
     assert sorted(first[0]) == sorted(second[0]) == list(range(48))
 
 
-def test_iterators_may_be_read_in_turn_with_reductions_between(workers):
+def test_iterators_may_be_interleaved_with_reductions(workers):
     first, second = workers.run(scenarios.two_iterators_in_turn, count=2)
     assert [a - b for a, b in zip(first, second, strict=True)] == [-4] * 3 + [0] * 7
     assert sum(second) == sum(range(40)) + (2 + 3) + (6 + 7) + (10 + 11)
@@ -194,7 +194,7 @@ def test_iterators_may_be_read_in_turn_with_reductions_between(workers):
 @pytest.mark.catalogue("3.14.9-14")
 def test_reductions_are_over_the_replicas_of_all_workers(workers):
     found = workers.run(scenarios.reductions, count=2)
-    # Replicas 0 to 3 have 1, 2, 3, 4; rows are ranges of 0, 1, 2, 3; tables are 1 to 4 times one.
+    # Replicas 0 to 3 have 1, 2, 3, 4; rows are ranges of 0, 1, 2, 3; tables are multiples 1 to 4.
     assert found[0] == found[1]
     assert found[0] == {
         "sum": 10.0,
@@ -215,7 +215,7 @@ def test_reductions_are_over_the_replicas_of_all_workers(workers):
 
 @pytest.mark.catalogue("1.2.1", "1.2.3", "3.14.4", "3.14.5", "3.30.11-14")
 @pytest.mark.parametrize("here", [1, 2])
-def test_replicas_of_all_workers_meet(workers, here):
+def test_collectives_include_the_replicas_of_all_workers(workers, here):
     everywhere = 3 * here
     total = sum(range(everywhere))
     gathered = [number for number in range(everywhere) for _ in range(number + 1)]
@@ -224,14 +224,14 @@ def test_replicas_of_all_workers_meet(workers, here):
 
 
 @pytest.mark.catalogue("3.15.11-14")
-def test_values_that_do_not_fit_together_are_an_error_on_all_and_all_go_on(workers):
+def test_mismatched_values_raise_on_all_workers_which_continue(workers):
     for texts, total in workers.run(scenarios.shapes_that_differ, count=2):
         assert "(3, 3), (2, 3)" in texts[0]
         assert "(3, 3), (2, 3)" in texts[1]
         assert total == 2.0
 
 
-def test_sums_are_the_same_on_all_bit_for_bit_however_large(workers):
+def test_sums_are_bitwise_identical_on_all_workers(workers):
     found = workers.run(scenarios.large_sums)
     assert found[0] == found[1] == found[2]
     rngs = [np.random.default_rng(rank) for rank in range(3)]
@@ -240,7 +240,7 @@ def test_sums_are_the_same_on_all_bit_for_bit_however_large(workers):
     assert found[0]["empty"] == ("<f8", b"")
 
 
-def test_arrays_of_every_kind_travel(workers):
+def test_arrays_of_every_dtype_are_sent(workers):
     found = workers.run(scenarios.sent_as_they_are, count=2)
     assert found[0] == found[1]
     assert found[0][:3] == [[1, 2]] * 3
@@ -248,7 +248,7 @@ def test_arrays_of_every_kind_travel(workers):
 
 
 @pytest.mark.catalogue("2.1.6")
-def test_a_function_is_asked_for_the_local_replicas_values(workers):
+def test_values_from_a_function_are_requested_for_local_replicas(workers):
     assert workers.run(scenarios.values_from_function, count=2) == [
         [(0, 1), (4, 4)],
         [(2, 3), (4, 4)],
@@ -268,7 +268,7 @@ def test_a_function_is_asked_for_the_local_replicas_values(workers):
         ("ONLY_FIRST_REPLICA", [2.0, 2.0], [1.0, 1.0]),
     ],
 )
-def test_what_replicas_write_is_aggregated_over_all_workers(workers, aggregation, added, assigned):
+def test_writes_of_replicas_are_aggregated_over_all_workers(workers, aggregation, added, assigned):
     """The table of one process with two replicas; the initial value is that of worker 0."""
     assert workers.run(scenarios.written, aggregation, "assign_add", count=2) == added
     assert workers.run(scenarios.written, aggregation, "assign", count=2) == assigned
@@ -282,7 +282,7 @@ def test_what_replicas_write_is_aggregated_over_all_workers(workers, aggregation
         ("ONLY_FIRST_REPLICA", [1, 0, 0, 0, 0]),
     ],
 )
-def test_rows_that_replicas_of_all_workers_change_are_one_change(workers, aggregation, rows):
+def test_row_changes_of_all_workers_are_applied_as_one(workers, aggregation, rows):
     assert workers.run(scenarios.rows_changed, aggregation, count=2) == [rows, rows]
 
 
@@ -295,13 +295,11 @@ def test_rows_that_replicas_of_all_workers_change_are_one_change(workers, aggreg
         ("ONLY_FIRST_REPLICA", float, (3.0, 1.0, 10.0)),
     ],
 )
-def test_what_each_replica_wrote_is_aggregated_where_it_is_read(
-    workers, aggregation, kind, expected
-):
+def test_on_read_values_of_all_workers_are_aggregated(workers, aggregation, kind, expected):
     assert workers.run(scenarios.read, aggregation, kind, count=2) == [expected] * 2
 
 
-def test_variables_of_different_shapes_are_an_error_on_all(workers):
+def test_variables_of_different_shapes_raise_on_all_workers(workers):
     for error in workers.errors(scenarios.different_variables, count=2):
         assert error.kind == "FailedPreconditionError"
         assert "shape (2,)" in error.text
@@ -322,7 +320,9 @@ def test_a_random_initial_value_is_the_same_on_all_replicas_of_all_workers(worke
     [(p, b, a) for p in ("DATA", "FILE") for b, a in ((2, 3), (3, 2), (3, 1), (1, 2), (3, 3))],
 )
 @pytest.mark.parametrize("split", ["ceil", "balanced"])
-def test_other_workers_go_on_where_some_stopped(workers, files, policy, before, after, split):
+def test_another_number_of_workers_resumes_from_a_state(
+    workers, files, policy, before, after, split
+):
     counts = (9, 8, 7, 6)
     names = files(*counts) if policy == "FILE" else None
     options = InputOptions(split=split)
@@ -339,7 +339,7 @@ def test_other_workers_go_on_where_some_stopped(workers, files, policy, before, 
         assert len(json.loads(state)["distributed"]["streams"]) == before
 
 
-def test_workers_may_change_again_and_again(workers, files):
+def test_the_number_of_workers_may_change_repeatedly(workers, files):
     names = files(9, 8, 7, 6, 5)
     asked = names, "FILE", 4, InputOptions()
     found = workers.run(scenarios.saved_after, 1, *asked, count=2)
@@ -354,7 +354,7 @@ def test_workers_may_change_again_and_again(workers, files):
     assert sorted(seen) == [10 * f + i for f, n in enumerate((9, 8, 7, 6, 5)) for i in range(n)]
 
 
-def test_copies_go_on_from_their_own_places_and_so_do_fewer_and_more_of_them(workers):
+def test_copies_resume_from_their_positions_on_any_number_of_workers(workers):
     asked = None, "OFF", 5, InputOptions()
     first = workers.run(scenarios.saved_after, 3, *asked, count=2)
     (begun,) = {tuple(rows) for rows, _ in first}
@@ -363,7 +363,7 @@ def test_copies_go_on_from_their_own_places_and_so_do_fewer_and_more_of_them(wor
             assert [*begun, *rest] == list(range(37)), count
 
 
-def test_what_a_function_made_goes_on_with_as_many_workers_only(workers):
+def test_datasets_from_a_function_resume_on_the_same_number_of_workers(workers):
     found = workers.run(scenarios.function_state, None, count=2)
     assert [rows for rows, _ in found] == [[[0]], [[1]]]
     rest = workers.run(scenarios.function_state, found[0][1], count=2)

@@ -31,7 +31,7 @@ def check_values_in_a_framework(found, modules):
 
 
 @pytest.mark.catalogue("3.14.9-14")
-def test_values_of_pytorch_are_those_of_all_workers(tmp_path):
+def test_pytorch_values_include_all_workers(tmp_path):
     pytest.importorskip("torch")
     workers = Workers(2)
     try:
@@ -43,7 +43,7 @@ def test_values_of_pytorch_are_those_of_all_workers(tmp_path):
 
 
 def end_while_large_tensors_are_added_up(workers, path):
-    """They go by another way; who is missing is named all the same."""
+    """The direct all-reduce names the lost worker, too."""
     workers.start(scenarios.large_until_an_error, str(path / "added"))
     until = time.monotonic() + 60.0
     while len(list(path.glob("added-*"))) < 2:
@@ -51,7 +51,7 @@ def end_while_large_tensors_are_added_up(workers, path):
         time.sleep(0.01)
     workers.workers[1].signal(signal.SIGKILL)
     text, gone = workers.answers()
-    assert f"worker 1 ({workers.addresses[1]}) is gone" in text
+    assert f"worker 1 ({workers.addresses[1]}) is lost" in text
     assert gone is None
 
 
@@ -62,7 +62,7 @@ JAX = Scenarios("tests.distribute.jax_scenarios")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each of the processes found for each scenario."""
+    """Results of each process, by scenario."""
     pytest.importorskip("jax")
     found: dict[str, Any] = once(tmp_path_factory, "several_processes_of_jax", found_in)
     return found
@@ -122,11 +122,11 @@ def test_workers_with_a_gpu_each_are_one_program():
 
 
 @pytest.mark.catalogue("3.14.9-14")
-def test_values_of_jax_are_those_of_all_workers(found):
+def test_jax_values_include_all_workers(found):
     check_values_in_a_framework(found["framework"], ["jaxlib"])
 
 
-def test_large_sums_are_collectives_of_jax_in_every_dtype_and_on_the_first_replicas_device(found):
+def test_large_sums_use_jax_collectives_for_every_dtype(found):
     for each in found["sums"]:
         assert each.pop("direct") is True
         assert each.pop("mean") == [1.5, 1.5]
@@ -135,7 +135,7 @@ def test_large_sums_are_collectives_of_jax_in_every_dtype_and_on_the_first_repli
         assert len(each) == 3
 
 
-def test_training_on_two_processes_gives_the_losses_of_one_with_as_many_devices(found):
+def test_two_processes_train_with_the_losses_of_one(found):
     (losses, weights), again = found["losses"]
     ((expected, size),) = found["losses of one"]
     assert [losses, weights] == again
@@ -158,7 +158,7 @@ def test_a_compiled_step_is_one_program_over_all_workers(found):
     assert first["dropped"][:2] == first["padded"][:2]
 
 
-def test_rows_and_arguments_that_differ_between_workers_are_an_error_on_all_who_then_go_on(found):
+def test_mismatched_arguments_raise_on_all_workers_which_continue(found):
     for each in found["calls"]:
         assert each["uneven"].startswith("InvalidArgumentError: the shares of a batch have 0, 0, 1")
         assert "call it with strategy.run" in each["uneven"]
@@ -168,7 +168,7 @@ def test_rows_and_arguments_that_differ_between_workers_are_an_error_on_all_who_
         assert each["after"] == [4.0, 4.0]
 
 
-def test_a_dataset_gives_arrays_over_the_devices_of_all_workers(found):
+def test_a_dataset_yields_arrays_over_all_workers_devices(found):
     first, second = found["arrays"]
     assert first == second
     assert first["data"] == [list(range(8)), list(range(8, 16))]
@@ -178,12 +178,12 @@ def test_a_dataset_gives_arrays_over_the_devices_of_all_workers(found):
     assert first["compiled"] == [28, 28]
 
 
-def test_device_iterators_read_over_what_a_strategy_made_one_program(found):
+def test_device_iterators_work_on_a_strategys_joined_processes(found):
     batches = [[0, 1, 2, 3, 12, 13, 14, 15], [4, 5, 6, 7, 16, 17, 18, 19]]
     assert found["iterators"] == [[batches, 2]] * 2
 
 
-def test_a_state_of_two_processes_goes_on_in_one_and_one_of_one_in_two(found):
+def test_states_move_between_one_and_two_processes(found):
     ((seen, state), again) = found["saved by two"]
     assert [seen, state] == again
     (rest,) = found["rest for one"]
@@ -195,8 +195,10 @@ def test_a_state_of_two_processes_goes_on_in_one_and_one_of_one_in_two(found):
     assert sorted(seen + first) == list(range(32))
 
 
-def test_a_worker_that_dies_within_a_program_is_named_on_the_others_also_the_first(found):
+def test_a_worker_that_dies_in_a_program_is_named_to_the_others(found):
     gone, text = found["end"]
     assert gone is None
-    assert text.startswith(f"worker 0 ({found['address']}), where the workers meet, is gone")
+    assert text.startswith(
+        f"worker 0 ({found['address']}), which runs the collective server, is lost"
+    )
     assert found["seconds to the end"] < 30

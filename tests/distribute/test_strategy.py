@@ -1,4 +1,4 @@
-"""Strategies: what runs on replicas, what becomes of their values, and where each may be used."""
+"""Strategies: running functions on replicas, values, and contexts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def replica_id():
 
 
 @pytest.mark.catalogue("1.1.3")
-def test_each_replica_gets_its_own_values_and_all_the_same_others():
+def test_each_replica_gets_its_own_values_and_shared_plain_ones():
     strategy = mirrored(3)
     values = PerReplica([1, 2, 3])
     got = strategy.run(
@@ -59,16 +59,16 @@ def test_a_dropped_strategy_leaves_no_thread():
     barrier = threading.Barrier(3, timeout=30)
     strategy.run(barrier.wait)
     assert threading.active_count() > 1
-    del strategy  # the fixture of all tests looks
+    del strategy  # checked by the fixture of all tests
 
 
-def test_one_replica_runs_where_it_is_called_and_gives_plain_values():
+def test_one_replica_runs_on_the_calling_thread_with_plain_values():
     here = threading.get_ident()
     for strategy in (OneDeviceStrategy(), mirrored(1), get_strategy()):
         assert strategy.run(lambda x: (x, threading.get_ident()), args=(5,)) == (5, here)
 
 
-def test_a_replica_that_fails_ends_the_others_at_their_next_meeting():
+def test_a_failed_replica_ends_the_others_at_their_next_merge():
     strategy = mirrored(4)
     reached = []
 
@@ -88,7 +88,7 @@ def test_a_replica_that_fails_ends_the_others_at_their_next_meeting():
 
 @pytest.mark.catalogue("1.2.6")
 @pytest.mark.parametrize("shy", [0, 1, 3])
-def test_replicas_that_meet_differently_often_are_an_error(shy):
+def test_replicas_with_different_numbers_of_merges_raise(shy):
     strategy = mirrored(4)
 
     def step():
@@ -131,12 +131,12 @@ def test_merge_call_runs_once_with_all_values_and_gives_each_replica_its_part():
     assert calls == [(True, None, (0, 1, 2))]
 
 
-def test_numbers_settings_and_context_variables_are_those_of_the_caller():
+def test_replicas_inherit_numpy_settings_and_context_variables():
     with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
         mirrored(3).run(lambda: np.float64(1) / np.float64(0))
 
 
-def test_two_threads_may_use_one_strategy():
+def test_two_threads_can_use_one_strategy():
     strategy = mirrored(2)
     failures = []
 
@@ -170,7 +170,7 @@ def test_a_strategy_of_numpy_loads_no_framework():
 
 
 @pytest.mark.catalogue("1.1.16", "1.2.1", "3.31.25")
-def test_outside_any_strategy_there_is_a_default_with_one_replica():
+def test_outside_any_strategy_the_default_has_one_replica():
     assert not has_strategy()
     assert not in_cross_replica_context()
     context = get_replica_context()
@@ -184,7 +184,7 @@ def test_outside_any_strategy_there_is_a_default_with_one_replica():
 
 
 @pytest.mark.catalogue("1.1.1", "3.31.1-3")
-def test_a_scope_makes_a_strategy_the_current_one_and_may_be_entered_again():
+def test_a_scope_sets_the_current_strategy_and_is_reentrant():
     strategy = mirrored(2)
     scope = strategy.scope()
     with scope as entered:
@@ -206,7 +206,7 @@ def test_a_scope_makes_a_strategy_the_current_one_and_may_be_entered_again():
 
 
 @pytest.mark.catalogue("1.1.2", "3.31.1-3")
-def test_two_strategies_do_not_mix():
+def test_mixing_two_strategies_raises():
     one, other = mirrored(2), mirrored(2)
     values = PerReplica([1, 2])
     with one.scope():
@@ -230,21 +230,21 @@ def test_two_strategies_do_not_mix():
         (lambda s: s.gather(np.ones(2), 0), "all_gather"),
     ],
 )
-def test_what_belongs_to_all_replicas_is_refused_on_one(method, instead):
+def test_cross_replica_methods_raise_on_a_replica(method, instead):
     strategy = mirrored(2)
     with pytest.raises(RuntimeError, match=f"cross-replica context, use .*{instead}"):
         strategy.run(lambda: method(strategy))
 
 
 @pytest.mark.catalogue("1.2.5")
-def test_a_replica_context_of_elsewhere_is_refused():
+def test_a_replica_context_of_another_replica_is_rejected():
     kept = mirrored(2).run(get_replica_context).values[0]
-    with pytest.raises(FailedPreconditionError, match="not the one of the code"):
+    with pytest.raises(FailedPreconditionError, match="of another replica"):
         mirrored(2).run(lambda: kept.all_reduce("SUM", 1))
 
 
 @pytest.mark.catalogue("1.1.4", "1.5.1", "3.14.15", "3.31.24")
-def test_wrong_arguments_are_named():
+def test_invalid_arguments_are_named():
     strategy = mirrored(2)
     with pytest.raises(
         ValueError, match="positional args must be a list or tuple, got <class 'int'"
@@ -271,7 +271,7 @@ def test_wrong_arguments_are_named():
 
 
 @pytest.mark.catalogue("1.1.5", "2.1.5", "3.31.12", "3.31.13")
-def test_reductions_are_those_of_the_tables():
+def test_reductions_equal_the_documented_tables():
     strategy = mirrored(2)
     uneven = PerReplica([np.array([1, 2, 3, 4]), np.array([5, 6])])
     assert strategy.reduce("MEAN", uneven, axis=0) == 3.5
@@ -291,7 +291,7 @@ def test_reductions_are_those_of_the_tables():
 
 @pytest.mark.catalogue("3.14.2-5", "3.30.11-14")
 @pytest.mark.parametrize("replicas", [1, 2, 5])
-def test_ones_and_rows_reduce_alike_for_any_number_of_replicas(replicas):
+def test_ones_and_rows_reduce_equally_for_any_number_of_replicas(replicas):
     strategy = mirrored(replicas)
     assert strategy.reduce("SUM", strategy.run(lambda: 1.0)) == replicas
     rows = strategy.run(lambda: np.array([1.0, 2.0]))
@@ -300,7 +300,7 @@ def test_ones_and_rows_reduce_alike_for_any_number_of_replicas(replicas):
     assert strategy.run(lambda: get_replica_context().all_reduce("SUM", 1.0)) is not None
 
 
-def test_dtypes_stay_but_for_means_of_integers():
+def test_reductions_keep_dtypes_except_means_of_integers():
     strategy = mirrored(2)
     for dtype in (np.float32, np.int32):
         ones = PerReplica([np.ones(3, dtype), np.ones(3, dtype)])
@@ -310,7 +310,7 @@ def test_dtypes_stay_but_for_means_of_integers():
 
 
 @pytest.mark.catalogue("1.1.6", "1.3.6")
-def test_wrong_reductions_say_what_is_wrong():
+def test_invalid_reductions_raise_specific_errors():
     strategy = mirrored(2)
     with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp"):
         strategy.reduce("MAX", PerReplica([1, 2]))
@@ -332,7 +332,7 @@ def test_wrong_reductions_say_what_is_wrong():
     ("shape", "axis", "gathered"),
     [((3,), 0, (6,)), ((1, 3), 0, (2, 3)), ((1, 3), 1, (1, 6)), ((1, 2, 3), 2, (1, 2, 6))],
 )
-def test_gathered_values_stand_one_after_another(shape, axis, gathered):
+def test_gathered_values_are_concatenated_in_replica_order(shape, axis, gathered):
     strategy = mirrored(2)
     values = strategy.run(lambda: np.full(shape, replica_id()))
     assert strategy.gather(values, axis).shape == gathered
@@ -341,7 +341,7 @@ def test_gathered_values_stand_one_after_another(shape, axis, gathered):
 
 
 @pytest.mark.catalogue("1.1.8", "3.15.11-14")
-def test_lengths_may_differ_along_the_gathered_axis_alone():
+def test_lengths_may_differ_only_along_the_gathered_axis():
     strategy = mirrored(3)
     values = strategy.run(lambda: np.zeros((replica_id() + 1, 2)))
     assert strategy.gather(values, 0).shape == (6, 2)
@@ -356,7 +356,7 @@ def test_lengths_may_differ_along_the_gathered_axis_alone():
         strategy.gather(values, -1)
 
 
-def test_what_one_replica_writes_into_a_reduced_value_is_not_seen_by_others():
+def test_each_replica_gets_its_own_copy_of_a_reduced_value():
     def step():
         total = get_replica_context().all_reduce("SUM", {"g": np.ones(2)})["g"]
         total += replica_id()
@@ -366,7 +366,7 @@ def test_what_one_replica_writes_into_a_reduced_value_is_not_seen_by_others():
     assert [each.tolist() for each in mirrored(3).run(step).values] == [[3, 3], [4, 4], [5, 5]]
 
 
-def test_what_one_replica_writes_into_a_merged_value_is_not_seen_by_others():
+def test_each_replica_gets_its_own_copy_of_a_merged_value():
     shared, same = np.zeros(2), object()
     shared_view = shared.view()
     shared_view.flags.writeable = False
@@ -384,7 +384,7 @@ def test_what_one_replica_writes_into_a_merged_value_is_not_seen_by_others():
 
 
 @pytest.mark.catalogue("1.1.12", "1.3.2", "2.1.6", "3.33.1-6")
-def test_values_from_a_function_are_made_for_each_replica():
+def test_values_from_a_function_are_created_for_each_replica():
     strategy = mirrored(3)
     values = strategy.distribute_values_from_function(
         lambda c: (c.replica_id_in_sync_group, {"n": c.num_replicas_in_sync})
@@ -420,7 +420,7 @@ def test_local_results_are_a_tuple_of_the_replicas_structures(returned, results)
 
 
 @pytest.mark.catalogue("2.1.1", "2.1.2", "3.32.1-7")
-def test_regroup_keeps_types_and_the_identical_object_and_select_undoes_it():
+def test_regroup_keeps_types_and_identical_objects_and_select_inverts_it():
     @dataclass
     class Record:
         x: object
@@ -467,7 +467,7 @@ def test_replicas_that_return_different_structures_are_named():
 
 
 @pytest.mark.catalogue("1.4.9", "2.1.3")
-def test_a_per_replica_value_is_no_array():
+def test_a_per_replica_value_is_not_an_array():
     value = PerReplica([np.ones(2), np.zeros(2)])
     for use in (
         lambda: value + 1, lambda: 1 - value, lambda: np.add(value, 1), lambda: np.asarray(value),
@@ -484,9 +484,9 @@ def test_a_per_replica_value_is_no_array():
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_values_for_another_number_of_replicas_are_refused_by_both_numbers(count):
+def test_values_for_another_number_of_replicas_raise_with_both_numbers(count):
     strategy, values = mirrored(2), PerReplica(range(count))
-    words = f"values for {count} replicas, and this strategy has 2"
+    words = f"values for {count} replicas, but this strategy has 2"
     for use in (
         lambda: strategy.run(lambda x: x, args=(values,)),
         lambda: strategy.run(lambda x: x, kwargs={"x": {"a": values}}),
@@ -509,20 +509,20 @@ def test_a_tuple_that_takes_only_numbers_becomes_a_tuple():
     assert [each.values for each in shape] == [(3, 3), (4, 4)]
 
 
-def test_what_is_distributed_is_not_distributed_again():
+def test_a_distributed_dataset_cannot_be_distributed_again():
     strategy = mirrored(2)
     distributed = strategy.distribute_dataset(hr.Dataset.range(4).batch(2))
-    with pytest.raises(TypeError, match="is distributed already: iterate over it"):
+    with pytest.raises(TypeError, match="is already distributed: iterate over it"):
         strategy.distribute_dataset(distributed)
 
 
 @pytest.mark.parametrize(
-    ("given", "cure"),
+    ("given", "fix"),
     [
         (lambda context: hr.Dataset.range(4).batch(2), "distribute_datasets_from_function"),
         ([1, 2], r"Dataset\.from_tensor_slices.*hr\.torch\.from_torch"),
     ],
 )
-def test_what_is_no_dataset_is_told_what_takes_it(given, cure):
-    with pytest.raises(TypeError, match=f"Invalid dataset.*{cure}"):
+def test_errors_for_other_values_name_the_right_method(given, fix):
+    with pytest.raises(TypeError, match=f"Invalid dataset.*{fix}"):
         MirroredStrategy(["cpu:0", "cpu:1"]).distribute_dataset(given)

@@ -31,7 +31,7 @@ def replica_id():
     return get_replica_context().replica_id_in_sync_group
 
 
-def test_devices_are_those_of_pytorch_and_others_are_named():
+def test_devices_are_those_of_pytorch_and_unknown_ones_are_named():
     assert mirrored(3).extended.worker_devices == ("cpu:0", "cpu:1", "cpu:2")
     for wrong in ("gpu:7", "tpu:0", "mps:3"):
         with pytest.raises(
@@ -56,15 +56,15 @@ def test_each_replica_gets_tensors_in_the_memory_of_the_batch():
     assert (first.tolist(), second.tolist()) == ([0, 1], [2, 3])
     assert first.dtype == torch.int64
     assert second.data_ptr() - first.data_ptr() == 16
-    first += 1  # they are the replica's own
+    first += 1  # the tensors belong to the replica
 
 
-def test_arrays_that_lie_in_records_are_copied():
+def test_arrays_inside_records_are_copied():
     inside = np.ones(3, [("a", "i1"), ("b", "i4")])["b"]
     assert mirrored().reduce("SUM", PerReplica([inside, inside])).tolist() == [2, 2, 2]
 
 
-def test_partial_batches_dtypes_and_strings_pass():
+def test_partial_batches_dtypes_and_strings_are_kept():
     data = hr.Dataset.from_tensor_slices(
         {
             "half": np.arange(6).astype(ml_dtypes.bfloat16).reshape(3, 2),
@@ -87,7 +87,7 @@ def test_partial_batches_dtypes_and_strings_pass():
     assert isinstance(step.values[0], np.ndarray)
 
 
-def test_replicas_run_at_the_same_time_as_the_caller_would():
+def test_replicas_run_concurrently_with_the_callers_settings():
     barrier = threading.Barrier(2, timeout=30)
     x = torch.ones(2, requires_grad=True)
 
@@ -133,7 +133,7 @@ def test_reductions_are_tensors_with_the_numbers_of_the_tables():
         strategy.compile(lambda: 1)
 
 
-def test_what_one_replica_writes_into_a_reduced_tensor_is_not_seen_by_others():
+def test_each_replica_gets_its_own_copy_of_a_reduced_tensor():
     def step():
         total = get_replica_context().all_reduce("SUM", {"g": torch.ones(2)})["g"]
         total += replica_id()
@@ -177,7 +177,7 @@ def test_variables_have_the_numbers_of_the_table():
     check_table(mirrored())
 
 
-def test_copies_of_a_variable_are_tensors_of_their_own_without_a_history():
+def test_variable_copies_are_separate_tensors_without_gradient_history():
     strategy = mirrored(3)
     initial = torch.ones(2, requires_grad=True)
     with strategy.scope():
@@ -195,23 +195,23 @@ def test_copies_of_a_variable_are_tensors_of_their_own_without_a_history():
     (v.read() * w).sum().backward()
     assert w.grad.tolist() == [3.0, 3.0]
     assert isinstance(v.numpy(), np.ndarray)
-    with pytest.raises(TypeError, match="which would lose"), strategy.scope():
+    with pytest.raises(TypeError, match="without loss"), strategy.scope():
         hr.Variable(1).assign(1.5)
     with pytest.raises(ValueError, match=r"has shape \(2,\)"):
         v.assign(torch.ones(3))
 
 
-def test_what_a_variable_is_for_numpy_cannot_be_written_into():
+def test_the_numpy_view_of_a_variable_is_read_only():
     with mirrored().scope():
         v = hr.Variable([1.0, 2.0])
     for array in (v.numpy(), np.asarray(v)):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 5.0
-    np.array(v)[0] = 5.0  # a copy belongs to whoever asked for it
+    np.array(v)[0] = 5.0  # each caller gets its own copy
     assert [copy.tolist() for copy in v.values] == [[1.0, 2.0]] * 2
 
 
-def test_a_reduction_on_the_replicas_takes_each_ones_own_copy():
+def test_a_reduction_on_replicas_uses_each_replicas_copy():
     strategy = mirrored()
     with strategy.scope():
         v = hr.Variable(0, aggregation="SUM", synchronization="ON_READ")
@@ -224,7 +224,7 @@ def test_a_reduction_on_the_replicas_takes_each_ones_own_copy():
     assert strategy.reduce("SUM", v) == 3
 
 
-def test_one_device_gets_plain_tensors_scalars_too():
+def test_one_device_gets_plain_tensors_and_scalars():
     strategy = OneDeviceStrategy(framework="torch")
     values = list(strategy.distribute_dataset(numbers(3)))
     assert [value.item() for value in values] == [0, 1, 2]

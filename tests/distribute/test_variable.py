@@ -45,7 +45,7 @@ def test_outside_any_strategy_it_is_a_local_array():
         ("ONLY_FIRST_REPLICA", [2.0, 2.0], [1.0, 1.0]),
     ],
 )
-def test_copies_after_a_write_on_the_replicas_are_those_of_the_table(aggregation, added, assigned):
+def test_copies_after_replica_writes_equal_the_documented_table(aggregation, added, assigned):
     for method, copies in (("assign_add", added), ("assign", assigned)):
         strategy, v = made(aggregation=aggregation)
         returned = strategy.run(lambda v=v, m=method: getattr(v, m)(replica_id() + 1))
@@ -55,7 +55,7 @@ def test_copies_after_a_write_on_the_replicas_are_those_of_the_table(aggregation
 
 @pytest.mark.catalogue("3.34.1")
 @pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
-def test_outside_of_replicas_a_write_gives_every_copy_the_same(aggregation):
+def test_a_write_outside_of_replicas_sets_every_copy(aggregation):
     strategy, v = made(0.0, aggregation=aggregation)
     for use, expected in ((v.assign, 1), (v.assign_add, 2), (v.assign_sub, 1)):
         assert use(1) == expected
@@ -66,7 +66,7 @@ def test_outside_of_replicas_a_write_gives_every_copy_the_same(aggregation):
 
 
 @pytest.mark.catalogue("4.3.9")
-def test_copies_that_differ_without_an_aggregation_are_warned_of_once():
+def test_differing_copies_without_an_aggregation_warn_once():
     strategy, v = made()
     strategy.run(lambda: v.assign(replica_id()))
     with pytest.warns(UserWarning, match="copies of Variable 'Variable' differ"):
@@ -80,7 +80,7 @@ def test_copies_that_differ_without_an_aggregation_are_warned_of_once():
 @pytest.mark.parametrize(
     ("aggregation", "read"), [("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)]
 )
-def test_on_read_each_replica_has_its_own_and_a_read_outside_makes_one(aggregation, read):
+def test_on_read_copies_are_separate_and_aggregated_outside(aggregation, read):
     strategy, v = made(0.0, aggregation=aggregation, synchronization="ON_READ")
     own = strategy.run(lambda: (v.assign_add(replica_id() + 1), v.read())[1])
     assert own.values == (1.0, 2.0) == v.values
@@ -88,14 +88,14 @@ def test_on_read_each_replica_has_its_own_and_a_read_outside_makes_one(aggregati
 
 
 @pytest.mark.catalogue("1.3.6", "3.34.36")
-def test_on_read_without_an_aggregation_there_is_no_one_value():
+def test_on_read_without_an_aggregation_raises_outside():
     _, v = made(0.0, synchronization="ON_READ")
     with pytest.raises(ValueError, match=r"Could not convert from VariableAggregation\.NONE"):
         v.read()
 
 
 @pytest.mark.catalogue("2.1.10", "2.1.11", "3.34.33", "3.34.34", "4.3.10")
-def test_on_read_a_sum_is_shared_by_the_copies_and_starts_at_its_initial_value():
+def test_on_read_sums_start_at_the_initial_value():
     _, v = made(3.0, aggregation="SUM", synchronization="ON_READ")
     assert v.read() == 3.0
     assert v.assign(10.0) == 10.0
@@ -108,7 +108,7 @@ def test_on_read_a_sum_is_shared_by_the_copies_and_starts_at_its_initial_value()
 
 
 @pytest.mark.catalogue("3.30.18", "3.34.35")
-def test_a_reduction_on_the_replicas_takes_each_ones_own_copy():
+def test_a_reduction_on_replicas_uses_each_replicas_copy():
     strategy, v = made(0, replicas=3, aggregation="SUM", synchronization="ON_READ")
 
     def step():
@@ -120,7 +120,7 @@ def test_a_reduction_on_the_replicas_takes_each_ones_own_copy():
 
 
 @pytest.mark.parametrize("methods", [("assign_add", "assign"), ("scatter_add", "scatter_sub")])
-def test_replicas_that_write_together_call_one_method_of_one_variable(methods):
+def test_replicas_must_write_with_one_method_of_one_variable(methods):
     strategy, v = made([0.0, 0.0], aggregation="SUM")
     with strategy.scope():
         other = hr.Variable([0.0, 0.0], aggregation="SUM")
@@ -133,7 +133,7 @@ def test_replicas_that_write_together_call_one_method_of_one_variable(methods):
 
 
 @pytest.mark.catalogue("3.33.13-15", "3.34.12", "3.34.13")
-def test_replicas_that_make_a_variable_make_one_together():
+def test_replicas_create_one_shared_variable():
     strategy = mirrored(2)
     rng = np.random.default_rng()
     v = strategy.run(lambda: hr.Variable(lambda: rng.normal(size=3), aggregation="SUM"))
@@ -144,7 +144,7 @@ def test_replicas_that_make_a_variable_make_one_together():
 
 
 @pytest.mark.catalogue("3.33.42")
-def test_values_that_are_there_for_each_replica_go_to_their_copies():
+def test_per_replica_values_are_assigned_to_the_copies():
     strategy, v = made(0.0)
     v.assign(PerReplica([1, 2]))
     assert v.values == (1, 2)
@@ -154,7 +154,7 @@ def test_values_that_are_there_for_each_replica_go_to_their_copies():
 
 
 @pytest.mark.catalogue("3.33.13-15")
-def test_a_copy_of_a_variable_is_another():
+def test_a_copy_of_a_variable_is_independent():
     _, v = made(1.0, aggregation="MEAN")
     other = copy.deepcopy(v)
     other.assign(5)
@@ -163,12 +163,12 @@ def test_a_copy_of_a_variable_is_another():
 
 
 @pytest.mark.catalogue("1.1.18", "2.1.8", "3.31.7")
-def test_what_does_not_fit_is_named():
+def test_mismatched_values_are_named():
     strategy, v = made([1.0, 2.0])
-    with pytest.raises(ValueError, match=r"has shape \(2,\), and a value of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"has shape \(2,\), but got a value of shape \(3,\)"):
         v.assign([1.0, 2.0, 3.0])
     _, count = made(1)
-    with pytest.raises(TypeError, match="dtype int64, which would lose"):
+    with pytest.raises(TypeError, match=r"dtype int64 of Variable .* without loss"):
         count.assign(1.5)
     with pytest.raises(TypeError, match="use assign, assign_add"):
         v += 1
@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="`aggregation` must be one of NONE, SUM"):
         made(1, aggregation="MAX")
     other = mirrored(2)
-    with other.scope(), pytest.raises(ValueError, match="write it in its own"):
+    with other.scope(), pytest.raises(ValueError, match="write it in the scope of its strategy"):
         v.assign([0.0, 0.0])
     with strategy.extended.colocate_vars_with(v):
         pass
@@ -187,11 +187,11 @@ def test_what_does_not_fit_is_named():
         other.extended.colocate_vars_with(v)
 
 
-def test_examples_in_docstrings_give_what_they_say():
+def test_docstring_examples_return_the_shown_results():
     assert doctest.testmod(variable).failed == 0
 
 
-def test_a_copied_variable_is_written_by_itself():
+def test_writes_to_a_copied_variable_do_not_affect_the_original():
     strategy = mirrored(2)
     with strategy.scope():
         first = hr.Variable(np.zeros(2), aggregation="SUM", synchronization="ON_READ")
@@ -208,7 +208,7 @@ def test_a_variable_holds_numbers(value):
         hr.Variable(value)
 
 
-def test_arguments_of_variables_on_parameter_servers_are_checked_elsewhere_too():
+def test_parameter_server_arguments_are_checked_in_all_strategies():
     assert hr.Variable(np.zeros((2, 3)), shape=(2, 3)).shape == (2, 3)
     assert hr.Variable([1, 2, 3], shape=3).shape == (3,)
     with pytest.raises(ValueError, match=r"`shape` is \(3,\), but the initial value has shape \(2"):
@@ -217,7 +217,7 @@ def test_arguments_of_variables_on_parameter_servers_are_checked_elsewhere_too()
         hr.Variable(0.0, per_worker_variable=True)
 
 
-def test_replicas_do_not_all_write_a_variable_that_was_made_outside_of_the_scope():
+def test_replicas_cannot_write_a_variable_from_outside_the_scope():
     strategy, outside = mirrored(2), hr.Variable(np.zeros(2))
     for write in (
         lambda: outside.assign_add([1.0, 1.0]),
@@ -236,12 +236,12 @@ def test_a_variable_whose_copies_differ_is_not_trainable() -> None:
         assert hr.Variable(1.0).trainable
         assert not hr.Variable(1.0, trainable=False).trainable
         assert not hr.Variable(1.0, synchronization="ON_READ").trainable
-        with pytest.raises(ValueError, match="`trainable` True does not go with `synchronizat"):
+        with pytest.raises(ValueError, match="`trainable` True is not supported with `synchroniz"):
             hr.Variable(1.0, trainable=True, synchronization="ON_READ")
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
-def test_numbers_out_of_the_range_of_the_dtype_are_refused(framework):
+def test_numbers_out_of_the_dtypes_range_are_rejected(framework):
     with hr.distribute.MirroredStrategy(["cpu:0"], framework=framework).scope():
         whole = hr.Variable(np.zeros(2, np.int32))
         small = hr.Variable(np.zeros(2, np.float32), name="f")

@@ -1,4 +1,4 @@
-"""The documented numbers of variables' copies, for strategies of any framework."""
+"""Documented values of variable copies, for strategies of any framework."""
 
 from __future__ import annotations
 

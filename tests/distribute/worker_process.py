@@ -1,4 +1,4 @@
-"""A worker of the tests: calls the scenarios that come by its standard input, a socket."""
+"""Worker process of the tests: calls scenarios received through its standard input, a socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main():
                 found = True, getattr(importlib.import_module(module), name)(*args)
             except Exception as error:
                 found = False, (type(error).__name__, str(error), traceback.format_exc())
-            gc.collect()  # strategies of this scenario leave before the next begins
+            gc.collect()  # closes strategies of this scenario before the next starts
             send(link, found)
 
 

@@ -1,4 +1,4 @@
-"""The demonstration of exactly once, as a newcomer runs it, and what it counts with."""
+"""Tests of the chaos example for exactly-once delivery, and of its hashes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ COMMAND = [sys.executable, str(Path(__file__).parents[2] / "examples" / "chaos.p
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
-def test_what_is_read_while_processes_are_killed_is_what_one_process_reads(
+def test_elements_read_during_kills_equal_those_of_one_process(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     seed = random.randrange(10_000)
-    # 600 rows of 20 ms at three workers: on any machine four seconds at least, so some are killed.
+    # 600 rows of 20 ms on three workers take at least four seconds, so some workers are killed.
     code = run_chaos(seed, files=30, rows=20, pause=0.02)
     written = capsys.readouterr().out
     assert code == 0, written
@@ -55,7 +55,7 @@ def test_what_is_read_while_processes_are_killed_is_what_one_process_reads(
 @pytest.mark.heavy
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopped_in_the_middle_it_says_so_and_leaves_nothing(
+def test_interrupted_run_reports_it_and_leaves_no_process(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     with subprocess.Popen(
@@ -79,7 +79,7 @@ def test_stopped_in_the_middle_it_says_so_and_leaves_nothing(
 
 
 def running(*words: str) -> list[str]:
-    """Return the commands of processes that name one of the words."""
+    """Return the command lines of processes that contain one of the strings."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -95,7 +95,7 @@ def batch(*numbers: int) -> dict[str, Any]:
     return {"number": np.array(numbers)}
 
 
-def test_the_hash_of_a_sequence_tells_order_batches_shape_and_dtype() -> None:
+def test_sequence_hash_depends_on_order_batches_shape_and_dtype() -> None:
     def hash_of(*batches: dict[str, Any]) -> str:
         sequence = SequenceHash()
         for each in batches:
@@ -114,7 +114,7 @@ def test_the_hash_of_a_sequence_tells_order_batches_shape_and_dtype() -> None:
     assert len({first, *others}) == 6
 
 
-def test_the_hash_of_elements_tells_what_came_how_often_and_nothing_else() -> None:
+def test_element_hash_depends_only_on_elements_and_their_counts() -> None:
     def hash_of(*batches: dict[str, Any]) -> str:
         elements = ElementsHash()
         for each in batches:
@@ -129,14 +129,14 @@ def test_the_hash_of_elements_tells_what_came_how_often_and_nothing_else() -> No
     )
 
 
-def test_the_files_hold_each_number_once(tmp_path: Path) -> None:
+def test_files_contain_each_number_once(tmp_path: Path) -> None:
     total = write_files(tmp_path, files=5, rows=8, seed=3)
     numbers = [int(n) for each in batches(images(tmp_path, 0.0)) for n in each["number"]]
     assert sorted(numbers) == list(range(total))
 
 
 class Doomed:
-    """Servers of which `victims` may be killed at any time."""
+    """Fake servers; those in `victims` may be killed at any time."""
 
     def __init__(self, victims: list[str]) -> None:
         self.victims = victims
@@ -159,12 +159,12 @@ def killed_with(seed: int) -> list[str]:
     return servers.killed[:6]
 
 
-def test_a_seed_says_who_is_killed() -> None:
+def test_seed_determines_the_killed_processes() -> None:
     assert len(killed_with(1)) == 6
     assert killed_with(1) == killed_with(1) != killed_with(2)
 
 
-def test_nobody_is_killed_who_is_not_ready_for_it() -> None:
+def test_only_ready_processes_are_killed() -> None:
     servers = Doomed([])
     with Killer(servers, random.Random(1), lambda kill: None, seconds=0.0) as killer:
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The demo of parameter servers, on the flights of the package, and its parts on a few."""
+"""Tests of the parameter server demo on its flight data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read(path, *lines):
     return load_flights(path / "flights.zip")
 
 
-def test_flights_that_never_arrived_are_left_out_and_every_fifth_day_is_held_out(tmp_path):
+def test_cancelled_flights_are_dropped_and_every_fifth_day_held_out(tmp_path):
     train, held_out = read(
         tmp_path,
         "2013,1,1,15,UA,N14228,EWR,IAH,5",
@@ -49,7 +49,7 @@ def test_flights_that_never_arrived_are_left_out_and_every_fifth_day_is_held_out
     assert train.tails.tolist() == [code_tail("N14228"), code_tail("N1")]
 
 
-def test_gradients_are_what_small_differences_say():
+def test_gradients_equal_finite_differences():
     rng = np.random.default_rng(3)
     rows = rng.normal(0, 1, (4, 5, 3))
     bias, late = np.float64(0.2), np.array([0.0, 1, 1, 0])
@@ -68,20 +68,20 @@ def test_gradients_are_what_small_differences_say():
         )
 
 
-def test_without_vectors_the_score_is_that_of_a_logistic_regression():
+def test_score_without_embeddings_is_a_logistic_regression():
     rows = np.zeros((2, 3, 5), np.float32)
     rows[0, :, 0] = [1, 2, 4]
     assert scores_of(rows, np.float32(0.5)).tolist() == [7.5, 0.5]
 
 
 class Cluster:
-    """Has a worker in no process."""
+    """A fake cluster whose worker has no process."""
 
     def pid(self, task_type, task_index):
         return None
 
 
-def test_nobody_is_killed_who_is_not_there_or_has_done_nothing():
+def test_only_running_tasks_with_progress_are_killed():
     kill = Kill(Cluster(), [(10, "worker", 0)])
     assert kill.consider(Training(steps=9)) is None
     assert kill.consider(Training(steps=10, by_worker=Counter({0: 5, 1: 5}))) is None
@@ -97,13 +97,13 @@ def some(flights, count, seed):
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.timeout(170)
-def test_the_demo_trains_as_well_as_a_logistic_regression_though_tasks_are_killed():
+def test_demo_matches_a_logistic_regression_despite_kills():
     train, held_out = load_flights()
     assert (len(train), len(held_out)) == (262_242, 65_104)
     text = io.StringIO()
     code = run_flights(
         seeds=(0,),
-        # Two are not enough where much of the last is lost: a machine under load.
+        # On a busy machine two epochs are not enough, if much of the last one is lost.
         epochs=3,
         console=Console(file=text, highlight=False, soft_wrap=True),
         flights=(some(train, 100_000, 0), some(held_out, 30_000, 1)),
@@ -115,7 +115,7 @@ def test_the_demo_trains_as_well_as_a_logistic_regression_though_tasks_are_kille
     assert "killed ps 1 after" in text.getvalue()
 
 
-def test_flights_are_as_many_as_their_labels():
+def test_flights_and_labels_have_equal_length():
     flights = Flights(np.zeros((3, 4), np.int64), np.zeros(3, np.int64), np.zeros(3), 1)
     assert len(flights) == 3
     assert len(flights.at(np.array([True, False, True]))) == 2

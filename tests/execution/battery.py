@@ -96,7 +96,7 @@ def _assert_same_rest(
 ) -> None:
     restored.set_state(state)
     assert saved(restored) == state
-    place = json.dumps(state["at"])
+    place = json.dumps(state["position"])
     got = list(elements_of(restored, count))
     if not ordered:
         got, want = sorted(got, key=repr), sorted(want, key=repr)

@@ -103,9 +103,9 @@ def test_a_state_goes_on_with_the_same_rest_in_a_plan_made_again(over, seed):
 
 
 def test_a_state_names_such_seeds_only_where_there_are_any():
-    assert "fixed" not in iter(Dataset.range(3).shuffle(3)).get_state()
-    assert "fixed" not in iter(fixed(3, seed=1)).get_state()
-    assert len(iter(fixed(3)).get_state()["fixed"]) == 1
+    assert "fixed_seeds" not in iter(Dataset.range(3).shuffle(3)).get_state()
+    assert "fixed_seeds" not in iter(fixed(3, seed=1)).get_state()
+    assert len(iter(fixed(3)).get_state()["fixed_seeds"]) == 1
 
 
 def test_nested_ones_have_an_order_for_each_outer_element_the_same_in_all_passes():

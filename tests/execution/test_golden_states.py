@@ -149,7 +149,7 @@ def test_the_state_of_the_same_place_is_still_written_in_the_same_form(name: str
     assert written["version"] == state["version"]
     assert written.keys() == state.keys()
     assert [step[:2] for step in written["plan"]] == [step[:2] for step in state["plan"]]
-    assert written["at"].keys() == state["at"].keys()
+    assert written["position"].keys() == state["position"].keys()
 
 
 def test_every_saved_state_has_its_plan() -> None:

@@ -324,7 +324,7 @@ def test_an_error_at_the_beginning_or_later_comes_once(source, steps, hints, tmp
     for place, state in enumerate(states):
         other = iter(dataset)
         other.set_state(state if hints else without_hints(state))
-        assert outcomes(other) == found[place:], (place, state["at"])
+        assert outcomes(other) == found[place:], (place, state["position"])
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,14 @@ def test_the_function_owns_what_it_is_given_and_a_state_is_a_snapshot():
         for _ in range(6):
             states.append(iterator.get_state())
             elements.append({key: part.copy() for key, part in next(iterator).items()})
-        texts = [json.dumps(state["at"]["stream"]) for state in states]
+        texts = [json.dumps(state["position"]["stream"]) for state in states]
     assert [element["x"].tolist() for element in elements] == [[n, n] for n in range(1, 7)]
     with run() as iterator:
         for number, element in enumerate(iterator):
             assert element["x"].tolist() == element["y"].tolist() == [number + 1] * 2
             element["x"] += 100  # what was yielded is its consumer's
             if number < 5:
-                after = iterator.get_state()["at"]["stream"]
+                after = iterator.get_state()["position"]["stream"]
                 assert json.dumps(after) == texts[number + 1]
 
 

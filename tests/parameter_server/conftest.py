@@ -11,6 +11,6 @@ from tests.parameter_server.small_cluster import cluster
 
 @pytest.fixture
 def strategy() -> Iterator[Any]:
-    """Over two servers; variables are in two shards."""
+    """A strategy over two servers; variables have two shards."""
     with cluster(2, FixedShardsPartitioner(2)) as made:
         yield made

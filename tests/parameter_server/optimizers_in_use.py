@@ -1,4 +1,4 @@
-"""Optimizers and schedules as tests use them, and the gradients that they get."""
+"""Optimizers, schedules and gradients used by tests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SCHEDULES = {
         "ExponentialDecay",
         {"initial_learning_rate": 0.1, "decay_steps": 10, "decay_rate": 0.9},
     ),
-    "stairs": (
+    "staircase": (
         "ExponentialDecay",
         {"initial_learning_rate": 0.1, "decay_steps": 10, "decay_rate": 0.9, "staircase": True},
     ),
@@ -60,7 +60,7 @@ SCHEDULES = {
         "InverseTimeDecay",
         {"initial_learning_rate": 0.1, "decay_steps": 10, "decay_rate": 0.5},
     ),
-    "inverse in stairs": (
+    "inverse staircase": (
         "InverseTimeDecay",
         {"initial_learning_rate": 0.1, "decay_steps": 10, "decay_rate": 0.5, "staircase": True},
     ),

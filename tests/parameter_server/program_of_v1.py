@@ -1,6 +1,8 @@
-"""A worker's own program: python -m tests.parameter_server.program_of_v1 SERVERS WORKERS TYPE ID.
+"""A worker program without a coordinator.
 
-It prints what it found when all had added.
+python -m tests.parameter_server.program_of_v1 SERVERS WORKERS TYPE ID
+
+Prints the values after all programs have added to them.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ def main(servers: str, num_workers: int, task_type: str, task_id: int) -> None:
     )
     strategy = hr.distribute.v1.ParameterServerStrategy(resolver, replicas=REPLICAS)
     with strategy.scope():
-        # Only the chief's value counts.
-        mine = 10.0 if strategy.is_chief else -1e6
-        summed = hr.Variable(mine, name="summed", aggregation="SUM")
-        first = hr.Variable(mine + 20.0, name="first", aggregation="ONLY_FIRST_REPLICA")
+        # Only the chief's initial value is used.
+        initial_value = 10.0 if strategy.is_chief else -1e6
+        summed = hr.Variable(initial_value, name="summed", aggregation="SUM")
+        first = hr.Variable(initial_value + 20.0, name="first", aggregation="ONLY_FIRST_REPLICA")
         ready = hr.Variable(0.0, name="ready")
         table = hr.EmbeddingTable(2, name="table", initializer="zeros")
     optimizer = hr.optimizers.SGD(1.0, name="table")

@@ -1,4 +1,4 @@
-"""Parameter servers of this process, and a strategy over them."""
+"""Parameter servers in this process, and strategies over them."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ def resolver_of(*addresses: str, worker: str = "localhost:1") -> SimpleClusterRe
 
 
 def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def in_threads(count: int, do: Callable[[int], Any]) -> list[Any]:
-    """Call ``do(number)`` in so many threads at the same time; return what each returned."""
+def in_threads(count: int, function: Callable[[int], Any]) -> list[Any]:
+    """Call `function(number)` in `count` threads at the same time; return the results."""
     with ThreadPoolExecutor(count) as threads:
-        return list(threads.map(do, range(count)))
+        return list(threads.map(function, range(count)))
 
 
-def is_whole(seats: list[dict[int, str]]) -> bool:
-    """Whether each store is on two servers, given what seats each server has."""
-    others = [*seats[1:], seats[0]]
+def is_replicated(roles: list[dict[int, str]]) -> bool:
+    """Return whether each store is on two servers, given the roles of each server by store."""
+    next_roles = [*roles[1:], roles[0]]
     return all(
-        {here.get(store), there.get(store)} == {"leader", "follower"}
-        for store, (here, there) in enumerate(zip(seats, others, strict=True))
+        {first.get(store), second.get(store)} == {"leader", "follower"}
+        for store, (first, second) in enumerate(zip(roles, next_roles, strict=True))
     )
 
 
 def restarted(server: ParameterServer, **options: Any) -> ParameterServer:
-    """Start a server again, empty, at the address of one that is stopped."""
+    """Stop a server, and start an empty one at its address."""
     server.stop()
     port = int(server.address.rpartition(":")[2])
     return ParameterServer(server.index, port=port, **options)
@@ -64,7 +64,7 @@ def servers(count: int) -> Iterator[list[ParameterServer]]:
 def strategy_at(
     servers: Iterable[Any], partitioner: Any = None, *, worker: str = "localhost:1", **options: Any
 ) -> Iterator[Any]:
-    """Yield a strategy over servers that are there."""
+    """Yield a strategy over running servers."""
     resolver = resolver_of(*(each.address for each in servers), worker=worker)
     strategy = ParameterServerStrategy(resolver, partitioner, **options)
     try:
@@ -77,7 +77,7 @@ def strategy_at(
 def restartable(
     count: int = 1, partitioner: Any = None, **options: Any
 ) -> Iterator[tuple[Any, Callable[..., ParameterServer]]]:
-    """Yield a strategy over so many servers, and what starts one of them again, empty."""
+    """Yield a strategy over `count` servers, and a function that restarts one of them empty."""
     with servers(count) as started, strategy_at(started, partitioner, **options) as strategy:
 
         def restart(index: int = 0) -> ParameterServer:
@@ -89,6 +89,6 @@ def restartable(
 
 @contextmanager
 def cluster(count: int = 2, partitioner: Any = None, **options: Any) -> Iterator[Any]:
-    """Yield a strategy over so many servers."""
+    """Yield a strategy over `count` servers."""
     with servers(count) as started, strategy_at(started, partitioner, **options) as strategy:
         yield strategy

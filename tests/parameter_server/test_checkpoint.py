@@ -25,19 +25,19 @@ GOLDEN = Path(__file__).parent / "checkpoint_format_1"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A checkpoint of a small model that has trained, and what was in it."""
+    """Return a checkpoint of a trained model, its contents, and those after two more steps."""
     path = str(tmp_path_factory.mktemp("saved") / "ckpt-1")
     with cluster(2, FixedShardsPartitioner(2)) as strategy:
-        model, optimizer = made(strategy)
+        model, optimizer = create_model(strategy)
         train(model, optimizer, 3)
         hr.Checkpoint(model=model, optimizer=optimizer, step=3, rate=0.5).save(path)
-        kept = contents(model)
+        expected = contents(model)
         train(model, optimizer, 2)
         after = contents(model)
-    return path, kept, after
+    return path, expected, after
 
 
-def made(strategy, rows=7, dtype=F32):
+def create_model(strategy, rows=7, dtype=F32):
     with strategy.scope():
         model = {
             "w": hr.Variable(np.arange(rows * 2, dtype=dtype).reshape(rows, 2), name="w"),
@@ -71,16 +71,16 @@ def contents(model):
 
 @pytest.mark.catalogue("2.7.13", "3.7.21", "3.9.17-21", "3.9.27", "3.22.3")
 @pytest.mark.parametrize(("servers", "shards"), [(1, 1), (2, 2), (2, 4), (3, 3), (1, 3)])
-def test_it_is_restored_into_any_number_of_shards_and_goes_on_alike(saved, servers, shards):
-    path, kept, after = saved
+def test_a_checkpoint_restores_into_any_number_of_shards(saved, servers, shards):
+    path, expected, after = saved
     with cluster(servers, FixedShardsPartitioner(shards)) as strategy:
-        model, optimizer = made(strategy)
+        model, optimizer = create_model(strategy)
         checkpoint = hr.Checkpoint(model=model, optimizer=optimizer, step=0, rate=0.0)
         checkpoint.restore(path).assert_consumed()
-        assert contents(model) == kept
+        assert contents(model) == expected
         assert (checkpoint.step, checkpoint.rate, optimizer.iterations) == (3, 0.5, 3)
         train(model, optimizer, 2)
-        assert contents(model) == after, "slots and steps as well"
+        assert contents(model) == after, "slots and step counts are restored"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_slots_of_each_optimizer_are_restored_into_other_shards(kind, arguments,
         return v, getattr(hr.optimizers, kind)(0.1, name="o", **arguments)
 
     def step(v, optimizer):
-        # No optimizer has forgotten what came before.
+        # Slots of all optimizers depend on earlier gradients.
         factor = 1 + optimizer.iterations % 3
         optimizer.apply_gradients([(factor * np.linspace(-1, 1, 10, dtype=F32).reshape(5, 2), v)])
         return v.read().tolist()
@@ -118,16 +118,16 @@ def test_slots_of_each_optimizer_are_restored_into_other_shards(kind, arguments,
 
 
 @pytest.mark.catalogue("2.6.9", "3.7.21", "3.9.17-21")
-def test_variables_that_are_made_later_are_restored_then(saved):
-    path, kept, after = saved
+def test_variables_created_after_the_restore_are_restored(saved):
+    path, expected, after = saved
     with cluster(1) as strategy:
         checkpoint = hr.Checkpoint()
         status = checkpoint.restore(path)
-        model, optimizer = made(strategy)
+        model, optimizer = create_model(strategy)
         with pytest.raises(AssertionError, match="model/b/0"):
             status.assert_consumed()
         checkpoint.model = model
-        assert contents(model) == kept
+        assert contents(model) == expected
         checkpoint.optimizer = optimizer
         status.assert_existing_objects_matched()
         train(model, optimizer, 2)
@@ -138,10 +138,10 @@ def test_variables_that_are_made_later_are_restored_then(saved):
         assert status.expect_partial() is status
 
 
-def test_an_optimizer_of_another_name_takes_its_slots_along(saved):
+def test_a_renamed_optimizer_restores_its_slots(saved):
     path, _, after = saved
     with cluster(2) as strategy:
-        model, _ = made(strategy)
+        model, _ = create_model(strategy)
         optimizer = hr.optimizers.Adam(0.1, name="other")
         hr.Checkpoint(model=model, optimizer=optimizer).restore(path)
         train(model, optimizer, 2)
@@ -149,7 +149,7 @@ def test_an_optimizer_of_another_name_takes_its_slots_along(saved):
         assert optimizer.iterations == 5
 
 
-def test_the_count_of_an_optimizer_that_is_left_out_comes_back_with_its_slots(tmp_path):
+def test_the_step_count_of_an_unlisted_optimizer_is_restored_with_its_slots(tmp_path):
     def make(strategy):
         with strategy.scope():
             pair = [hr.Variable(np.zeros(3), name=name) for name in ("a", "b")]
@@ -193,30 +193,30 @@ def test_a_program_without_servers_reads_variables_as_arrays(saved):
     assert (model["w"].tolist(), model["b"][0].read()) == (w, b)
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_changed(saved):
+def test_a_checkpoint_of_another_model_is_rejected_without_changes(saved):
     path, _, _ = saved
     cases = [
-        ({"rows": 8}, r"model/w.*has shape \(8, 2\) here, and \(7, 2\)"),
-        ({"dtype": np.float64}, "model/w.*has dtype float64 here, and float32"),
+        ({"rows": 8}, r"model/w.*has shape \(8, 2\), but \(7, 2\)"),
+        ({"dtype": np.float64}, "model/w.*has dtype float64, but float32"),
     ]
     with cluster(1) as strategy:
-        for number, (how, said) in enumerate(cases):
+        for number, (options, message) in enumerate(cases):
             with strategy.scope():
-                shape = (how.get("rows", 7), 2)
-                v = hr.Variable(np.zeros(shape, how.get("dtype", F32)), name=f"v{number}")
+                shape = (options.get("rows", 7), 2)
+                v = hr.Variable(np.zeros(shape, options.get("dtype", F32)), name=f"v{number}")
                 b = hr.Variable(F32(5), name=f"b{number}")
-            with pytest.raises(InvalidArgumentError, match=said):
+            with pytest.raises(InvalidArgumentError, match=message):
                 hr.Checkpoint(model={"b": [b], "w": v}).restore(path)
             assert b.read() == 5
         with strategy.scope():
             table = hr.EmbeddingTable(4, name="wide")
-        with pytest.raises(InvalidArgumentError, match="rows of 4 float32 here, and of 3"):
+        with pytest.raises(InvalidArgumentError, match="rows of 4 float32, but of 3"):
             hr.Checkpoint(model={"users": table}).restore(path)
-        with pytest.raises(InvalidArgumentError, match="is a table here, and was saved as a var"):
+        with pytest.raises(InvalidArgumentError, match="is a table, but was saved as a var"):
             hr.Checkpoint(model={"w": table}).restore(path)
-        with pytest.raises(InvalidArgumentError, match="another model: it has model/b/0"):
+        with pytest.raises(InvalidArgumentError, match="this model: it has model/b/0"):
             hr.Checkpoint(net=table).restore(path)
-        with pytest.raises(InvalidArgumentError, match="is SGD here, and Adam"):
+        with pytest.raises(InvalidArgumentError, match="is SGD, but Adam"):
             hr.Checkpoint(optimizer=hr.optimizers.SGD(0.1)).restore(path)
 
 
@@ -259,7 +259,7 @@ def test_objects_of_this_process_are_saved_and_restored(tmp_path):
 
 
 @pytest.mark.parametrize("damaged", ["a server's file", "the file of this process"])
-def test_nothing_is_restored_from_a_checkpoint_of_which_a_part_is_damaged(tmp_path, damaged):
+def test_nothing_is_restored_from_a_partly_damaged_checkpoint(tmp_path, damaged):
     with cluster(2, FixedShardsPartitioner(2)) as strategy:
         with strategy.scope():
             v = hr.Variable(np.ones((6, 2)), name="v")
@@ -281,27 +281,27 @@ def test_nothing_is_restored_from_a_checkpoint_of_which_a_part_is_damaged(tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["local.safetensors", "json"])
-def test_a_byte_that_was_changed_is_found(tmp_path, kind):
+def test_a_changed_byte_is_detected(tmp_path, kind):
     objects = {"array": np.arange(7.0), "iterator": iter(hr.Dataset.range(9)), "step": 3}
     path = hr.Checkpoint(**objects).save(tmp_path / "mine")
     (file,) = tmp_path.glob(f"*.{kind}")
     data = file.read_bytes()
     found = 0
-    for place in range(0, len(data), 3):
+    for index in range(0, len(data), 3):
         damaged = bytearray(data)
-        damaged[place] ^= 1
+        damaged[index] ^= 1
         file.write_bytes(damaged)
         back = hr.Checkpoint(array=np.zeros(7), iterator=iter(hr.Dataset.range(9)), step=0)
         try:
             back.restore(path)
         except DataLossError as error:
             found += str(tmp_path) in str(error)
-        else:  # white space of a header, or the checksum's own name
+        else:  # whitespace of a header, or the name of the checksum
             assert (back.array.tolist(), back.step) == ([0, 1, 2, 3, 4, 5, 6], 3)
     assert found > 0.8 * len(range(0, len(data), 3))
 
 
-def test_what_is_set_after_a_restore_stays(tmp_path):
+def test_values_set_after_a_restore_are_kept(tmp_path):
     path = hr.Checkpoint(step=1, w=hr.Variable(5.0)).save(tmp_path / "mine")
     checkpoint = hr.Checkpoint(step=0, w=hr.Variable(0.0))
     status = checkpoint.restore(path)
@@ -310,19 +310,23 @@ def test_what_is_set_after_a_restore_stays(tmp_path):
     status.assert_consumed()
     assert (checkpoint.step, checkpoint.w.read()) == (2, 7)
     checkpoint.w = hr.Variable(0.0)
-    assert checkpoint.w.read() == 5, "another variable takes the value that was saved"
+    assert checkpoint.w.read() == 5, "another variable gets the saved value"
 
 
-def test_what_is_not_saved_is_named(tmp_path):
+def test_errors_name_objects_without_a_saved_value(tmp_path):
     with pytest.raises(TypeError, match="'a/b' is a object"):
         hr.Checkpoint(a={"b": object()})
     with pytest.raises(NotFoundError, match="no checkpoint"):
         hr.Checkpoint(a=1).restore(tmp_path / "none")
-    with pytest.raises(TypeError, match=r"'a/1' is a int in a tuple, .* a list or a dict in place"):
+    with pytest.raises(
+        TypeError, match=r"'a/1' is a int in a tuple and .* a list or a dict in place"
+    ):
         hr.Checkpoint(a=(np.zeros(2), 2))
 
 
-def test_it_is_there_when_its_manifest_is_and_leftovers_are_swept(tmp_path, monkeypatch):
+def test_a_checkpoint_exists_once_its_manifest_does_and_old_files_are_deleted(
+    tmp_path, monkeypatch
+):
     checkpoint = hr.Checkpoint(a=np.arange(3))
     path = tmp_path / "ckpt-1"
     checkpoint.save(path)
@@ -347,7 +351,7 @@ def test_it_is_there_when_its_manifest_is_and_leftovers_are_swept(tmp_path, monk
         again.restore(path)
 
 
-def test_one_that_is_deleted_while_it_is_read_is_not_found(tmp_path):
+def test_a_checkpoint_deleted_during_a_read_raises_not_found(tmp_path):
     path = hr.Checkpoint(a=np.arange(3)).save(tmp_path / "ckpt-1")
     checkpoint = hr.Checkpoint()
     checkpoint.restore(path)
@@ -357,7 +361,7 @@ def test_one_that_is_deleted_while_it_is_read_is_not_found(tmp_path):
         checkpoint.a = np.arange(3)
 
 
-def test_it_goes_to_a_url():
+def test_a_checkpoint_can_be_saved_to_a_url():
     path = hr.Checkpoint(a=np.arange(3)).save("memory://ckpts/run/ckpt-1")
     assert path == "memory://ckpts/run/ckpt-1"
     with cluster(1) as strategy:
@@ -372,9 +376,9 @@ def test_it_goes_to_a_url():
         ]
 
 
-def test_a_checkpoint_that_was_written_in_format_1_is_restored_for_ever():
-    # Written by `write_checkpoint`: two steps, an increment after the second; `expected` is what it
-    # printed after a third.
+def test_a_checkpoint_of_format_1_is_restored():
+    # Written by `write_checkpoint`: two steps and an increment after the second; `expected` is its
+    # output after a third.
     expected = json.loads((GOLDEN / "expected.json").read_text())
     with cluster(3, FixedShardsPartitioner(3)) as strategy:
         with strategy.scope():
@@ -389,8 +393,8 @@ def test_a_checkpoint_that_was_written_in_format_1_is_restored_for_ever():
         assert objects["count"].read() == 1
 
 
-def test_two_keys_with_one_path_are_refused():
-    with pytest.raises(ValueError, match=r"'v/1' is the path of two objects, .* keys 1 and '1'"):
+def test_two_keys_with_the_same_path_are_rejected():
+    with pytest.raises(ValueError, match=r"keys 1 and '1' of a dict have the same path 'v/1'"):
         hr.Checkpoint(v={1: "a", "1": "b"})
-    with pytest.raises(ValueError, match="'v/1' is the path of two objects"):
+    with pytest.raises(ValueError, match="have the same path 'v/1'"):
         hr.Checkpoint(v={1: {"x": 1}, "1": {"y": 2}})

@@ -1,4 +1,4 @@
-"""Objects of PyTorch, Keras and JAX in a checkpoint: restored in place, or refused when saved."""
+"""Objects of PyTorch, Keras and JAX in a checkpoint: restored in place, or rejected when saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.parameter_server.small_cluster import cluster
 
 
 def test_torch_objects_are_restored_in_place(tmp_path):
-    def made(seed):
+    def create(seed):
         torch.manual_seed(seed)
         model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
@@ -42,7 +42,7 @@ def test_torch_objects_are_restored_in_place(tmp_path):
             model=model, optimizer=optimizer, rates=rates, parts=[extra, (parameter,)]
         )
 
-    first, second = made(1), made(2)
+    first, second = create(1), create(2)
     train(*first)
     path = checkpoint_of(*first).save(tmp_path / "a")
     weight = second[0][0].weight
@@ -55,15 +55,15 @@ def test_torch_objects_are_restored_in_place(tmp_path):
         assert torch.equal(mine, other)
     wider = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
     before = [each.clone() for each in wider.state_dict().values()]
-    with pytest.raises(InvalidArgumentError, match=r"'0\.weight' has shape \(2, 4\) here, and \(2"):
+    with pytest.raises(InvalidArgumentError, match=r"'0\.weight' has shape \(2, 4\), but \(2"):
         hr.Checkpoint(model=wider).restore(path)
-    with pytest.raises(InvalidArgumentError, match=r"parts/0.*has dtype float32 here, and bfl"):
+    with pytest.raises(InvalidArgumentError, match=r"parts/0.*has dtype float32, but bfl"):
         hr.Checkpoint(parts=[torch.zeros(2)]).restore(path)
     assert all(map(torch.equal, before, wider.state_dict().values()))
 
 
 def test_keras_objects_are_restored_in_place(tmp_path):
-    def made(seed):
+    def create(seed):
         keras.utils.set_random_seed(seed)
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
         optimizer = keras.optimizers.Adam(0.1)
@@ -77,7 +77,7 @@ def test_keras_objects_are_restored_in_place(tmp_path):
         variables = [*objects["model"].variables, *objects["optimizer"].variables, objects["own"]]
         return [each.value.tolist() for each in variables]
 
-    first, second = made(1), made(2)
+    first, second = create(1), create(2)
     kernel = second["model"].layers[0].kernel
     hr.Checkpoint(**first).save(tmp_path / "a")
     assert values(first) != values(second)
@@ -89,7 +89,7 @@ def test_keras_objects_are_restored_in_place(tmp_path):
             hr.Checkpoint(own=unbuilt)
 
 
-def test_jax_arrays_are_replaced_where_that_can_be(tmp_path):
+def test_jax_arrays_are_replaced_in_mutable_containers(tmp_path):
     params = {"w": jnp.ones(3), "layers": [jnp.ones(2, jnp.bfloat16)]}
     path = hr.Checkpoint(params=params, rate=jnp.float32(0.5)).save(tmp_path / "a")
     mine = jax.tree.map(jnp.zeros_like, params)
@@ -100,13 +100,15 @@ def test_jax_arrays_are_replaced_where_that_can_be(tmp_path):
     assert (mine["layers"][0].dtype, mine["layers"][0].tolist()) == (jnp.bfloat16, [1, 1])
     assert float(checkpoint.rate) == 0.5
     state = collections.namedtuple("State", "momentum")(jnp.ones(3))
-    with pytest.raises(TypeError, match=r"'state/0' is a ArrayImpl in a State, .* Use a list or a"):
+    with pytest.raises(
+        TypeError, match=r"'state/0' is a ArrayImpl in a State and .* Use a list or a"
+    ):
         hr.Checkpoint(state=state)
-    with pytest.raises(InvalidArgumentError, match=r"params/w.*has shape \(4,\) here"):
+    with pytest.raises(InvalidArgumentError, match=r"params/w.*has shape \(4,\), but"):
         hr.Checkpoint(params={"w": jnp.ones(4)}).restore(path)
 
 
-def test_arrays_that_would_not_be_restored_in_place_are_refused():
+def test_arrays_that_cannot_be_restored_are_rejected():
     class Foreign:
         def __array__(self, dtype=None, copy=None):
             return np.ones(3)
@@ -120,7 +122,7 @@ def test_arrays_that_would_not_be_restored_in_place_are_refused():
         hr.Checkpoint(a=(frozen,))
 
 
-def test_a_state_of_other_dtypes_shapes_or_classes_is_refused(tmp_path):
+def test_states_with_other_dtypes_shapes_or_classes_are_rejected(tmp_path):
     def optimizer(kind, *shape, dtype=torch.float32):
         parameter = torch.ones(shape, dtype=dtype, requires_grad=True)
         made = kind([parameter], lr=0.1)
@@ -137,27 +139,27 @@ def test_a_state_of_other_dtypes_shapes_or_classes_is_refused(tmp_path):
         return module
 
     adam, schedules = torch.optim.Adam, torch.optim.lr_scheduler
-    for saved, here, message in [
-        (counter(torch.int64), counter(torch.int32), "'n' has dtype int32 here, and int64 in"),
-        (torch.nn.Linear(1, 1).double(), torch.nn.Linear(1, 1), "'bias' has dtype float32 here"),
-        (optimizer(adam, 4, 3), optimizer(adam, 7), r"0 is float32 \(7,\) here, and float32 \(4, "),
+    for saved, current, message in [
+        (counter(torch.int64), counter(torch.int32), "'n' has dtype int32, but int64 in"),
+        (torch.nn.Linear(1, 1).double(), torch.nn.Linear(1, 1), "'bias' has dtype float32, but"),
+        (optimizer(adam, 4, 3), optimizer(adam, 7), r"0 is float32 \(7,\), but float32 \(4, "),
         (optimizer(adam, 4, dtype=torch.float64), optimizer(adam, 4), "0 is float32 .* float64"),
-        (optimizer(adam, 4, 3), optimizer(torch.optim.SGD, 4, 3), "is SGD here, and Adam in the"),
+        (optimizer(adam, 4, 3), optimizer(torch.optim.SGD, 4, 3), "is SGD, but Adam in the"),
         (
             rates(schedules.StepLR, 3),
             rates(schedules.ExponentialLR, 0.5),
-            "is ExponentialLR here, and StepLR in",
+            "is ExponentialLR, but StepLR in",
         ),
     ]:
         path = hr.Checkpoint(a=torch.ones(2), state=saved).save(tmp_path / "a")
         other = torch.zeros(2)
-        before = repr(here.state_dict())
+        before = repr(current.state_dict())
         with pytest.raises(InvalidArgumentError, match=f"'state': .*{message}"):
-            hr.Checkpoint(a=other, state=here).restore(path)
-        assert (other.tolist(), repr(here.state_dict())) == ([0, 0], before)
+            hr.Checkpoint(a=other, state=current).restore(path)
+        assert (other.tolist(), repr(current.state_dict())) == ([0, 0], before)
 
 
-def test_variables_of_another_class_are_refused(tmp_path):
+def test_variables_of_another_class_are_rejected(tmp_path):
     def optimizer(kind):
         made = kind(0.1)
         made.build([keras.Variable(np.ones((3, 2), np.float32))])
@@ -169,33 +171,33 @@ def test_variables_of_another_class_are_refused(tmp_path):
         )
 
     kinds = keras.optimizers
-    for saved, here, message in [
+    for saved, current, message in [
         (optimizer(kinds.RMSprop), optimizer(kinds.Adagrad), "Adagrad of 3 .* RMSprop of 3 "),
         (model(2), model(3), "Sequential of 6 .* Sequential of 4 "),
         (keras.metrics.Mean(), keras.metrics.Accuracy(), "Accuracy of 2 .* Mean of 2 "),
         (hr.metrics.Mean(), hr.metrics.Accuracy(), "Accuracy of 1 .* Mean of 1 "),
     ]:
         path = hr.Checkpoint(a=[{"b": saved}], n=1).save(tmp_path / "a")
-        checkpoint = hr.Checkpoint(a=[{"b": here}], n=2)
-        before = [np.asarray(each) for each in here.variables]
+        checkpoint = hr.Checkpoint(a=[{"b": current}], n=2)
+        before = [np.asarray(each) for each in current.variables]
         with pytest.raises(InvalidArgumentError, match=f"'a/0/b' is {message}variables? in the"):
             checkpoint.restore(path)
         assert checkpoint.n == 2
-        assert all(map(np.array_equal, before, map(np.asarray, here.variables)))
+        assert all(map(np.array_equal, before, map(np.asarray, current.variables)))
 
 
-def test_all_is_as_before_when_one_object_cannot_be_restored(tmp_path):
-    class Refusing:
-        refuses = False
+def test_a_failed_restore_of_one_object_is_undone_for_all(tmp_path):
+    class FailingState:
+        fails = False
 
         def state_dict(self):
             return {"x": 1}
 
         def load_state_dict(self, state):
-            if self.refuses:
+            if self.fails:
                 raise RuntimeError("it does not fit")
 
-    def made(number):
+    def create(number):
         torch.manual_seed(int(number))
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.Adam(model.parameters())
@@ -224,25 +226,29 @@ def test_all_is_as_before_when_one_object_cannot_be_restored(tmp_path):
     with cluster(1) as strategy:
         with strategy.scope():
             weights = hr.Variable(np.ones(2), name="w")
-        last = Refusing()
-        path = hr.Checkpoint(objects=made(1.0), w=weights, x=torch.ones(4), z=last).save(
+        last = FailingState()
+        path = hr.Checkpoint(objects=create(1.0), w=weights, x=torch.ones(4), z=last).save(
             tmp_path / "a"
         )
         weights.assign(np.full(2, 7.0))
-        here = made(2.0)
-        before = contents(here)
+        current = create(2.0)
+        before = contents(current)
         with torch.inference_mode():
             inference = torch.zeros(4)
-        last.refuses = True
+        last.fails = True
         for others, error, message in [
-            ({"x": torch.zeros(1).expand(4)}, InvalidArgumentError, "'x'.*several elements are in"),
-            ({"x": inference}, InvalidArgumentError, "'x' .* made in torch.inference_mode"),
+            (
+                {"x": torch.zeros(1).expand(4)},
+                InvalidArgumentError,
+                "'x'.*several elements share memory",
+            ),
+            ({"x": inference}, InvalidArgumentError, "'x' .* created in torch.inference_mode"),
             ({"z": last}, RuntimeError, "it does not fit"),
         ]:
             with pytest.raises(error, match=message):
-                hr.Checkpoint(objects=here, w=weights, **others).restore(path)
-            assert contents(here) == before
+                hr.Checkpoint(objects=current, w=weights, **others).restore(path)
+            assert contents(current) == before
             assert weights.read().tolist() == [7, 7]
-        last.refuses = False
-        hr.Checkpoint(objects=here, w=weights, z=last).restore(path)
-        assert here["tensor"].tolist() == weights.read().tolist() == [1, 1]
+        last.fails = False
+        hr.Checkpoint(objects=current, w=weights, z=last).restore(path)
+        assert current["tensor"].tolist() == weights.read().tolist() == [1, 1]

@@ -1,4 +1,4 @@
-"""Checkpoints while a program trains: numbered, in increments, given back to a lost server."""
+"""Numbered checkpoints and increments during training, and recovery of lost servers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.parameter_server.small_cluster import cluster, restartable, strategy_
 F32 = np.float32
 
 
-def names(paths):
+def base_names(paths):
     return [path.rpartition("/")[2] for path in paths]
 
 
 @contextmanager
-def saving(directory, count=1, value=0.0, **options):
-    """Yield a variable w on so many servers, a manager of its checkpoints, and a way to restart."""
+def managed_variable(directory, count=1, value=0.0, **options):
+    """Yield a variable `w` on `count` servers, its checkpoint manager, and a restart function."""
     partitioner = FixedShardsPartitioner(count)
     with restartable(count, partitioner, **options) as (strategy, restart):
         with strategy.scope():
@@ -53,7 +53,7 @@ def rows_of(table):
     }
 
 
-def test_checkpoints_are_numbered_and_the_oldest_go(tmp_path):
+def test_checkpoints_are_numbered_and_the_oldest_are_deleted(tmp_path):
     checkpoint = hr.Checkpoint(step=0, array=np.zeros(3))
     manager = hr.CheckpointManager(checkpoint, tmp_path / "run", max_to_keep=2)
     assert manager.restore_or_initialize() is None
@@ -62,32 +62,32 @@ def test_checkpoints_are_numbered_and_the_oldest_go(tmp_path):
         checkpoint.step = step
         path = manager.save()
         assert path == manager.latest_checkpoint == str(tmp_path / "run" / f"ckpt-{step}")
-    assert names(manager.checkpoints) == ["ckpt-2", "ckpt-3"]
+    assert base_names(manager.checkpoints) == ["ckpt-2", "ckpt-3"]
     assert len(list((tmp_path / "run").iterdir())) == 4
-    assert names([manager.save(10)]) == ["ckpt-10"]
-    assert names(manager.checkpoints) == ["ckpt-3", "ckpt-10"]
+    assert base_names([manager.save(10)]) == ["ckpt-10"]
+    assert base_names(manager.checkpoints) == ["ckpt-3", "ckpt-10"]
     other = hr.Checkpoint(step=0, array=np.zeros(3))
     again = hr.CheckpointManager(other, tmp_path / "run", max_to_keep=1)
-    assert names([again.restore_or_initialize()]) == ["ckpt-10"]
+    assert base_names([again.restore_or_initialize()]) == ["ckpt-10"]
     assert other.step == 3
-    assert names([again.save()]) == ["ckpt-11"]
-    assert names(again.checkpoints) == ["ckpt-11"]
+    assert base_names([again.save()]) == ["ckpt-11"]
+    assert base_names(again.checkpoints) == ["ckpt-11"]
 
 
-def test_leftovers_of_saves_that_did_not_end_are_swept_by_the_next(tmp_path):
+def test_files_of_interrupted_saves_are_deleted_by_the_next_save(tmp_path):
     manager = hr.CheckpointManager(hr.Checkpoint(a=np.zeros(3)), tmp_path)
     manager.save()
     for file in ("ckpt-1.00000000.0-0.safetensors", "ckpt-9.00000000.0-0.safetensors.partial"):
-        (tmp_path / file).write_bytes(b"half")
+        (tmp_path / file).write_bytes(b"partial")
     (tmp_path / "mine.txt").write_text("kept")
-    assert names(manager.checkpoints) == ["ckpt-1"]
+    assert base_names(manager.checkpoints) == ["ckpt-1"]
     manager.save()
     left = {file.name for file in tmp_path.iterdir()}
     assert "mine.txt" in left
     assert not [name for name in left if "00000000" in name]
 
 
-def test_increments_continue_a_checkpoint_to_the_live_state(tmp_path):
+def test_increments_and_their_checkpoint_restore_the_current_state(tmp_path):
     rng = np.random.default_rng(5)
     with cluster(2, FixedShardsPartitioner(2)) as strategy:
         with strategy.scope():
@@ -97,7 +97,7 @@ def test_increments_continue_a_checkpoint_to_the_live_state(tmp_path):
         checkpoint = hr.Checkpoint(w=w, table=table, adam=adam, step=0)
         with hr.CheckpointManager(checkpoint, tmp_path, max_to_keep=1) as manager:
             for number in range(4):
-                assert names([manager.save_increment()]) == [
+                assert base_names([manager.save_increment()]) == [
                     f"ckpt-1+{number}" if number else "ckpt-1"
                 ]
                 ids = np.unique(rng.integers(0, 400, 50))
@@ -108,8 +108,8 @@ def test_increments_continue_a_checkpoint_to_the_live_state(tmp_path):
                 checkpoint.step = number + 1
             path = manager.save_increment()
             assert path == manager.latest_increment
-            assert names(manager.checkpoints) == ["ckpt-1"]
-            kept = w.read(), rows_of(table)
+            assert base_names(manager.checkpoints) == ["ckpt-1"]
+            expected = w.read(), rows_of(table)
             full = sum(file.stat().st_size for file in tmp_path.glob("ckpt-1.*.safetensors"))
             increments = sum(file.stat().st_size for file in tmp_path.glob("ckpt-1+*.safetensors"))
             assert increments < full / 2
@@ -122,13 +122,13 @@ def test_increments_continue_a_checkpoint_to_the_live_state(tmp_path):
         with hr.CheckpointManager(checkpoint, tmp_path, max_to_keep=1) as manager:
             assert manager.restore_or_initialize() == path
             assert (checkpoint.step, adam.iterations) == (4, 4)
-            assert np.array_equal(w.read(), kept[0])
-            assert rows_of(table) == kept[1]
-            assert names([manager.save()]) == ["ckpt-2"]
+            assert np.array_equal(w.read(), expected[0])
+            assert rows_of(table) == expected[1]
+            assert base_names([manager.save()]) == ["ckpt-2"]
             assert {file.name.partition(".")[0] for file in tmp_path.iterdir()} == {"ckpt-2"}
 
 
-def test_increments_are_saved_by_themselves(tmp_path):
+def test_increments_are_saved_automatically(tmp_path):
     with cluster(1) as strategy:
         with strategy.scope():
             w = hr.Variable(np.zeros(4, F32), name="w")
@@ -138,8 +138,8 @@ def test_increments_are_saved_by_themselves(tmp_path):
 
 
 @pytest.mark.catalogue("2.8.22")
-def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tmp_path, caplog):
-    with saving(tmp_path, 2) as run:
+def test_a_lost_server_is_restored_and_training_continues(tmp_path, caplog):
+    with managed_variable(tmp_path, 2) as run:
         w, manager = run.w, run.manager
         manager.checkpoint.sgd = sgd = hr.optimizers.SGD(1.0)
         ClosureServers(run.strategy.cluster.servers, 1)  # earlier coordinators are fenced
@@ -159,40 +159,40 @@ def test_a_server_that_was_lost_gets_back_what_was_saved_and_training_goes_on(tm
         run.restart()
         with caplog.at_level(logging.WARNING):
             push(6)
-            push(3)  # tried again: it is in the increment, so it is not carried out twice
+            push(3)  # retried: the increment contains it, so it is not executed twice
         assert w.read().tolist() == [-5] * 2 + [-7] * 2
         assert sgd.iterations == 5
         assert manager.lost_updates == 2
-        said = " ".join(record.message for record in caplog.records)
-        assert "ckpt-1+1; at least 2 updates that came after it are lost" in said
-        assert names([manager.save_increment()]) == ["ckpt-1+2"]
+        logged = " ".join(record.message for record in caplog.records)
+        assert "ckpt-1+1; at least 2 later updates are lost" in logged
+        assert base_names([manager.save_increment()]) == ["ckpt-1+2"]
         w.assign(np.zeros(4))
         hr.Checkpoint(w=w).restore(manager.latest_increment)
         assert w.read().tolist() == [-5] * 2 + [-7] * 2
 
 
-def test_a_step_that_is_counted_before_its_server_is_restored_is_neither_lost_nor_doubled(tmp_path):
-    def counting(closure, seen=0):
+def test_steps_counted_before_a_restore_are_neither_lost_nor_duplicated(tmp_path):
+    def increment(closure, seen=0):
         key = WriteKey(coordinator_term=1, closure=closure, worker_session=0, number=0)
         return IncrementCounter("SGD/iterations", 1, key, seen)
 
-    with saving(tmp_path) as run, ExitStack() as stack:
+    with managed_variable(tmp_path) as run, ExitStack() as stack:
         with run.strategy.scope():
             sgd = hr.optimizers.SGD(1.0)
-        # Of two other programs the first knows where the server has counted to.
+        # Only the first of two other programs knows the server's last count.
         addresses = run.strategy.cluster.servers.addresses
         first, second = (
             stack.enter_context(closing(ParameterServerClient(addresses))) for _ in range(2)
         )
         for closure in range(3):
-            first.execute(0, counting(closure))
+            first.execute(0, increment(closure))
         run.manager.save()
         run.strategy.cluster.servers.states.set_recovery(None)  # not yet
         run.restart()
-        second.execute(0, counting(4))
-        second.execute(0, counting(2))  # tried again; it is in the checkpoint
+        second.execute(0, increment(4))
+        second.execute(0, increment(2))  # retried; the checkpoint contains it
         with ThreadPoolExecutor(1) as threads:
-            waits = threads.submit(first.execute, 0, counting(5, seen=3))
+            waits = threads.submit(first.execute, 0, increment(5, seen=3))
             until(lambda: first.states.has_restarted(0))
             assert not waits.done()
             run.strategy.cluster.servers.states.set_recovery(run.manager._recover_server)
@@ -202,13 +202,13 @@ def test_a_step_that_is_counted_before_its_server_is_restored_is_neither_lost_no
         assert sgd.iterations == 5
 
 
-def test_a_save_that_failed_does_not_count_updates_as_lost_that_are_saved(tmp_path):
-    with saving(tmp_path) as run:
+def test_a_failed_save_does_not_count_saved_updates_as_lost(tmp_path):
+    with managed_variable(tmp_path) as run:
         for _ in range(3):
             run.w.assign_add(np.ones(4))
         run.manager.save()
         run.w.assign_add(np.ones(4))
-        run.manager.checkpoint.broken = Unsaved()
+        run.manager.checkpoint.broken = UnsavableState()
         with pytest.raises(RuntimeError, match="not now"):
             run.manager.save()
         run.manager.checkpoint.broken = 1
@@ -217,8 +217,8 @@ def test_a_save_that_failed_does_not_count_updates_as_lost_that_are_saved(tmp_pa
         assert run.manager.lost_updates == 1
 
 
-def test_updates_lost_with_a_server_that_ends_twice_are_counted_once(tmp_path):
-    with saving(tmp_path) as run:
+def test_updates_lost_in_two_restarts_are_counted_once(tmp_path):
+    with managed_variable(tmp_path) as run:
         for _ in range(4):
             run.w.assign_add(np.ones(4))
         run.manager.save()
@@ -230,8 +230,8 @@ def test_updates_lost_with_a_server_that_ends_twice_are_counted_once(tmp_path):
             assert run.manager.lost_updates == lost
 
 
-def test_a_disk_that_is_full_leaves_the_checkpoint_before_as_it_was(tmp_path):
-    # In a process of its own, which may write so many bytes to a file.
+def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
+    # In a separate process, which limits the size of its files.
     program = """
 import resource, signal, sys
 import numpy as np, headrace as hr
@@ -240,13 +240,13 @@ directory = sys.argv[1]
 checkpoint = hr.Checkpoint(array=np.zeros(1000), step=0)
 manager = hr.CheckpointManager(checkpoint, directory, max_to_keep=1)
 manager.save()
-for most in (5000, 300, 10):  # of the array, and where that is small enough, of the manifest
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-    checkpoint.array = np.zeros(1000 if most == 5000 else 1)
+for limit in (5000, 300, 10):  # exceeded by the array, or by the manifest if the array fits
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    checkpoint.array = np.zeros(1000 if limit == 5000 else 1)
     try:
         manager.save()
     except hr.errors.HeadraceError as error:
-        print(most, type(error).__name__, directory in str(error))
+        print(limit, type(error).__name__, directory in str(error))
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
 checkpoint.array = np.zeros(1000)
 checkpoint.restore(manager.latest_checkpoint).assert_consumed()
@@ -263,7 +263,7 @@ print(len(manager.checkpoints))
     ], done.stderr
 
 
-class Unsaved:
+class UnsavableState:
     def get_state(self):
         raise RuntimeError("not now")
 
@@ -271,8 +271,8 @@ class Unsaved:
         pass
 
 
-def test_a_counter_that_no_checkpoint_has_starts_again_once_its_server_is_restored(tmp_path):
-    with saving(tmp_path, server_timeout=20) as run:
+def test_a_counter_missing_in_the_checkpoint_restarts_from_zero(tmp_path):
+    with managed_variable(tmp_path, server_timeout=20) as run:
         with run.strategy.scope():
             sgd = hr.optimizers.SGD(1.0)
         run.manager.save()
@@ -282,14 +282,14 @@ def test_a_counter_that_no_checkpoint_has_starts_again_once_its_server_is_restor
         assert sgd.apply_gradients([(np.ones(4, F32), run.w)]) == 1
 
 
-def test_of_a_damaged_checkpoint_the_one_before_it_is_restored(tmp_path, caplog):
+def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path, caplog):
     def damage(name):
         (file,) = tmp_path.glob(f"{name}.*.0-*")
         data = bytearray(file.read_bytes())
         data[-1] ^= 1
         file.write_bytes(data)
 
-    with saving(tmp_path, server_timeout=20) as run:
+    with managed_variable(tmp_path, server_timeout=20) as run:
         w, manager = run.w, run.manager
         for _ in range(2):
             w.assign_add(np.ones(4))
@@ -300,11 +300,13 @@ def test_of_a_damaged_checkpoint_the_one_before_it_is_restored(tmp_path, caplog)
         damage("ckpt-2")
         run.restart()
         assert w.read().tolist() == [1] * 4
-        assert "ckpt-2 cannot be restored, so the one before it is tried" in caplog.text
+        assert f"{tmp_path}/ckpt-2, trying the previous one" in caplog.text
         assert manager.lost_updates == 2
-        assert manager.save_increment().endswith("/ckpt-3"), "no increment of what is damaged"
+        assert manager.save_increment().endswith("/ckpt-3"), (
+            "increments do not continue a damaged checkpoint"
+        )
     damage("ckpt-3")
-    with saving(tmp_path) as run:
+    with managed_variable(tmp_path) as run:
         assert run.manager.restore_or_initialize().endswith("/ckpt-1")
         assert run.w.read().tolist() == [1] * 4
         damage("ckpt-1")
@@ -312,44 +314,42 @@ def test_of_a_damaged_checkpoint_the_one_before_it_is_restored(tmp_path, caplog)
             run.manager.restore_or_initialize()
 
 
-def test_a_server_that_came_back_is_noticed_without_anybody_asking(tmp_path):
-    with saving(tmp_path, value=1) as run:
+def test_a_restarted_server_is_detected_without_requests(tmp_path):
+    with managed_variable(tmp_path, value=1) as run:
         run.manager.save()
         run.restart()
         until(lambda: run.strategy.cluster.servers.states.has_restarted(0))
         assert (run.w.read() == 1).all()
 
 
-def test_what_was_never_saved_is_said_to_be_lost(tmp_path, caplog):
-    with saving(tmp_path, server_timeout=0.5) as run:
+def test_contents_that_were_never_saved_are_reported_as_lost(tmp_path, caplog):
+    with managed_variable(tmp_path, server_timeout=0.5) as run:
         run.restart()
-        with pytest.raises(DataLossError, match="nobody restored what it held"):
+        with pytest.raises(DataLossError, match="its contents were not restored"):
             run.w.read()
-        assert "saved and restored nothing yet" in caplog.text
+        assert "has no checkpoint yet" in caplog.text
 
 
-def test_what_another_program_made_again_is_not_put_back_to_what_was_saved(
-    tmp_path, monkeypatch, caplog
-):
+def test_variables_recreated_by_another_program_are_not_overwritten(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("headrace.parameter_server.checkpoints._CHECK_SECONDS", 0.02)
-    with saving(tmp_path, value=1, server_timeout=5) as run:
-        looks = []
+    with managed_variable(tmp_path, value=1, server_timeout=5) as run:
+        checks = []
         servers = run.strategy.cluster.servers
-        greet = servers.wait_until_reachable
-        monkeypatch.setattr(servers, "wait_until_reachable", lambda: (looks.append(1), greet()))
+        check = servers.wait_until_reachable
+        monkeypatch.setattr(servers, "wait_until_reachable", lambda: (checks.append(1), check()))
         again = run.restart()
-        until(lambda: len(looks) > 20)
-        assert caplog.text.count("trying again") == 1, "once a minute"
+        until(lambda: len(checks) > 20)
+        assert caplog.text.count("retrying: ") == 1, "once a minute"
         with strategy_at([again]) as other, other.scope():
             hr.Variable(np.ones(4, F32), name="w")
         run.manager.save()
         run.w.assign_add(np.ones(4, F32))
-        seen = len(looks)
-        until(lambda: len(looks) > seen + 2)
+        seen = len(checks)
+        until(lambda: len(checks) > seen + 2)
         assert (run.w.read() == 2).all()
 
 
-def test_the_iterator_of_checkpoints_yields_what_is_new(tmp_path, caplog):
+def test_checkpoints_iterator_yields_new_checkpoints(tmp_path, caplog):
     found = []
     checkpoint = hr.Checkpoint(step=1)
     manager = hr.CheckpointManager(checkpoint, tmp_path / "later", max_to_keep=1)
@@ -361,23 +361,23 @@ def test_the_iterator_of_checkpoints_yields_what_is_new(tmp_path, caplog):
     thread = threading.Thread(target=evaluate)
     thread.start()
     manager.save()
-    until(lambda: names(found) == ["ckpt-1"])
+    until(lambda: base_names(found) == ["ckpt-1"])
     manager.save()
-    until(lambda: names(found) == ["ckpt-1", "ckpt-2"])
+    until(lambda: base_names(found) == ["ckpt-1", "ckpt-2"])
     with pytest.raises(NotFoundError):
         hr.Checkpoint(step=0).restore(found[0])
     thread.join(10)
     assert not thread.is_alive()
 
 
-def test_a_wait_for_checkpoints_has_a_word_after_a_while(tmp_path, caplog):
+def test_checkpoints_iterator_warns_after_10_seconds(tmp_path, caplog):
     now = iter([0.0, 3.0, 11.0, 12.0, 30.0])
     assert not list(hr.checkpoints_iterator(tmp_path, 20, clock=lambda: next(now)))
-    assert caplog.text.count("no new checkpoint appeared") == 1
+    assert caplog.text.count("no new checkpoint in") == 1
 
 
-#: A coordinator, a worker of which adds one to all elements again and again.
-_TERMINATED = """
+#: A coordinator with a worker that adds 1 to all elements in a loop.
+_PROGRAM = """
 import sys
 import numpy as np
 import headrace as hr
@@ -404,9 +404,9 @@ with hr.distribute.LocalCluster(num_workers=1, num_ps=2, processes=False) as clu
 
 @pytest.mark.catalogue("4.3.19")
 @pytest.mark.system
-def test_a_coordinator_that_is_told_to_end_saves_once_while_functions_run(tmp_path):
+def test_sigterm_saves_once_while_functions_run(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", _TERMINATED, str(tmp_path)],
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -416,29 +416,29 @@ def test_a_coordinator_that_is_told_to_end_saves_once_while_functions_run(tmp_pa
         assert process.stdout.readline() == "ready\n"
         process.terminate()
         assert process.wait(30) == -signal.SIGTERM
-        assert f"told to end (SIGTERM): saved {tmp_path}/ckpt-1" in process.stderr.read()
+        assert f"received SIGTERM: saved {tmp_path}/ckpt-1" in process.stderr.read()
     checkpoint = hr.Checkpoint(steps=hr.Variable(np.zeros(6)), epoch=0)
     manager = hr.CheckpointManager(checkpoint, tmp_path)
-    assert names([manager.restore_or_initialize()]) == ["ckpt-1"]
+    assert base_names([manager.restore_or_initialize()]) == ["ckpt-1"]
     assert checkpoint.epoch == 7
     found = checkpoint.steps.numpy()
     assert (found >= 3).all()
-    # Each shard is whole; they may be of different moments while functions run.
+    # Each shard is consistent; different shards may be saved at different moments.
     assert len(set(found[:3])) == len(set(found[3:])) == 1
 
 
-def test_increments_that_keep_failing_are_warned_about_once_a_minute(
+def test_repeated_failures_of_increments_are_logged_once_a_minute(
     tmp_path: Path, caplog: Any
 ) -> None:
     (tmp_path / "file").touch()
 
     def failures() -> list[int]:
-        return [each.levelno for each in caplog.records if "trying again" in each.message]
+        return [each.levelno for each in caplog.records if "retrying: " in each.message]
 
     with cluster(1) as strategy, caplog.at_level(logging.DEBUG, "headrace"):
         with strategy.scope():
             v = hr.Variable(np.zeros(2), name="v")
-        # A second between two attempts, so that the thread wakes without one.
+        # More than one check per interval, so that some checks make no attempt.
         with hr.CheckpointManager(
             hr.Checkpoint(v=v), tmp_path / "file" / "folder", incremental_seconds=1.2
         ):

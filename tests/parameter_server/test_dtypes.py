@@ -1,4 +1,4 @@
-"""Names of dtypes, as specs carry them."""
+"""Names of dtypes in specs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from headrace.distribute.row_access import is_floating
 from headrace.parameter_server.specs import as_dtype, name_of, parse_dtype
 from headrace.parameter_server.specs import working_dtype as working
 
-KEPT = [
+SUPPORTED = [
     bool, np.int8, np.uint64, np.float16, np.float32, np.float64, np.complex64, ml_dtypes.bfloat16,
     ml_dtypes.float8_e4m3fn, ml_dtypes.int4,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", KEPT)
-def test_a_dtype_comes_back_from_its_name(dtype):
+@pytest.mark.parametrize("dtype", SUPPORTED)
+def test_dtype_names_round_trip(dtype):
     assert parse_dtype(name_of(dtype)) == np.dtype(dtype)
     assert as_dtype(name_of(dtype)) == np.dtype(dtype)
 
 
 @pytest.mark.parametrize("dtype", ["U3", "S", object, "V4", [("a", "i4")], "M8[s]", "m8[s]"])
-def test_variables_hold_numbers_and_bools_alone(dtype):
+def test_non_numeric_dtypes_are_rejected(dtype):
     with pytest.raises(TypeError, match="holds numbers or bools, but got dtype"):
         name_of(dtype)
 
 
-def test_what_is_no_dtype_is_refused():
+def test_invalid_dtypes_are_rejected():
     with pytest.raises(TypeError, match="`dtype` must be the name of a dtype, but got 'float33'"):
         as_dtype("float33")
     with pytest.raises(TypeError):
@@ -37,8 +37,8 @@ def test_what_is_no_dtype_is_refused():
         parse_dtype("object")
 
 
-def test_optimizers_change_floating_variables_in_32_bits_or_more():
-    floating = [np.dtype(one) for one in KEPT if is_floating(np.dtype(one))]
+def test_the_working_dtype_has_at_least_32_bits():
+    floating = [np.dtype(one) for one in SUPPORTED if is_floating(np.dtype(one))]
     assert [one.name for one in floating] == [
         "float16", "float32", "float64", "bfloat16", "float8_e4m3fn",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The example in the docstring of a parameter server runs, and gives what it says."""
+"""The example in the docstring of `ParameterServer`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import doctest
 from headrace.parameter_server.server import ParameterServer
 
 
-def test_example_in_docstring_gives_what_it_says() -> None:
+def test_docstring_example_has_the_documented_result() -> None:
     runner = doctest.DocTestRunner()
     for example in doctest.DocTestFinder().find(ParameterServer):
         runner.run(example)

@@ -1,4 +1,4 @@
-"""First values of rows: by seed, row and column alone."""
+"""Initial values of rows, which depend only on the seed, the row and the column."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ ALL = [Zeros(), Constant(2.5), Uniform(-1.0, 1.0, 3), Normal(1.0, 2.0, 3)]
 
 @pytest.mark.parametrize("initializer", ALL, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])
-def test_a_row_has_the_same_values_in_any_company(initializer, dtype):
+def test_initial_values_of_a_row_do_not_depend_on_other_rows(initializer, dtype):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 50)
     together = initial_rows(initializer, ids, 4, kind)
     assert together.dtype == kind
     assert together.shape == (50, 4)
-    for place in (0, 17, 49):
-        alone = initial_rows(initializer, ids[place : place + 1], 4, kind)
-        assert alone[0].tobytes() == together[place].tobytes()
+    for index in (0, 17, 49):
+        alone = initial_rows(initializer, ids[index : index + 1], 4, kind)
+        assert alone[0].tobytes() == together[index].tobytes()
     backwards = initial_rows(initializer, ids[::-1].copy(), 4, kind)
     assert backwards[::-1].tobytes() == together.tobytes()
 
 
 @pytest.mark.parametrize("initializer", ALL, ids=lambda one: type(one).__name__)
-def test_shards_of_any_number_make_up_the_same_variable(initializer):
+def test_initial_values_do_not_depend_on_the_number_of_shards(initializer):
     whole = np.empty((1000, 3, 2), np.float32)
     fill_initial_values(whole, initializer, 0)
-    for cuts in ([1000], [400, 600], [1, 998, 1]):
+    for sizes in ([1000], [400, 600], [1, 998, 1]):
         row, parts = 0, []
-        for count in cuts:
+        for count in sizes:
             part = np.empty((count, 3, 2), np.float32)
             fill_initial_values(part, initializer, row)
             parts.append(part)
@@ -63,7 +63,7 @@ def test_normal_values_have_their_mean_and_stddev():
     assert ((np.abs(values - 3) < 1).mean()) == pytest.approx(0.954, abs=0.01)
 
 
-def test_another_seed_makes_other_values():
+def test_another_seed_gives_other_values():
     rows = np.arange(100)
     for kind in (Uniform, Normal):
         ends = [initial_rows(kind(0.0, 1.0, seed), rows, 4, F) for seed in (0, 1, -1, 2**40)]
@@ -72,7 +72,7 @@ def test_another_seed_makes_other_values():
                 assert (one != other).mean() > 0.99
 
 
-def test_numbers_of_a_single_element_and_of_none_are_filled_too():
+def test_scalars_and_empty_arrays_are_initialized():
     alone = np.empty((), np.float32)
     fill_initial_values(alone, Constant(4.0), 0)
     assert alone == 4

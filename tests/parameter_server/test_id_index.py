@@ -1,4 +1,4 @@
-"""Rows of ids: found, given out, freed and used again, like a dictionary."""
+"""The index of ids: rows are found, assigned, freed and reused, as in a dictionary."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def ids_of(*numbers):
     return np.array(numbers, np.int64)
 
 
-def test_numbers_beside_ids_stay_with_their_rows_while_room_grows():
-    table = IdIndex(beside=2)
+def test_id_columns_keep_their_rows_when_the_capacity_grows():
+    table = IdIndex(num_columns=2)
     rows, _ = table.find_or_add(ids_of(7, 8, 9))
     table.id_column(0)[rows] = 70, 80, 90
     table.id_column(1)[rows] += 1
@@ -26,9 +26,9 @@ def test_numbers_beside_ids_stay_with_their_rows_while_room_grows():
     assert len(table.id_column(0)) == table.capacity
 
 
-def test_ids_whose_hashes_meet_are_told_apart():
+def test_ids_with_colliding_hashes_are_distinguished():
     table = IdIndex()
-    # All begin at one slot of 16 or more, as long as there are no more than 2**20 slots.
+    # With at most 2**20 slots, the search of each begins at the same slot.
     inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)
     ids = np.array([(1 << 44) + k for k in range(200)], np.uint64) * np.uint64(inverse)
     ids = ids.view(np.int64)
@@ -40,7 +40,7 @@ def test_ids_whose_hashes_meet_are_told_apart():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_it_does_what_a_dictionary_does(seed):
+def test_the_index_behaves_like_a_dict(seed):
     rng = np.random.default_rng(seed)
     table, model = IdIndex(), {}
     few = int(rng.choice([20, 300, 10**6]))
@@ -57,18 +57,20 @@ def test_it_does_what_a_dictionary_does(seed):
             case 2:
                 ids = np.unique(ids)
                 rows = table.remove(ids)
-                gone = [model.pop(one) for one in ids.tolist() if one in model]
-                assert sorted(rows.tolist()) == sorted(gone), seed
+                removed = [model.pop(one) for one in ids.tolist() if one in model]
+                assert sorted(rows.tolist()) == sorted(removed), seed
         assert len(table) == len(model), seed
         assert len(set(model.values())) == len(model), seed
-        wanted = rng.integers(-few, few, 50)
-        assert table.find(wanted).tolist() == [model.get(one, -1) for one in wanted.tolist()], seed
+        requested = rng.integers(-few, few, 50)
+        assert table.find(requested).tolist() == [
+            model.get(one, -1) for one in requested.tolist()
+        ], seed
         live = table.rows()
         assert sorted(live.tolist()) == sorted(model.values()), seed
         assert set(table.ids_of(live).tolist()) == set(model), seed
 
 
-def test_rows_stay_dense_and_slots_few_however_often_ids_come_and_go():
+def test_rows_stay_dense_when_ids_are_added_and_removed():
     table = IdIndex()
     for start in range(0, 100_000, 500):
         table.find_or_add(np.arange(start, start + 500, dtype=np.int64))
@@ -78,9 +80,9 @@ def test_rows_stay_dense_and_slots_few_however_often_ids_come_and_go():
     assert table.nbytes < 64_000
 
 
-def test_where_memory_ends_nothing_has_changed():
-    def grow(room):
-        if room > 64:
+def test_a_failed_allocation_changes_nothing():
+    def grow(capacity):
+        if capacity > 64:
             raise MemoryError
 
     table = IdIndex(grow)
@@ -93,19 +95,19 @@ def test_where_memory_ends_nothing_has_changed():
     assert len(table.find_or_add(np.arange(64, dtype=np.int64))[1]) == 4
 
 
-def test_where_memory_suffices_for_a_part_of_what_grows_nothing_has_changed(monkeypatch):
-    table = IdIndex(beside=2)
+def test_a_partly_failed_allocation_changes_nothing(monkeypatch):
+    table = IdIndex(num_columns=2)
     rows, _ = table.find_or_add(np.arange(60, dtype=np.int64))
     with monkeypatch.context() as patch:
         zeros, made = np.zeros, []
 
-        def scarce(shape, dtype):
+        def zeros_once(shape, dtype):
             made.append(shape)
             if len(made) > 1:
                 raise MemoryError
             return zeros(shape, dtype)
 
-        patch.setattr(np, "zeros", scarce)
+        patch.setattr(np, "zeros", zeros_once)
         with pytest.raises(MemoryError):
             table.add(np.arange(60, 100, dtype=np.int64))
     assert (len(table), table.capacity) == (60, 64)

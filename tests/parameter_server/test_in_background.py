@@ -1,4 +1,4 @@
-"""Steps that a scheduled function begins and does not wait for."""
+"""Steps that a scheduled function begins without waiting for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from headrace.parameter_server import server_requests as asking
+from headrace.parameter_server import server_requests as requests_module
 from headrace.parameter_server.messages import ExecuteOperations, ServerRequest
 from headrace.parameter_server.operation_executor import OperationExecutor
 from headrace.parameter_server.operations import Apply
@@ -39,67 +39,69 @@ from tests.parameter_server.small_cluster import cluster, resolver_of
 
 F32 = np.float32
 ONES = np.ones(2, F32)
-ORIGIN = ClosureRun(coordinator_term=1, closure=1, worker_session=0)
+CLOSURE_RUN = ClosureRun(coordinator_term=1, closure=1, worker_session=0)
 
 
-class Unsteady:
-    """A server that holds requests back while it is told to, and breaks connections."""
+class FaultyServer:
+    """A server that can delay requests and break connections."""
 
     def __init__(self) -> None:
         self.store = ShardStore()
-        self.goes_on = threading.Event()
-        self.goes_on.set()
-        #: What happens to the next requests: "answer", "lose" the request, or lose the "answer".
-        self.fates: Iterator[str] = iter(())
-        self._held: list[Any] = []
-        self._applying = OperationExecutor(self.store, 0)
-        self._applying.start()
+        self.is_running = threading.Event()
+        self.is_running.set()
+        #: Outcomes of the next requests: "reply", "lose the request" or "lose the reply".
+        self.outcomes: Iterator[str] = iter(())
+        self._queued: list[Any] = []
+        self._executor = OperationExecutor(self.store, 0)
+        self._executor.start()
         self.server = zeromq.serve(self._handle, request_type=ServerRequest)
 
     def _handle(self, requests: Any) -> None:
         for request in requests:
             if not isinstance(request.message, ExecuteOperations):
-                self._applying.handle([request])
+                self._executor.handle([request])
                 continue
             if request._source.is_disconnected:
-                continue  # it was read already when its connection broke, behind what was lost
-            fate = next(self.fates, "answer")
-            if fate == "answer":
-                self._held.append(request)
+                continue  # received before its connection broke, after a lost request
+            outcome = next(self.outcomes, "reply")
+            if outcome == "reply":
+                self._queued.append(request)
             else:
-                if fate == "lose the answer":
+                if outcome == "lose the reply":
                     request.reply = lambda *args, **terms: None
-                    self._applying.handle([*self._taken(), request])
-                self._held.clear()
+                    self._executor.handle([*self._take_queued(), request])
+                self._queued.clear()
                 for peer in self.server._peers:  # type: ignore[attr-defined]
                     peer.disconnect()
-                break  # what came behind it on the same connection is lost as well
-        if self.goes_on.is_set():
-            self._applying.handle(self._taken())
+                break  # later requests of the same connection are lost as well
+        if self.is_running.is_set():
+            self._executor.handle(self._take_queued())
 
-    def _taken(self) -> list[Any]:
-        held, self._held = self._held, []
-        return held
+    def _take_queued(self) -> list[Any]:
+        queued, self._queued = self._queued, []
+        return queued
 
-    def go_on(self) -> None:
-        """Answer what is held back."""
-        self.goes_on.set()
-        self._applying.handle(self._taken())
+    def resume(self) -> None:
+        """Execute the delayed requests."""
+        self.is_running.set()
+        self._executor.handle(self._take_queued())
 
     def close(self) -> None:
-        self._applying.close()
+        self._executor.close()
         self.server.close()
 
 
 @pytest.fixture
-def unsteady() -> Iterator[Unsteady]:
-    with contextlib.closing(Unsteady()) as made:
+def faulty_server() -> Iterator[FaultyServer]:
+    with contextlib.closing(FaultyServer()) as made:
         yield made
 
 
 @pytest.fixture
-def strategy(unsteady: Unsteady) -> Iterator[Any]:
-    with contextlib.closing(ParameterServerStrategy(resolver_of(unsteady.server.address))) as made:
+def strategy(faulty_server: FaultyServer) -> Iterator[Any]:
+    with contextlib.closing(
+        ParameterServerStrategy(resolver_of(faulty_server.server.address))
+    ) as made:
         yield made
 
 
@@ -110,8 +112,8 @@ def variable(strategy: Any) -> Any:
 
 
 @pytest.fixture
-def attempt() -> Iterator[WriteContext]:
-    with write_as(ORIGIN) as made:
+def context() -> Iterator[WriteContext]:
+    with write_as(CLOSURE_RUN) as made:
         yield made
 
 
@@ -119,103 +121,105 @@ def in_background(in_flight: int = 2, rate: float = 1.0) -> Any:
     return hr.optimizers.InBackground(hr.optimizers.SGD(rate), in_flight)
 
 
-def fail_steps(unsteady: Unsteady) -> Any:
-    """Have steps fail, until what is returned is put back."""
-    carry_out = unsteady.store.execute
+def fail_steps(faulty_server: FaultyServer) -> Any:
+    """Make steps fail until the returned function is restored."""
+    execute = faulty_server.store.execute
 
     def fail(operation: Any, arrays: Any) -> Any:
         if isinstance(operation, Apply):
             raise InvalidArgumentError("no such step")
-        return carry_out(operation, arrays)
+        return execute(operation, arrays)
 
-    unsteady.store.execute = fail  # type: ignore[method-assign]
-    return carry_out
+    faulty_server.store.execute = fail  # type: ignore[method-assign]
+    return execute
 
 
-def test_a_function_goes_on_before_its_step_is_answered(unsteady, variable, attempt):
-    later = in_background()
-    unsteady.goes_on.clear()
-    later.apply_gradients([(ONES, variable)])
-    later.apply_gradients([(ONES, variable)])
-    assert [each.is_done for each in attempt.pending_steps] == [False, False]
-    unsteady.go_on()
-    attempt.finish()
-    assert attempt.pending_steps == []
+def test_a_function_continues_before_the_reply_to_its_step(faulty_server, variable, context):
+    background = in_background()
+    faulty_server.is_running.clear()
+    background.apply_gradients([(ONES, variable)])
+    background.apply_gradients([(ONES, variable)])
+    assert [each.is_done for each in context.pending_steps] == [False, False]
+    faulty_server.resume()
+    context.finish()
+    assert context.pending_steps == []
     assert variable.read().tolist() == [-2, -2]
-    assert later.iterations == 2
+    assert background.iterations == 2
 
 
-def test_the_next_step_waits_where_enough_are_under_way(unsteady, variable, attempt):
-    later = in_background(in_flight=1)
-    unsteady.goes_on.clear()
-    later.apply_gradients([(ONES, variable)])
-    threading.Timer(0.05, unsteady.go_on).start()
-    later.apply_gradients([(ONES, variable)])
-    first, *rest = unsteady.store.counters.values()
+def test_a_step_waits_when_in_flight_steps_are_pending(faulty_server, variable, context):
+    background = in_background(in_flight=1)
+    faulty_server.is_running.clear()
+    background.apply_gradients([(ONES, variable)])
+    threading.Timer(0.05, faulty_server.resume).start()
+    background.apply_gradients([(ONES, variable)])
+    first, *rest = faulty_server.store.counters.values()
     assert first >= 1
     assert not rest
-    later.flush()
+    background.flush()
     assert variable.read().tolist() == [-2, -2]
 
 
-def test_what_the_function_reads_has_the_step_in_it(variable, attempt):
-    later = in_background(in_flight=4)
+def test_reads_of_the_function_see_its_pending_steps(variable, context):
+    background = in_background(in_flight=4)
     for number in range(1, 20):
-        later.apply_gradients([(ONES, variable)])
+        background.apply_gradients([(ONES, variable)])
         assert variable.read().tolist() == [-number, -number]
         variable.assign_add(ONES)
-        later.apply_gradients([(ONES, variable)])
+        background.apply_gradients([(ONES, variable)])
         assert variable.gather([1]).tolist() == [-number]
-    attempt.finish()
+    context.finish()
 
 
-def test_a_step_that_fails_is_raised_once_when_it_is_waited_for(unsteady, variable, attempt):
-    carry_out = fail_steps(unsteady)
-    later = in_background()
-    later.apply_gradients([(ONES, variable)])
+def test_the_error_of_a_step_is_raised_once_on_waiting(faulty_server, variable, context):
+    execute = fail_steps(faulty_server)
+    background = in_background()
+    background.apply_gradients([(ONES, variable)])
     assert variable.read().tolist() == [0, 0]
     with pytest.raises(InvalidArgumentError, match="no such step"):
-        later.flush()
-    later.flush()
-    unsteady.store.execute = carry_out
-    later.apply_gradients([(ONES, variable)])
-    attempt.finish()
+        background.flush()
+    background.flush()
+    faulty_server.store.execute = execute
+    background.apply_gradients([(ONES, variable)])
+    context.finish()
     assert variable.read().tolist() == [-1, -1]
 
 
-def test_a_thread_that_the_function_starts_waits_for_its_own_steps(unsteady, variable, attempt):
+def test_a_thread_started_by_the_function_waits_for_its_steps(faulty_server, variable, context):
     import contextvars  # noqa: PLC0415
 
-    later = in_background()
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(later.apply_gradients, [(ONES, variable)]))
+    background = in_background()
+    copied = contextvars.copy_context()
+    thread = threading.Thread(
+        target=copied.run, args=(background.apply_gradients, [(ONES, variable)])
+    )
     thread.start()
     thread.join()
-    assert attempt.pending_steps == []
+    assert context.pending_steps == []
     assert variable.read().tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_order_holds_whatever_the_connection_does(unsteady, strategy, seed):
+def test_the_order_is_kept_when_connections_are_lost(faulty_server, strategy, seed):
     print(f"seed {seed}")
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     with strategy.scope():
         variables = [hr.Variable(np.zeros(2, F32), name=f"v{number}") for number in range(2)]
-    fates = (*["answer"] * 6, "lose the request", "lose the answer")
+    outcomes = (*["reply"] * 6, "lose the request", "lose the reply")
 
-    def chosen() -> Iterator[str]:
+    def random_outcomes() -> Iterator[str]:
         for _ in range(200):
-            yield str(chance.choice(fates))
+            yield str(rng.choice(outcomes))
 
     expected = [np.zeros(2, F32), np.zeros(2, F32)]
-    later = in_background(in_flight=int(chance.integers(1, 5)))
+    background = in_background(in_flight=int(rng.integers(1, 5)))
     for closure in range(4):
-        with write_as(ORIGIN._replace(closure=closure)) as attempt:
-            unsteady.fates = chosen()
+        with write_as(CLOSURE_RUN._replace(closure=closure)) as context:
+            faulty_server.outcomes = random_outcomes()
             for _ in range(12):
-                which = int(chance.integers(2))
-                variable, value = variables[which], expected[which]
-                match int(chance.integers(5)):
+                index = int(rng.integers(2))
+                variable, value = variables[index], expected[index]
+                match int(rng.integers(5)):
                     case 0:
                         assert variable.read().tolist() == value.tolist()
                     case 1:
@@ -225,128 +229,130 @@ def test_the_order_holds_whatever_the_connection_does(unsteady, strategy, seed):
                         variable.assign(value * 2)
                         value *= 2
                     case _:
-                        later.apply_gradients([(ONES, variable)])
+                        background.apply_gradients([(ONES, variable)])
                         value -= 1
-            attempt.finish()
-            unsteady.fates = iter(())
+            context.finish()
+            faulty_server.outcomes = iter(())
     for variable, value in zip(variables, expected, strict=True):
         assert variable.read().tolist() == value.tolist()
 
 
-def test_a_step_that_was_begun_long_ago_waits_for_its_server_as_others_do(
-    unsteady, variable, attempt, monkeypatch
+def test_the_timeout_of_a_step_starts_when_it_is_awaited(
+    faulty_server, variable, context, monkeypatch
 ):
-    later = in_background()
-    unsteady.fates = iter(["lose the answer"])
+    background = in_background()
+    faulty_server.outcomes = iter(["lose the reply"])
     with monkeypatch.context() as earlier:
         clock = time.monotonic
-        earlier.setattr(asking, "time", SimpleNamespace(monotonic=lambda: clock() - 1000.0))
-        later.apply_gradients([(ONES, variable)])
-    later.flush()
+        earlier.setattr(
+            requests_module, "time", SimpleNamespace(monotonic=lambda: clock() - 1000.0)
+        )
+        background.apply_gradients([(ONES, variable)])
+    background.flush()
     assert variable.read().tolist() == [-1, -1]
 
 
-def test_an_answer_of_a_life_that_is_over_brings_it_back_for_nobody(unsteady, strategy, variable):
-    returned: list[int] = []
-    strategy.cluster.servers.states.on_restart(returned.append)
-    with write_as(ORIGIN) as attempt:
+def test_a_late_reply_of_an_earlier_state_is_not_recorded(faulty_server, strategy, variable):
+    restarted: list[int] = []
+    strategy.cluster.servers.states.on_restart(restarted.append)
+    with write_as(CLOSURE_RUN) as context:
         in_background().apply_gradients([(ONES, variable)])
-        while not unsteady.store.counters:
+        while not faulty_server.store.counters:
             threading.Event().wait(0.001)
-        unsteady._applying.state_id = "the next"
+        faulty_server._executor.state_id = "next state"
         assert variable.read().tolist() == [-1, -1]
-        attempt.finish()
+        context.finish()
         assert variable.read().tolist() == [-1, -1]
-    assert returned == [0]
+    assert restarted == [0]
 
 
-@pytest.mark.parametrize("error", [UnavailableError("gone"), UnauthenticatedError("a stranger")])
-def test_all_who_wait_on_a_line_hear_that_it_is_lost(error):
+@pytest.mark.parametrize(
+    "error", [UnavailableError("unreachable"), UnauthenticatedError("unknown client")]
+)
+def test_all_calls_on_a_lost_connection_get_its_error(error):
     def receive(timeout: float) -> None:
         raise error
 
-    line = ServerConnection(SimpleNamespace(receive=receive))  # type: ignore[arg-type]
+    connection = ServerConnection(SimpleNamespace(receive=receive))  # type: ignore[arg-type]
     waiting = [SimpleNamespace(reply=None), SimpleNamespace(reply=None)]
-    line.pending_calls = dict(enumerate(waiting))  # type: ignore[arg-type]
-    assert line.receive()
+    connection.pending_calls = dict(enumerate(waiting))  # type: ignore[arg-type]
+    assert connection.receive()
     assert [call.reply for call in waiting] == [error, error]
-    assert line.pending_calls == {}
+    assert connection.pending_calls == {}
 
 
-def test_what_follows_a_step_that_found_nothing_yet_has_it_all_the_same(
-    unsteady, variable, attempt
-):
-    carry_out = unsteady.store.execute
+def test_requests_after_a_retried_step_are_executed_after_it(faulty_server, variable, context):
+    execute = faulty_server.store.execute
     restored: list[bool] = []
 
-    def empty_at_first(operation: Any, arrays: Any) -> Any:
+    def fail_once(operation: Any, arrays: Any) -> Any:
         if isinstance(operation, Apply) and not restored:
             restored.append(True)
-            raise NotFoundError("it comes in a moment")
-        return carry_out(operation, arrays)
+            raise NotFoundError("not restored yet")
+        return execute(operation, arrays)
 
-    unsteady.store.execute = empty_at_first
-    later = in_background()
-    later.apply_gradients([(ONES, variable)])
+    faulty_server.store.execute = fail_once
+    background = in_background()
+    background.apply_gradients([(ONES, variable)])
     assert variable.read().tolist() == [-1, -1]
     restored.clear()
-    later.apply_gradients([(ONES, variable)])
+    background.apply_gradients([(ONES, variable)])
     variable.assign(ONES)
-    attempt.finish()
+    context.finish()
     assert variable.read().tolist() == [1, 1]
 
 
-def test_what_the_function_saves_has_the_step_in_it(tmp_path):
+def test_checkpoints_of_the_function_contain_its_pending_steps(tmp_path):
     with cluster(1) as strategy:
         with strategy.scope():
             saved = hr.Variable(np.zeros(2, F32), name="saved")
-        with write_as(ORIGIN) as attempt:
+        with write_as(CLOSURE_RUN) as context:
             in_background().apply_gradients([(ONES, saved)])
             hr.Checkpoint(saved=saved).write(str(tmp_path / "one"))
-            assert [each.is_done for each in attempt.pending_steps] == [True]
-            attempt.finish()
+            assert [each.is_done for each in context.pending_steps] == [True]
+            context.finish()
 
 
-def test_replicas_read_what_was_begun_before_them(unsteady, variable, attempt):
-    unsteady.goes_on.clear()
+def test_replicas_see_steps_begun_before_them(faulty_server, variable, context):
+    faulty_server.is_running.clear()
     in_background().apply_gradients([(ONES, variable)])
-    going_on = threading.Timer(0.05, unsteady.go_on)
-    going_on.start()
+    timer = threading.Timer(0.05, faulty_server.resume)
+    timer.start()
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
 
-    def begun() -> list[bool]:
-        return [each.is_done for each in attempt.pending_steps]
+    def are_steps_done() -> list[bool]:
+        return [each.is_done for each in context.pending_steps]
 
-    values = strategy.local_results(strategy.run(begun))
-    going_on.join()
-    attempt.finish()
+    values = strategy.local_results(strategy.run(are_steps_done))
+    timer.join()
+    context.finish()
     assert values == ([True], [True])
 
 
-@pytest.mark.parametrize("fate", ["answer", "lose the answer", "fail"])
+@pytest.mark.parametrize("outcome", ["reply", "lose the reply", "fail"])
 @pytest.mark.parametrize("is_flushed", [True, False])
-def test_gradients_are_let_go_with_their_function(unsteady, variable, fate, is_flushed):
-    if fate == "fail":
-        fail_steps(unsteady)
+def test_gradients_are_freed_with_their_function(faulty_server, variable, outcome, is_flushed):
+    if outcome == "fail":
+        fail_steps(faulty_server)
     else:
-        unsteady.fates = iter([fate])
+        faulty_server.outcomes = iter([outcome])
 
     def function() -> weakref.ref[Any]:
         gradient = np.ones(2, F32)
-        with write_as(ORIGIN) as attempt:
-            later = in_background()
-            later.apply_gradients([(gradient, variable)])
+        with write_as(CLOSURE_RUN) as context:
+            background = in_background()
+            background.apply_gradients([(gradient, variable)])
             if is_flushed:
                 with contextlib.suppress(InvalidArgumentError):
-                    later.flush()
-            wait_for_steps(attempt.pending_steps)
+                    background.flush()
+            wait_for_steps(context.pending_steps)
         return weakref.ref(gradient)
 
     gc.collect()
     gc.disable()
     try:
-        gone = function()
+        gradient = function()
         variable.read()
-        assert gone() is None
+        assert gradient() is None
     finally:
         gc.enable()

@@ -7,11 +7,11 @@ import pytest
 from headrace.errors import FailedPreconditionError
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server.messages import (
-    ArrayForm,
+    BufferSpec,
     ExecuteOperations,
     ServerRequest,
     buffer_of,
-    form_of,
+    buffer_spec,
     read_arrays,
 )
 
@@ -30,45 +30,47 @@ bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
     ],
     ids=["int64", "0-d", "no rows", "bool", "bfloat16", "complex"],
 )
-def test_an_array_arrives_as_it_was(array):
-    ((found,),) = read_arrays([[form_of(array)]], [bytearray(buffer_of(array))])
+def test_arrays_round_trip(array):
+    ((found,),) = read_arrays([[buffer_spec(array)]], [bytearray(buffer_of(array))])
     assert found.dtype == array.dtype
     assert found.shape == array.shape
     assert np.array_equal(found, array)
     assert found.flags.writeable or not found.size
 
 
-def test_arrays_of_each_operation_come_together():
+def test_arrays_are_grouped_by_operation():
     one, two = np.zeros(3), np.ones((2, 2), np.int32)
-    given = read_arrays([[], [form_of(one), form_of(two)]], [buffer_of(one), buffer_of(two)])
-    assert [[array.shape for array in each] for each in given] == [[], [(3,), (2, 2)]]
+    arrays = read_arrays(
+        [[], [buffer_spec(one), buffer_spec(two)]], [buffer_of(one), buffer_of(two)]
+    )
+    assert [[array.shape for array in each] for each in arrays] == [[], [(3,), (2, 2)]]
 
 
 @pytest.mark.parametrize(
-    ("forms", "buffers"),
+    ("buffer_specs", "buffers"),
     [
-        ([[ArrayForm("float32", (2,))]], []),
+        ([[BufferSpec("float32", (2,))]], []),
         ([[]], [b"12"]),
-        ([[ArrayForm("float32", (2,))]], [b"1234"]),
-        ([[ArrayForm("float32", (-1, -2))]], [b"12345678"]),
+        ([[BufferSpec("float32", (2,))]], [b"1234"]),
+        ([[BufferSpec("float32", (-1, -2))]], [b"12345678"]),
     ],
     ids=["too few", "too many", "short", "negative"],
 )
-def test_buffers_that_are_not_as_announced_are_refused(forms, buffers):
-    with pytest.raises(FailedPreconditionError, match=r"announced|came"):
-        list(read_arrays(forms, buffers))
+def test_buffers_that_do_not_match_their_specs_are_rejected(buffer_specs, buffers):
+    with pytest.raises(FailedPreconditionError, match=r"expected \d buffers|bytes, but got"):
+        list(read_arrays(buffer_specs, buffers))
 
 
-def test_arrays_of_no_numbers_are_refused_before_anything_is_sent():
+def test_non_numeric_arrays_are_rejected_before_sending():
     with pytest.raises(TypeError, match="numbers"):
-        form_of(np.array(["word"]))
+        buffer_spec(np.array(["text"]))
 
 
-def test_a_request_arrives_as_it_was():
+def test_requests_round_trip():
     request = ExecuteOperations(
         (ops.ReadShard("w"), ops.IncrementCounter("steps", 2), ops.FenceWrites(3)),
-        ((), (ArrayForm("int64", (2,)),), ()),
-        "life",
+        ((), (BufferSpec("int64", (2,)),), ()),
+        "state",
     )
     decoded = msgspec.msgpack.Decoder(ServerRequest).decode(msgspec.msgpack.encode(request))
     assert decoded == request

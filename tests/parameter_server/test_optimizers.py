@@ -1,4 +1,4 @@
-"""Handles of optimizers: their numbers, rates, clipping, and gradients that are not finite."""
+"""Optimizer handles: arguments, learning rates, clipping, and non-finite gradients."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_arguments_and_defaults_are_those_of_keras():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("make", "error", "message"),
     [
         (lambda o: o.SGD(-0.1), ValueError, "`learning_rate` must be at least 0, and finite"),
         (lambda o: o.SGD(float("nan")), ValueError, "`learning_rate` must be at least 0"),
@@ -99,8 +99,8 @@ def test_arguments_and_defaults_are_those_of_keras():
         (lambda o: o.Ftrl(l1_regularization_strength=-1), ValueError, "`l1_regularization_stren"),
     ],
 )
-def test_wrong_arguments_are_refused_where_they_are_written(make, error, words):
-    with pytest.raises(error, match=words):
+def test_invalid_optimizer_arguments_are_rejected(make, error, message):
+    with pytest.raises(error, match=message):
         make(hr.optimizers)
 
 
@@ -112,13 +112,13 @@ def test_an_optimizer_pickles_with_its_rule_and_schedule():
     assert repr(again) == repr(optimizer)
 
 
-def test_a_rule_made_of_numpy_s_numbers_travels():
+def test_rules_with_numpy_numbers_can_be_sent():
     rule = hr.optimizers.Adam(beta_1=np.float32(0.5), epsilon=np.float64(1e-3), amsgrad=True).rule
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(rule), type=type(rule)) == rule
     assert (rule.beta_1, rule.amsgrad) == (0.5, True)
 
 
-def test_a_rate_is_a_number_or_a_function_of_the_step():
+def test_learning_rates_are_numbers_or_functions_of_the_step():
     assert hr.optimizers.SGD(np.float32(0.5)).rate(3) == 0.5
     assert hr.optimizers.SGD(lambda step: 1 / (step + 1)).rate(3) == 0.25
     with pytest.raises(ValueError, match="the learning rate of step 2 must be finite, but is inf"):
@@ -126,7 +126,7 @@ def test_a_rate_is_a_number_or_a_function_of_the_step():
 
 
 @pytest.mark.catalogue("2.7.7")
-def test_clipping_by_norm_is_of_each_variable_and_by_global_norm_of_all():
+def test_clipnorm_is_per_variable_and_global_clipnorm_over_all():
     gradients = [F([3, 4]), F([0.3, 0.4])]
     one = hr.optimizers.SGD(clipnorm=1.0).prepare(["a", "b"], gradients)
     np.testing.assert_allclose(one[0], [0.6, 0.8], rtol=1e-6)
@@ -140,7 +140,7 @@ def test_clipping_by_norm_is_of_each_variable_and_by_global_norm_of_all():
     assert all(part.dtype == F for part in (*one, *both, *value))
 
 
-def test_gradients_are_left_as_they_are_if_they_are_small():
+def test_small_gradients_are_not_clipped():
     gradients = [F([0.1]), F([[0.2]])]
     for clip in ("clipnorm", "global_clipnorm", "clipvalue"):
         prepared = hr.optimizers.SGD(**{clip: 5.0}).prepare(["a", "b"], gradients)
@@ -148,7 +148,7 @@ def test_gradients_are_left_as_they_are_if_they_are_small():
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-def test_gradients_that_are_not_finite_are_refused_skipped_or_applied(wrong):
+def test_non_finite_gradients_are_rejected_skipped_or_applied(wrong):
     gradients = [F([1, 2]), F([[0, 1], [wrong, 3]])]
     with pytest.raises(
         InvalidArgumentError, match=r"gradient of b has 1 of 4 elements .* first at \[1, 0\]: "
@@ -159,7 +159,7 @@ def test_gradients_that_are_not_finite_are_refused_skipped_or_applied(wrong):
     assert hr.optimizers.SGD(non_finite="skip").prepare(["a"], gradients[:1]) is not None
 
 
-def test_large_numbers_are_finite_though_their_squares_are_not():
+def test_large_values_with_infinite_squares_are_finite():
     assert is_finite(F([1e38, -1e38]))
     assert is_finite(np.float64([1e308]))
     assert is_finite(np.float16([60000.0]))
@@ -193,10 +193,10 @@ def test_gradients_are_pushed_by_the_first_variable():
     assert target.pushed == (optimizer, [(F([1]), target)])
 
 
-def test_without_gradients_or_servers_there_is_nothing_to_apply():
-    with pytest.raises(ValueError, match="no gradient was given for any of 1 variables"):
+def test_steps_without_gradients_or_server_variables_are_rejected():
+    with pytest.raises(ValueError, match="none of 1 variables has a gradient"):
         hr.optimizers.SGD().apply_gradients([(None, Target())])
-    with pytest.raises(TypeError, match=r"but got a ndarray; make it in the scope.*assign_sub"):
+    with pytest.raises(TypeError, match=r"but got a ndarray; create it in the scope.*assign_sub"):
         hr.optimizers.SGD().apply_gradients([(F([1]), F([1]))])
 
 
@@ -220,7 +220,7 @@ def test_variables_are_excluded_from_weight_decay_by_handle_and_by_pattern():
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_an_optimizer_continues_with_slots_and_steps_that_are_set(shards):
+def test_an_optimizer_continues_from_assigned_slots_and_steps(shards):
     with cluster(2, FixedShardsPartitioner(shards)) as strategy:
         with strategy.scope():
             v, w = hr.Variable(np.zeros(4, F), name="v"), hr.Variable(np.zeros(4, F), name="w")
@@ -241,7 +241,7 @@ def test_an_optimizer_continues_with_slots_and_steps_that_are_set(shards):
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_averages_begin_as_copies_and_become_the_values_every_n_steps(shards):
+def test_moving_averages_overwrite_the_values_every_n_steps(shards):
     with cluster(2, FixedShardsPartitioner(shards)) as strategy:
         with strategy.scope():
             v = hr.Variable(np.zeros((4, 2), F), name="v")
@@ -249,7 +249,9 @@ def test_averages_begin_as_copies_and_become_the_values_every_n_steps(shards):
         sgd = hr.optimizers.SGD(
             1.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3, name="sgd"
         )
-        with pytest.raises(NotFoundError, match="no slot 'sgd/average' beside shard 0 of the vari"):
+        with pytest.raises(
+            NotFoundError, match="shard 0 of the variable v has no slot 'sgd/average'"
+        ):
             v.read_slot(sgd, "average")
         ones = np.ones((4, 2), F)
         for value, average in ((-1, -1), (-2, -1.5), (-2.25, -2.25)):
@@ -257,10 +259,12 @@ def test_averages_begin_as_copies_and_become_the_values_every_n_steps(shards):
             assert (v.read() == value).all()
             assert (v.read_slot(sgd, "average") == average).all()
         sgd.apply_gradients([(ones, v), (F(1), late)])
-        assert late.read_slot(sgd, "average") == 7, "its first step, which is not the first of all"
+        assert late.read_slot(sgd, "average") == 7, (
+            "the first step of this variable, not of the optimizer"
+        )
 
 
-def test_averages_refuse_gradients_of_rows_before_anything_is_applied():
+def test_moving_averages_reject_sparse_gradients_before_any_update():
     with cluster(2) as strategy:
         with strategy.scope():
             v = hr.Variable(np.zeros((4, 2), F), name="v")
@@ -268,7 +272,7 @@ def test_averages_refuse_gradients_of_rows_before_anything_is_applied():
         sgd = hr.optimizers.SGD(1.0, use_ema=True, name="sgd")
         rows = hr.IndexedSlices(np.ones((1, 2), F), [1])
         for target in (v, table):
-            with pytest.raises(InvalidArgumentError, match=f"gradient of {target.name} is of sing"):
+            with pytest.raises(InvalidArgumentError, match=f"gradient of {target.name} is sparse"):
                 sgd.apply_gradients([(rows, target)])
         assert (v.read() == 0).all()
         assert sgd.iterations == 0

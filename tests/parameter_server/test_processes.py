@@ -1,4 +1,4 @@
-"""Parameter servers in processes of their own: killed, stopped for a while, started again."""
+"""Parameter servers in separate processes that are killed, paused and restarted."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.parameter_server.small_cluster import strategy_at, until
 
 F32 = np.float32
 MIB = 1 << 20
-#: Of coordinators: the servers are those of several tests, and refuse earlier ones.
-INCARNATIONS = itertools.count(1)
+#: Coordinator terms; several tests share the servers, which refuse earlier terms.
+TERMS = itertools.count(1)
 
 pytestmark = pytest.mark.system
 
@@ -42,7 +42,7 @@ def strategy(processes):
         yield made
 
 
-def test_large_values_go_there_and_back_whole(strategy):
+def test_large_values_round_trip(strategy):
     value = np.arange(2 * MIB, dtype=F32).reshape(-1, 64)
     with strategy.scope():
         v = hr.Variable(value, name="large")
@@ -55,7 +55,7 @@ def test_large_values_go_there_and_back_whole(strategy):
     assert np.array_equal(v.gather(ids), (value - 3)[ids])
 
 
-def test_a_read_is_never_half_of_a_write(strategy, processes):
+def test_a_read_never_sees_a_partial_write(strategy, processes):
     with strategy_at(processes[:1]) as whole, ThreadPoolExecutor(1) as threads:
         with whole.scope():
             v = hr.Variable(np.zeros(MIB, F32), name="whole")
@@ -73,7 +73,7 @@ def test_a_read_is_never_half_of_a_write(strategy, processes):
             reads += 1
 
 
-def test_a_server_that_stands_still_is_waited_for(strategy, processes):
+def test_requests_wait_for_a_paused_server(strategy, processes):
     with strategy.scope():
         v = hr.Variable(np.zeros(4, F32), name="paused")
     processes[1].pause()
@@ -87,23 +87,23 @@ def test_a_server_that_stands_still_is_waited_for(strategy, processes):
 
 
 @pytest.fixture
-def mortal() -> Iterator[Task]:
-    """A server that may be killed: what is started again belongs to the test."""
+def killable() -> Iterator[Task]:
+    """A server that a test may kill; the test must restart it."""
     with Task("ps", 0) as process:
         process.wait_until_ready()
         yield process
 
 
-def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes, mortal, caplog):
-    servers, halves = [mortal, processes[1]], FixedShardsPartitioner(2)
-    start, incarnation = np.arange(8, dtype=F32), next(INCARNATIONS)
+def test_requests_wait_for_a_killed_server_to_be_restored(processes, killable, caplog):
+    servers, halves = [killable, processes[1]], FixedShardsPartitioner(2)
+    start, term = np.arange(8, dtype=F32), next(TERMS)
     with strategy_at(servers, halves) as strategy, strategy_at(servers, halves) as other:
         with strategy.scope():
             v = hr.Variable(start, name="killed")
-        mortal.kill()
+        killable.kill()
 
         def train():
-            with write_as(ClosureRun(incarnation, 1, 0)):
+            with write_as(ClosureRun(term, 1, 0)):
                 v.assign_add(np.ones(8))
                 return v.read().tolist()
 
@@ -115,16 +115,14 @@ def test_a_server_that_was_killed_is_waited_for_reported_and_restored(processes,
         with ThreadPoolExecutor(1) as threads:
             found = threads.submit(train)
             time.sleep(0.2)
-            assert not found.done(), "it waits"
-            mortal.start()
+            assert not found.done(), "it waits for the server"
+            killable.start()
             assert found.result(20) == [1, 11, 21, 31, 5, 6, 7, 8]
-    assert f"parameter server 0 at {mortal.address} was started again" in caplog.text
+    assert f"parameter server 0 at {killable.address} was restarted" in caplog.text
 
 
-def test_a_server_that_is_killed_in_the_middle_of_training_goes_back_to_the_last_increment(
-    processes, mortal, tmp_path
-):
-    servers, halves = [mortal, processes[1]], FixedShardsPartitioner(2)
+def test_a_server_killed_during_training_restores_the_last_increment(processes, killable, tmp_path):
+    servers, halves = [killable, processes[1]], FixedShardsPartitioner(2)
     with strategy_at(servers, halves) as strategy, ExitStack() as stack:
         with strategy.scope():
             w = hr.Variable(np.zeros((1000, 64), F32), name="trained")
@@ -134,27 +132,27 @@ def test_a_server_that_is_killed_in_the_middle_of_training_goes_back_to_the_last
             hr.CheckpointManager(checkpoint, tmp_path, incremental_seconds=0.1)
         )
         done = threading.Event()
-        steps, incarnation = 0, next(INCARNATIONS)
+        steps, term = 0, next(TERMS)
 
         def train():
             nonlocal steps
             while not done.is_set():
-                with write_as(ClosureRun(incarnation, steps, 0)):
+                with write_as(ClosureRun(term, steps, 0)):
                     sgd.apply_gradients([(np.ones((1000, 64), F32), w)])
                 steps += 1
 
         thread = threading.Thread(target=train)
         thread.start()
         until(lambda: manager.latest_increment)
-        mortal.kill()
+        killable.kill()
         at_loss = steps
-        mortal.start()
+        killable.start()
         until(lambda: steps > at_loss + 20, 30)
         done.set()
         thread.join(10)
         value = w.read()
-        # The server that stayed has lost nothing; of the other each row is of one moment, and what
-        # is missing was pushed after the last increment and before the loss.
+        # The running server lost nothing. All rows of the other have the same state, and its lost
+        # updates were pushed between the last increment and the loss.
         assert (value[500:] == -steps).all()
         assert (value[:500] == value[0, 0]).all()
         assert at_loss < steps
@@ -167,9 +165,9 @@ def test_a_server_that_is_killed_in_the_middle_of_training_goes_back_to_the_last
 
 
 @pytest.mark.catalogue("4.3.19")
-def test_a_new_coordinator_restores_the_servers_and_fences_the_one_before(processes, tmp_path):
+def test_a_new_coordinator_restores_servers_and_fences_the_previous_one(processes, tmp_path):
     with strategy_at(processes) as old, strategy_at(processes) as new:
-        before, now = next(INCARNATIONS), next(INCARNATIONS)
+        before, now = next(TERMS), next(TERMS)
         with old.scope():
             v = hr.Variable(np.zeros(4, F32), name="fenced")
         ClosureServers(old.cluster.servers, before)
@@ -183,7 +181,7 @@ def test_a_new_coordinator_restores_the_servers_and_fences_the_one_before(proces
         hr.CheckpointManager(hr.Checkpoint(v=again), tmp_path).restore_or_initialize()
         with (
             write_as(ClosureRun(before, 6, 0)),
-            pytest.raises(AbortedError, match="incarnation"),
+            pytest.raises(AbortedError, match="coordinator term"),
         ):
             v.assign_add(np.ones(4))
         with write_as(ClosureRun(now, 5, 0)):

@@ -24,7 +24,7 @@ from headrace.parameter_server.strategy import ParameterServerStrategy
 from headrace.parameter_server.write_context import ClosureRun, write_as
 from tests.parameter_server.small_cluster import cluster, resolver_of, servers, strategy_at
 
-ONE = {"worker": ["a:1"], "ps": ["b:1"]}
+ONE_EACH = {"worker": ["a:1"], "ps": ["b:1"]}
 
 
 def resolver(cluster, task_type=None, task_id=None):
@@ -35,30 +35,30 @@ def resolver(cluster, task_type=None, task_id=None):
 
 @pytest.mark.catalogue("1.6.1", "3.7.22-26")
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "message"),
     [
         (resolver({}), "Cluster spec must be non-empty"),
-        (resolver({**ONE, "some_arbitrary_name": ["c:1"]}), "Disallowed task type found in"),
-        (resolver(ONE, "foobar"), "Unrecognized task_type: foobar, valid task types are"),
-        (resolver(ONE, "chief"), "task_type 'chief' not found in cluster_spec"),
-        (resolver({**ONE, "chief": ["c:1", "d:1"]}), "There must be at most one 'chief' job."),
+        (resolver({**ONE_EACH, "some_arbitrary_name": ["c:1"]}), "Disallowed task type found in"),
+        (resolver(ONE_EACH, "foobar"), "Unrecognized task_type: foobar, valid task types are"),
+        (resolver(ONE_EACH, "chief"), "task_type 'chief' not found in cluster_spec"),
+        (resolver({**ONE_EACH, "chief": ["c:1", "d:1"]}), "There must be at most one 'chief' job."),
         (
-            resolver({**ONE, "evaluator": ["c:1", "d:1"]}),
+            resolver({**ONE_EACH, "evaluator": ["c:1", "d:1"]}),
             "There must be at most one 'evaluator' job.",
         ),
-        (resolver(ONE, "worker", 3), "The task_id 3 exceeds the maximum id of worker"),
+        (resolver(ONE_EACH, "worker", 3), "The task_id 3 exceeds the maximum id of worker"),
         (resolver({"worker": ["a:1"]}), "There must be at least one ps."),
         (resolver({"ps": ["a:1"]}), "There must be at least one worker."),
         (resolver({"worker": ["a:1"], "ps": {2: "b:1"}}), "without gaps"),
     ],
 )
-def test_a_cluster_that_lacks_something_is_refused(given, words):
-    with pytest.raises(ValueError, match=words.rstrip(".")):
+def test_invalid_clusters_are_rejected(given, message):
+    with pytest.raises(ValueError, match=message.rstrip(".")):
         ParameterServerStrategy(given)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind", "words"),
+    ("wrong", "kind", "message"),
     [
         ({"mode": "slow"}, ValueError, "mode"),
         ({"staleness": -1}, ValueError, "staleness"),
@@ -67,29 +67,29 @@ def test_a_cluster_that_lacks_something_is_refused(given, words):
         ({"round_size": 2}, ValueError, "round_size"),
         ({"mode": "sync", "round_size": 0}, ValueError, "round_size"),
         ({"replication": 0}, ValueError, "replication"),
-        ({"replication": 2}, ValueError, "there is 1 parameter server"),
+        ({"replication": 2}, ValueError, "number of parameter servers, 1"),
         ({"replication": 3}, ValueError, "must be 1 or 2"),
         ({"placement": "alphabetical"}, ValueError, "placement"),
         ({"variable_partitioner": 3}, TypeError, "variable_partitioner"),
         ({"security": "keys/"}, TypeError, "security"),
         ({"server_timeout": 0}, ValueError, "server_timeout"),
         ({"replicas": 0}, ValueError, "replicas"),
-        ({"cluster_resolver": ONE}, TypeError, "cluster_resolver"),
+        ({"cluster_resolver": ONE_EACH}, TypeError, "cluster_resolver"),
         (
-            {"cluster_resolver": hr.distribute.ClusterSpec(ONE)},
+            {"cluster_resolver": hr.distribute.ClusterSpec(ONE_EACH)},
             TypeError,
-            r"SimpleClusterResolver\(spec\) is one",
+            r"use hr.distribute.SimpleClusterResolver\(spec\)",
         ),
-        ({"variable_partitioner": FixedShardsPartitioner}, TypeError, "make one of it"),
+        ({"variable_partitioner": FixedShardsPartitioner}, TypeError, "pass an instance"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(wrong, kind, words):
-    with pytest.raises(kind, match=words):
-        ParameterServerStrategy(**{"cluster_resolver": resolver(ONE), **wrong})
+def test_invalid_arguments_are_rejected(wrong, kind, message):
+    with pytest.raises(kind, match=message):
+        ParameterServerStrategy(**{"cluster_resolver": resolver(ONE_EACH), **wrong})
 
 
 @pytest.mark.catalogue("2.14.1")
-def test_the_cluster_comes_from_the_environment_where_nobody_says(monkeypatch):
+def test_the_cluster_defaults_to_tf_config(monkeypatch):
     with servers(1) as (server,):
         monkeypatch.setenv(
             "TF_CONFIG",
@@ -111,7 +111,7 @@ def test_the_cluster_comes_from_the_environment_where_nobody_says(monkeypatch):
 
 
 @pytest.mark.catalogue("1.6.3")
-def test_a_server_that_is_not_there_is_named():
+def test_an_unreachable_server_is_named():
     with servers(1) as (server,):
         address = server.address
     with pytest.raises(UnavailableError, match=f"parameter server 0 at {address}"):
@@ -119,7 +119,7 @@ def test_a_server_that_is_not_there_is_named():
 
 
 @pytest.mark.catalogue("1.6.4", "3.1.42", "3.7.4-6")
-def test_what_runs_without_a_coordinator_runs_here_with_one_warning():
+def test_run_without_a_coordinator_warns_once():
     with cluster(1, staleness=3) as strategy:
         assert (strategy.num_replicas_in_sync, strategy.mode, strategy.staleness) == (1, "async", 3)
         with strategy.scope():
@@ -135,19 +135,19 @@ def test_what_runs_without_a_coordinator_runs_here_with_one_warning():
 
 
 @pytest.mark.catalogue("1.6.4", "2.8.14")
-def test_what_a_closure_runs_is_not_warned_about():
+def test_run_in_a_closure_does_not_warn():
     with cluster(1) as strategy, write_as(ClosureRun(1, 1, 0)):
         assert strategy.run(lambda: 3) == 3
 
 
 @pytest.mark.catalogue("2.9.8", "3.1.48-50", "3.1.53", "3.7.7")
-def test_a_dataset_is_for_workers_to_read():
+def test_distributed_datasets_cannot_be_read_by_the_coordinator():
     with cluster(1, replicas=2) as strategy:
         dataset = hr.Dataset.range(6).batch(4)
         whole = strategy.experimental_distribute_dataset(dataset)
-        words = "To use this dataset, you need to pass this dataset to ClusterCoordinator"
+        message = "To use this dataset, you need to pass this dataset to ClusterCoordinator"
         for use in (iter, len, list):
-            with pytest.raises(ValueError, match=words):
+            with pytest.raises(ValueError, match=message):
                 use(whole)
         steps = pickle.loads(pickle.dumps(whole)).build()
         assert [[v.tolist() for v in step.values] for step in steps] == [
@@ -172,25 +172,25 @@ def test_a_dataset_is_for_workers_to_read():
             strategy.distribute_datasets_from_function(dataset)
 
 
-def test_a_handle_resolves_to_the_strategy_here_and_to_one_of_its_own_on_a_worker():
+def test_a_strategy_handle_resolves_locally_and_on_workers():
     with cluster(1, staleness=2) as strategy:
         data = pickle.dumps(strategy)
         assert pickle.loads(data) is strategy
         worker = ServerCluster(strategy.cluster_id, strategy.cluster.servers)
         register_cluster(worker)
-        assert pickle.loads(data) is strategy, "who was here first"
+        assert pickle.loads(data) is strategy, "the first registered cluster is used"
         unregister_cluster(strategy.cluster)
-        there = pickle.loads(data)
-        assert there is not strategy
-        assert there.staleness == 2
-        assert pickle.loads(data) is there
+        on_worker = pickle.loads(data)
+        assert on_worker is not strategy
+        assert on_worker.staleness == 2
+        assert pickle.loads(data) is on_worker
         with write_as(ClosureRun(1, 1, 0)):
-            assert there.run(lambda: 1) == 1
-        assert there.worker_addresses == []
+            assert on_worker.run(lambda: 1) == 1
+        assert on_worker.worker_addresses == []
         unregister_cluster(worker)
 
 
-def test_extended_knows_the_servers():
+def test_extended_lists_the_servers():
     with cluster(2) as strategy:
         assert strategy.extended.parameter_devices == ("ps:0", "ps:1")
         assert strategy.extended.worker_devices == ("cpu:0",)
@@ -198,7 +198,7 @@ def test_extended_knows_the_servers():
             _ = strategy.extended.call_for_each_replica
 
 
-def test_two_strategies_do_not_mix():
+def test_mixing_two_strategies_is_rejected():
     with cluster(1) as strategy, cluster(1) as other, strategy.scope():
         with pytest.raises(FailedPreconditionError, match="Mixing"):
             other.run(lambda: 1)
@@ -207,21 +207,23 @@ def test_two_strategies_do_not_mix():
             other.extended.colocate_vars_with(v).__enter__()
 
 
-def test_a_name_that_a_part_of_another_variable_has_is_refused():
+def test_names_of_shards_are_rejected_for_variables():
     with cluster(2, FixedShardsPartitioner(2)) as strategy, strategy.scope():
         hr.Variable(np.zeros(4), name="a")
-        with pytest.raises(ValueError, match=r"'a/part_0', which is what a part of .*'a' is call"):
+        with pytest.raises(
+            ValueError, match=r"'a/part_0' is reserved for a shard of the variable 'a'"
+        ):
             hr.Variable(1.0, name="a/part_0")
         assert hr.Variable(1.0, name="a/part_of").name == "a/part_of"
 
 
-def test_a_name_that_is_taken_by_another_variable_is_refused_wherever_its_parts_are():
+def test_existing_variables_with_other_shards_are_rejected():
     with servers(3) as started:
         with strategy_at(started) as first, first.scope():
             hr.Variable(np.ones((4, 2)), name="v")
         with strategy_at(started) as same, same.scope():
             assert hr.Variable(np.zeros((4, 2)), name="v").read().sum() == 8
-        found = r"'v' of shape \(4, 2\) and dtype float64 in 1 shard, .* cannot be made of "
+        found = r"'v' of shape \(4, 2\) and dtype float64 in 1 shard, .* cannot be created with "
         with strategy_at(started, FixedShardsPartitioner(2)) as other, other.scope():
             with pytest.raises(AlreadyExistsError, match=found + r"shape \(4, 2\).* in 2 shards"):
                 hr.Variable(np.zeros((4, 2)), name="v")
@@ -229,20 +231,22 @@ def test_a_name_that_is_taken_by_another_variable_is_refused_wherever_its_parts_
                 hr.Variable(np.zeros(3, int), name="v")
         with strategy_at(started) as later, later.scope():
             hr.Variable(0.0, name="u")
-            with pytest.raises(AlreadyExistsError, match=r"'v' on server 0, and .* on server 1"):
+            with pytest.raises(AlreadyExistsError, match=r"'v' on server 0, but .* on server 1"):
                 hr.Variable(np.zeros((4, 2)), name="v")
 
 
-def test_a_table_that_is_there_in_another_form_is_said_to_differ_in_what():
+def test_an_existing_table_with_other_settings_is_rejected():
     with servers(1) as (server,):
         with strategy_at([server]) as first, first.scope():
             hr.EmbeddingTable(2, name="t")
-        differs = pytest.raises(AlreadyExistsError, match=r"table t that .*: with dim=2, and not 3")
+        differs = pytest.raises(
+            AlreadyExistsError, match=r"table t with other settings: dim=2 instead of 3"
+        )
         with strategy_at([server]) as second, second.scope(), differs:
             hr.EmbeddingTable(3, name="t")
 
 
-def test_a_variable_of_each_workers_own_needs_a_coordinator():
+def test_per_worker_variables_need_a_coordinator():
     with (
         cluster(1) as strategy,
         strategy.scope(),
@@ -251,18 +255,18 @@ def test_a_variable_of_each_workers_own_needs_a_coordinator():
         hr.Variable(0.0, per_worker_variable=True)
 
 
-def test_a_task_that_should_listen_is_named_where_it_makes_a_coordinator(caplog):
+def test_creating_a_coordinator_in_a_worker_task_warns(caplog):
     with servers(1) as (server,):
         spec = {"worker": ["localhost:1"], "ps": [server.address]}
         strategy = ParameterServerStrategy(resolver(spec, "worker", 0))
         with hr.coordinator.ClusterCoordinator(strategy):
             pass
         strategy.close()
-    assert "this program is a worker of its cluster" in caplog.text
+    assert "this process is a worker task of its cluster" in caplog.text
     assert "hr.distribute.Server" in caplog.text
 
 
-def test_numbers_that_are_too_large_for_a_dtype_are_refused_by_their_value():
+def test_values_too_large_for_the_dtype_are_rejected():
     with cluster(1) as strategy, strategy.scope():
         whole = hr.Variable(np.zeros(2, np.int32), name="whole")
         real = hr.Variable(np.zeros(2, np.float32), name="real")

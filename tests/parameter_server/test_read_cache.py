@@ -1,4 +1,4 @@
-"""What a scope of cached reads asks for, and when."""
+"""Requests made in a scope of cached reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _requests(strategy) -> int:
     return sum(servers.status(server).requests for server in range(len(servers)))
 
 
-def test_variables_that_a_caching_scope_names_come_with_what_is_read_first():
+def test_named_variables_are_prefetched_with_the_first_read():
     with cluster(2, hr.distribute.partitioners.FixedShardsPartitioner(2)) as strategy:
         with strategy.scope():
             rows = hr.Variable(np.arange(80_000.0).reshape(20_000, 4), name="rows")
@@ -38,31 +38,33 @@ def test_variables_that_a_caching_scope_names_come_with_what_is_read_first():
                 assert small.read().tolist() == [0, 1, 2, 3]
                 assert small.gather([3]).tolist() == [3]
                 assert float(one) == 7
-            assert _requests(strategy) - before == 4  # two servers, one of them to assign
+            assert (
+                _requests(strategy) - before == 4
+            )  # one per server to read, and one per server to assign
             small.assign(np.arange(4.0))
         before = _requests(strategy)
         with hr.distribute.cache_variable_reads(one, small):
-            assert small[1] == 1  # a part of what is read whole anyway
+            assert small[1] == 1  # a part of a prefetched variable
             assert float(one) == 7
         with hr.distribute.cache_variable_reads(small):
             assert table.lookup([5, 6, 7, 8]).tolist() == [[1] * 4] * 4
             assert small.read().tolist() == [0, 1, 2, 3]
         assert _requests(strategy) - before == 4
         with hr.distribute.cache_variable_reads(small):
-            pass  # what is named and not read is not asked for
+            pass  # a named variable is not read without another read
         assert _requests(strategy) - before == 4
         for wrong in ([small, one], table, 3):
-            with pytest.raises(TypeError, match=r"one by one .*, but got a value of type"):
+            with pytest.raises(TypeError, match=r"as separate arguments, but got a value of type"):
                 hr.distribute.cache_variable_reads(wrong).__enter__()
 
 
 class _Shards:
-    """A variable of one shard, whose server notes what a scope says meanwhile."""
+    """A variable with one shard that records whether the scope has it during the request."""
 
     def __init__(self, *, fails: bool) -> None:
         self.servers = self
         self.fails = fails
-        self.was_had: list[bool] = []
+        self.had_variable: list[bool] = []
 
     def read_requests(self):
         return [OperationRequest(0, ReadShard("v"))]
@@ -70,20 +72,20 @@ class _Shards:
     def join_value(self, answers):
         return answers[0][1][0]
 
-    def execute_all(self, asks):
-        self.was_had.append(current_read_cache().has(self))
+    def execute_all(self, requests):
+        self.had_variable.append(current_read_cache().has(self))
         if self.fails:
-            raise UnavailableError("away")
-        return [(Done(), [np.ones(1)]) for _ in asks]
+            raise UnavailableError("unreachable")
+        return [(Done(), [np.ones(1)]) for _ in requests]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_variable_that_a_scope_names_is_read_whole_also_while_it_is_on_its_way(fails: bool):
+def test_named_variables_are_read_whole_while_their_read_is_pending(fails: bool):
     shards = _Shards(fails=fails)
     variable = SimpleNamespace(sharded=shards)
     with hr.distribute.cache_variable_reads(variable):
-        # What another replica would find that gathers rows now.
+        # The state that another replica sees while the read is pending.
         with pytest.raises(UnavailableError) if fails else contextlib.nullcontext():
             execute_with_prefetch(shards, [OperationRequest(0, GatherRows("w"))])
         assert current_read_cache().has(shards)
-    assert shards.was_had == [True]
+    assert shards.had_variable == [True]

@@ -1,8 +1,8 @@
-"""Acknowledged operations are never missing without an error, under random faults.
+"""Acknowledged operations are never lost without an error, under random faults.
 
-Seats, leaders and lives are the real classes. The test replaces the messages between the two
-servers: each arrives at once or not at all. Servers pause, end and restart at any moment, and the
-network between them may fail.
+`ReplicaState`, `StoreLeaders` and `ServerStates` are the real classes. The test replaces the
+messages between the two servers: each arrives immediately or not at all. Servers may pause, end and
+restart at any moment, and the network between them may fail.
 """
 
 from __future__ import annotations
@@ -19,155 +19,160 @@ from headrace.parameter_server.server_states import ServerStates, StoreLeaders
 class Server:
     """One of two servers of store 0."""
 
-    def __init__(self, place: int) -> None:
-        self.place = place
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.other: Server
-        self.is_paused = self.is_down = self.is_cut = False
+        self.is_paused = self.is_down = self.is_disconnected = False
         self.end()
 
     @property
-    def answers(self) -> bool:
+    def is_available(self) -> bool:
         return not (self.is_paused or self.is_down)
 
     def end(self) -> None:
-        self.seat = ReplicaState()
-        self.has: set[int] = set()
+        self.state = ReplicaState()
+        self.operations: set[int] = set()
         self.is_followed = False
 
     def reaches_other(self) -> bool:
-        return self.other.answers and not self.is_cut
+        return self.other.is_available and not self.is_disconnected
 
-    def give_up(self) -> None:
-        self.seat.discard_state()
-        self.has, self.is_followed = set(), False
+    def discard(self) -> None:
+        self.state.discard_state()
+        self.operations, self.is_followed = set(), False
 
-    def mend(self) -> None:
-        """Have the other seat follow, and get all, as a leading seat tries again and again."""
-        if self.seat.role is not ReplicaRole.LEADER or self.is_followed or not self.reaches_other():
-            return
-        seat, other = self.seat, self.other
-        if other.seat.outranks(seat.term, seat.state_id) or not other.seat.become_follower(
-            seat.term, seat.state_id, seat.position
+    def sync(self) -> None:
+        """Make the other replica follow with all contents, as a leader does repeatedly."""
+        if (
+            self.state.role is not ReplicaRole.LEADER
+            or self.is_followed
+            or not self.reaches_other()
         ):
-            self.give_up()
             return
-        other.has, other.is_followed = set(self.has), False
-        other.seat.is_complete = self.is_followed = True
+        state, other = self.state, self.other
+        if other.state.outranks(state.term, state.state_id) or not other.state.become_follower(
+            state.term, state.state_id, state.position
+        ):
+            self.discard()
+            return
+        other.operations, other.is_followed = set(self.operations), False
+        other.state.is_complete = self.is_followed = True
 
-    def in_touch(self) -> bool:
-        """Ask the other seat whether this one leads; False: it does not."""
+    def confirm_leadership(self) -> bool:
+        """Return whether this replica leads; ask the other one first."""
         if self.is_followed:
-            seat = self.seat
-            if not self.reaches_other() or not self.other.seat.is_following(
-                seat.term, seat.state_id
+            state = self.state
+            if not self.reaches_other() or not self.other.state.is_following(
+                state.term, state.state_id
             ):
                 self.is_followed = False
-                self.mend()
-        return self.seat.role is ReplicaRole.LEADER
+                self.sync()
+        return self.state.role is ReplicaRole.LEADER
 
-    def begin(self, life: str) -> None:
-        """Begin new contents, if the other seat agrees."""
-        if self.seat.role is not ReplicaRole.EMPTY and self.seat.is_complete:
+    def start_empty(self, state_id: str) -> None:
+        """Lead a store that starts empty, if the other replica agrees."""
+        if self.state.role is not ReplicaRole.EMPTY and self.state.is_complete:
             return
-        self.give_up()
-        if self.reaches_other() and self.other.seat.become_follower(1, life):
-            self.other.has, self.other.is_followed = set(), False
-            self.seat.become_leader(life)
-            self.mend()
+        self.discard()
+        if self.reaches_other() and self.other.state.become_follower(1, state_id):
+            self.other.operations, self.other.is_followed = set(), False
+            self.state.become_leader(state_id)
+            self.sync()
 
-    def carry_out(self, operation: int) -> bool:
-        self.in_touch()
-        if self.seat.role is not ReplicaRole.LEADER:
+    def execute(self, operation: int) -> bool:
+        self.confirm_leadership()
+        if self.state.role is not ReplicaRole.LEADER:
             return False
-        self.has.add(operation)
-        self.seat.advance_position(self.place, 1)
+        self.operations.add(operation)
+        self.state.advance_position(self.index, 1)
         if self.is_followed:
-            self.other.has.add(operation)
-            self.other.seat.position = self.seat.position
+            self.other.operations.add(operation)
+            self.other.state.position = self.state.position
         return True
 
 
 class Client:
-    """Whoever asks: what it knows, and which operations it must find."""
+    """A client: what it knows, and the acknowledged operations that servers must have."""
 
     def __init__(self) -> None:
-        self.lives = ServerStates(2, "server {}".format)
+        self.states = ServerStates(2, "server {}".format)
         self.leaders = StoreLeaders(("0", "1"), 2)
-        self.must: set[int] = set()
-        self.life = ""
+        self.required: set[int] = set()
+        self.state_id = ""
 
-    def tell(self, other: Client) -> None:
-        """Say what is known, with a greeting or an answer."""
-        other.lives.merge(self.lives.acknowledged_states())
-        if other.life in ("", self.life):
-            other.life = self.life
-            other.must |= self.must
+    def share_state(self, other: Client) -> None:
+        """Share the known state with another client, as in a first message or a reply."""
+        other.states.merge(self.states.acknowledged_states())
+        if other.state_id in ("", self.state_id):
+            other.state_id = self.state_id
+            other.required |= self.required
 
 
-class Storm:
+class Simulation:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         first, second = self.servers = (Server(0), Server(1))
         first.other, second.other = second, first
         self.clients = [Client() for _ in range(3)]
-        self.operations = self.lives = self.acknowledged = self.outdated = 0
+        self.operations = self.num_states = self.acknowledged = self.outdated = 0
 
-    def ask(self, client: Client) -> None:
-        """Send a request as `WorkerCall` does, and check the reply against the known positions."""
-        leaders, lives = client.leaders, client.lives
-        asked = leaders.find_server(0)
-        server = self.servers[asked]
-        life = lives.state_id(0)
+    def send_request(self, client: Client) -> None:
+        """Send a request as `ServerCall` does, and check the reply against the known positions."""
+        leaders, states = client.leaders, client.states
+        target = leaders.find_server(0)
+        server = self.servers[target]
+        state_id = states.state_id(0)
         message = leaders.address_message(
-            ExecuteOperations((), (), life), 0, lives.acknowledged_position(0, life)
+            ExecuteOperations((), (), state_id), 0, states.acknowledged_position(0, state_id)
         )
-        if not server.answers or self.random.random() < 0.05:
-            leaders.record_unavailable(0, asked)
+        if not server.is_available or self.random.random() < 0.05:
+            leaders.record_unavailable(0, target)
             return
-        if server.seat.role is ReplicaRole.LEADER:
-            server.in_touch()
-        admission = server.seat.decide(
-            life,
+        if server.state.role is ReplicaRole.LEADER:
+            server.confirm_leadership()
+        decision = server.state.decide(
+            state_id,
             peer_unavailable=message.peer_unavailable,
             required_position=message.required_position,
         )
-        if admission is RequestDecision.STATE_LOST:
-            lives.record_state(0, server.seat.state_id)
-            client.life, client.must = server.seat.state_id, set()  # the server reported the loss
-        elif admission in (RequestDecision.EXECUTE, RequestDecision.TAKE_OVER):
-            if admission is RequestDecision.TAKE_OVER:
+        if decision is RequestDecision.STATE_LOST:
+            states.record_state(0, server.state.state_id)
+            # The server reported the loss.
+            client.state_id, client.required = server.state.state_id, set()
+        elif decision in (RequestDecision.EXECUTE, RequestDecision.TAKE_OVER):
+            if decision is RequestDecision.TAKE_OVER:
                 server.is_followed = False
-                server.mend()
+                server.sync()
             self.operations += 1
-            if not server.carry_out(self.operations):
-                leaders.record_not_leader(0, asked, is_empty=True)
+            if not server.execute(self.operations):
+                leaders.record_not_leader(0, target, is_empty=True)
                 return
-            seat = server.seat
-            leaders.record_reply(0, asked)
-            lives.record_state(0, seat.state_id, len(server.has), seat.position)
-            assert client.life in ("", seat.state_id)
-            client.life = seat.state_id
-            client.must.add(self.operations)
-            missing = client.must - server.has
-            assert not missing, f"acknowledged, and served without an error: {missing}"
+            state = server.state
+            leaders.record_reply(0, target)
+            states.record_state(0, state.state_id, len(server.operations), state.position)
+            assert client.state_id in ("", state.state_id)
+            client.state_id = state.state_id
+            client.required.add(self.operations)
+            missing = client.required - server.operations
+            assert not missing, f"acknowledged operations are missing without an error: {missing}"
             self.acknowledged += 1
         else:
-            if admission is RequestDecision.STALE_STATE:
-                server.give_up()
+            if decision is RequestDecision.STALE_STATE:
+                server.discard()
                 self.outdated += 1
-            is_vacant = admission is not RequestDecision.NOT_LEADER
-            leaders.record_not_leader(0, asked, is_empty=is_vacant)
+            is_empty = decision is not RequestDecision.NOT_LEADER
+            leaders.record_not_leader(0, target, is_empty=is_empty)
             if leaders.take_lead_request(0) is not None:
-                self.lives += 1
-                if self.servers[0].answers:
-                    self.servers[0].begin(f"life {self.lives}")
+                self.num_states += 1
+                if self.servers[0].is_available:
+                    self.servers[0].start_empty(f"state {self.num_states}")
 
-    def happen(self) -> None:
-        chance = self.random
-        server = chance.choice(self.servers)
-        match chance.choices(range(6), (40, 2, 2, 1, 6, 6))[0]:
+    def step(self) -> None:
+        rng = self.random
+        server = rng.choice(self.servers)
+        match rng.choices(range(6), (40, 2, 2, 1, 6, 6))[0]:
             case 0:
-                self.ask(chance.choice(self.clients))
+                self.send_request(rng.choice(self.clients))
             case 1:
                 server.is_paused = not server.is_paused
             case 2:
@@ -177,40 +182,40 @@ class Storm:
                     server.end()
             case 3:
                 for each in self.servers:
-                    each.is_cut = not each.is_cut
+                    each.is_disconnected = not each.is_disconnected
             case 4:
-                one, other = chance.sample(self.clients, 2)
-                one.tell(other)
+                one, other = rng.sample(self.clients, 2)
+                one.share_state(other)
             case 5:
-                if server.answers:
-                    server.mend()
+                if server.is_available:
+                    server.sync()
 
 
 @pytest.mark.parametrize("first_seed", range(0, 400, 100))
-def test_what_was_acknowledged_is_never_missing_without_an_error(first_seed: int) -> None:
+def test_acknowledged_writes_are_never_lost_silently(first_seed: int) -> None:
     acknowledged = outdated = 0
     for seed in range(first_seed, first_seed + 100):
-        storm = Storm(seed)
+        simulation = Simulation(seed)
         try:
             for _ in range(400):
-                storm.happen()
+                simulation.step()
         except AssertionError:
             print("seed", seed)
             raise
-        acknowledged += storm.acknowledged
-        outdated += storm.outdated
-        # When all are there and reach each other, the store can be used again.
-        for server in storm.servers:
-            server.is_paused = server.is_down = server.is_cut = False
+        acknowledged += simulation.acknowledged
+        outdated += simulation.outdated
+        # When all servers are available and connected, the store can be used again.
+        for server in simulation.servers:
+            server.is_paused = server.is_down = server.is_disconnected = False
         for _ in range(60):
-            for server in storm.servers:
-                server.mend()
-            for client in storm.clients:
-                storm.ask(client)
-        for client in storm.clients:
-            carried_out = storm.acknowledged
+            for server in simulation.servers:
+                server.sync()
+            for client in simulation.clients:
+                simulation.send_request(client)
+        for client in simulation.clients:
+            acknowledged_before = simulation.acknowledged
             for _ in range(20):
-                storm.ask(client)
-            assert storm.acknowledged > carried_out + 10
+                simulation.send_request(client)
+            assert simulation.acknowledged > acknowledged_before + 10
     assert acknowledged > 1000
     assert outdated > 10

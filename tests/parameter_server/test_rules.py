@@ -1,4 +1,4 @@
-"""One battery for all optimizers: the reference, dense and sparse, blocks, going on."""
+"""All optimizer rules: reference values, dense and sparse steps, blocks, and resumption."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from headrace.parameter_server.specs import AdamRule, SgdRule, StepParameters, w
 from tests.parameter_server.optimizers_in_use import OPTIMIZERS, first_value, gradient
 
 REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text())
-EVERY = {
+ALL_OPTIMIZERS = {
     **OPTIMIZERS,
     "row-wise adagrad": ("RowWiseAdagrad", {"learning_rate": 0.05, "weight_decay": 0.01}),
 }
 
 
 def optimizer_of(case):
-    name, arguments = EVERY[case]
+    name, arguments = ALL_OPTIMIZERS[case]
     return getattr(hr.optimizers, name)(**arguments)
 
 
@@ -55,29 +55,29 @@ def train(optimizer, value, slots, steps, *, rows=None, **blocks):
 
 
 @pytest.mark.parametrize("case", OPTIMIZERS)
-def test_a_hundred_steps_are_those_of_keras(case):
+def test_100_steps_match_keras(case):
     optimizer, value = optimizer_of(case), first_value()
     train(optimizer, value, slots_for(optimizer, value), range(100))
     expected = np.float32(REFERENCE["dense"][case]).reshape(value.shape)
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_hundred_lazy_steps_are_those_of_sparse_adam():
+def test_100_lazy_steps_match_torch_sparse_adam():
     value, slots = first_value(), {}
     rule = AdamRule()
     slots = {slot.name: np.zeros(value.shape, np.float32) for slot in slots_for_rule(rule)}
-    turns = [[0, 2], [1], [2, 3, 4], [0, 4]]
+    row_lists = [[0, 2], [1], [2, 3, 4], [0, 4]]
     for iteration in range(100):
-        rows = np.array(turns[iteration % 4])
+        rows = np.array(row_lists[iteration % 4])
         step = StepParameters(iteration=iteration, learning_rate=0.01)
         apply_sparse(rule, step, value, rows, gradient(iteration)[rows], slots)
     expected = np.float32(REFERENCE["sparse_adam"]).reshape(value.shape)
     np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("case", EVERY)
+@pytest.mark.parametrize("case", ALL_OPTIMIZERS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_a_sparse_step_on_all_rows_has_the_bits_of_a_dense_one(case, dtype):
+def test_a_sparse_step_on_all_rows_equals_a_dense_step(case, dtype):
     optimizer = optimizer_of(case)
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     ends = []
@@ -89,16 +89,16 @@ def test_a_sparse_step_on_all_rows_has_the_bits_of_a_dense_one(case, dtype):
     for dense, sparse in zip(*ends, strict=True):
         assert dense.dtype == sparse.dtype
         if isinstance(optimizer.rule, AdamRule) and dense is ends[0][0] and dtype != "float64":
-            # References of the two differ: by 6e-6 of a step.
+            # Their references, Keras and PyTorch, differ by 6e-6 of a step.
             a, b = dense.astype(float), sparse.astype(float)
             np.testing.assert_allclose(a, b, rtol=1e-2 if dense.itemsize < 4 else 1e-5, atol=1e-6)
         else:
             assert dense.tobytes() == sparse.tobytes()
 
 
-@pytest.mark.parametrize("case", EVERY)
+@pytest.mark.parametrize("case", ALL_OPTIMIZERS)
 @pytest.mark.parametrize("rows", [None, np.array([0, 1, 3, 4])], ids=["dense", "sparse"])
-def test_the_size_of_blocks_changes_no_bit(case, rows):
+def test_the_block_size_does_not_change_the_result(case, rows):
     optimizer = optimizer_of(case)
     ends = []
     for elements in (1, 4, 7, 10**6):
@@ -109,8 +109,8 @@ def test_the_size_of_blocks_changes_no_bit(case, rows):
     assert all(end == ends[0] for end in ends)
 
 
-@pytest.mark.parametrize("case", EVERY)
-def test_training_goes_on_from_saved_values_and_slots_as_if_never_interrupted(case):
+@pytest.mark.parametrize("case", ALL_OPTIMIZERS)
+def test_training_resumes_exactly_from_saved_values_and_slots(case):
     optimizer, value = optimizer_of(case), first_value()
     slots = slots_for(optimizer, value)
     train(optimizer, value, slots, range(5))
@@ -121,8 +121,8 @@ def test_training_goes_on_from_saved_values_and_slots_as_if_never_interrupted(ca
     assert again.tobytes() == value.tobytes()
 
 
-@pytest.mark.parametrize("case", EVERY)
-def test_rows_that_are_not_named_keep_values_and_slots(case):
+@pytest.mark.parametrize("case", ALL_OPTIMIZERS)
+def test_sparse_steps_keep_other_rows_unchanged(case):
     optimizer, value = optimizer_of(case), first_value()
     slots = slots_for(optimizer, value)
     train(optimizer, value, slots, range(3))
@@ -133,9 +133,9 @@ def test_rows_that_are_not_named_keep_values_and_slots(case):
         assert old[[1, 4]].tobytes() != new[[1, 4]].tobytes()
 
 
-@pytest.mark.parametrize("case", EVERY)
+@pytest.mark.parametrize("case", ALL_OPTIMIZERS)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 4), (3, 0), (2, 3, 4), (1, 40_000)])
-def test_odd_shapes_are_changed_or_left_alone(case, shape):
+def test_unusual_shapes_are_supported(case, shape):
     optimizer = optimizer_of(case)
     value = np.ones(shape, np.float32)
     slots = slots_for(optimizer, value)
@@ -158,7 +158,7 @@ def test_row_wise_adagrad_divides_a_row_by_the_root_of_its_mean_square():
     np.testing.assert_allclose(value, [[-3 / 12.5**0.5, -4 / 12.5**0.5], [-1, -1]], rtol=1e-6)
 
 
-def test_small_steps_on_bfloat16_are_kept_in_the_slots_if_not_in_the_values():
+def test_bfloat16_slots_are_kept_in_float32():
     value = np.ones((1, 4), ml_dtypes.bfloat16)
     slots = {slot.name: np.zeros((1, 4), np.float32) for slot in slots_for_rule(AdamRule())}
     step = StepParameters(iteration=0, learning_rate=1e-5)
@@ -167,8 +167,8 @@ def test_small_steps_on_bfloat16_are_kept_in_the_slots_if_not_in_the_values():
     np.testing.assert_allclose(slots["velocity"], 1e-9, rtol=1e-4)
 
 
-def test_a_learning_rate_of_0_leaves_values_alone():
-    for case in EVERY:
+def test_a_learning_rate_of_0_changes_no_values():
+    for case in ALL_OPTIMIZERS:
         optimizer, value = optimizer_of(case), first_value()
         slots = slots_for(optimizer, value)
         step = StepParameters(iteration=0, learning_rate=0.0)
@@ -176,7 +176,7 @@ def test_a_learning_rate_of_0_leaves_values_alone():
         assert value.tobytes() == first_value().tobytes(), case
 
 
-def test_infinite_gradients_make_infinite_values_and_no_warning():
+def test_infinite_gradients_give_infinite_values_without_warnings():
     value = np.ones(3, np.float32)
     step = StepParameters(iteration=0, learning_rate=1.0)
     apply_dense(SgdRule(), step, value, np.float32([np.inf, np.nan, 1]), {})
@@ -186,7 +186,7 @@ def test_infinite_gradients_make_infinite_values_and_no_warning():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_averages_are_of_all_elements_whatever_the_size(dtype):
+def test_moving_averages_cover_all_elements(dtype):
     rule = SgdRule(ema_momentum=0.5, ema_overwrite_frequency=2)
     for shape in ((), (0, 3), (2 * BLOCK_ELEMENTS + 5,)):
         value, average = np.full(shape, 4, dtype), np.zeros(shape, np.float32)
@@ -203,7 +203,7 @@ def test_averages_are_of_all_elements_whatever_the_size(dtype):
         assert value.dtype == dtype
 
 
-def test_rows_are_put_whatever_their_width():
+def test_put_rows_supports_any_row_width():
     for dtype, width in ((np.bool_, 3), (np.float64, 1), (ml_dtypes.bfloat16, 5)):
         table = np.zeros((4, width), dtype)
         put_rows(table, np.array([3, 0]), np.ones((2, width), dtype))

@@ -1,4 +1,4 @@
-"""Learning rates that change: those of Keras, number by number."""
+"""Learning-rate schedules, compared with Keras."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REFERENCE = json.loads(Path(__file__).with_name("reference.json").read_text())["
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
-def test_rates_are_those_of_keras(case):
+def test_schedules_match_keras(case):
     name, arguments = SCHEDULES[case]
     schedule = getattr(hr.optimizers.schedules, name)(**arguments)
     rates = [schedule(step) for step in range(0, 60, 3)]
@@ -25,23 +25,23 @@ def test_rates_are_those_of_keras(case):
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
-def test_a_schedule_is_a_value(case):
+def test_schedules_can_be_pickled_and_compared(case):
     name, arguments = SCHEDULES[case]
     schedule = getattr(hr.optimizers.schedules, name)(**arguments)
     assert pickle.loads(pickle.dumps(schedule)) == schedule
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda s: s.ExponentialDecay(0.1, 0, 0.5), "`decay_steps` must be more than 0, but got 0"),
         (lambda s: s.CosineDecay(0.1, -1), "`decay_steps` must be more than 0"),
         (lambda s: s.PolynomialDecay(0.1, 0), "`decay_steps` must be more than 0"),
         (lambda s: s.InverseTimeDecay(0.1, 0, 1), "`decay_steps` must be more than 0"),
         (lambda s: s.PiecewiseConstantDecay([1], [1]), "must be 1 less than that of `values`"),
-        (lambda s: s.PiecewiseConstantDecay([2, 1], [1, 2, 3]), "`boundaries` must rise"),
+        (lambda s: s.PiecewiseConstantDecay([2, 1], [1, 2, 3]), "`boundaries` must be increasing"),
     ],
 )
-def test_wrong_arguments_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_arguments_are_rejected(make, message):
+    with pytest.raises(ValueError, match=message):
         make(hr.optimizers.schedules)

@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import FailedPreconditionError, UnauthenticatedError
 from headrace.parameter_server import operations as ops
 from headrace.parameter_server import specs
-from headrace.parameter_server.messages import ArrayForm, ExecuteOperations, StateLost
+from headrace.parameter_server.messages import BufferSpec, ExecuteOperations, StateLost
 from headrace.parameter_server.operation_executor import OperationExecutor
 from headrace.parameter_server.server import ParameterServer
 from headrace.parameter_server.server_requests import ParameterServerClient
@@ -26,10 +26,10 @@ from tests.parameter_server.small_cluster import until
 SPEC = specs.ShardSpec(name="w", variable="w", shape=(3,), dtype="float32", variable_shape=(3,))
 
 
-class Asked(Request):
-    """A request, and what it was answered with."""
+class FakeRequest(Request):
+    """A request that records its reply."""
 
-    peer = "somebody"
+    peer = "client"
     role = None
 
     def __init__(self, message, buffers=()):
@@ -40,7 +40,7 @@ class Asked(Request):
 
     def reply(self, message, buffers=(), *, borrowed=False):
         self.answer = message
-        self.lent = borrowed
+        self.is_borrowed = borrowed
         self.sent = list(buffers)
         self.answered.set()
 
@@ -49,8 +49,8 @@ class Asked(Request):
         self.answered.set()
 
 
-class Core(ShardStore):
-    """Answers with what it is given."""
+class FakeStore(ShardStore):
+    """A store that replies with given arrays, or raises a given error."""
 
     def __init__(self, *arrays):
         super().__init__()
@@ -63,11 +63,11 @@ class Core(ShardStore):
 
 
 @pytest.fixture
-def applying():
+def start_executor():
     made = []
 
-    def make(core):
-        found = OperationExecutor(core, 0)
+    def make(store):
+        found = OperationExecutor(store, 0)
         found.start()
         made.append(found)
         return found
@@ -77,21 +77,23 @@ def applying():
         each.close()
 
 
-def answered(applying, request):
-    applying.handle([request])
+def execute(executor, request):
+    executor.handle([request])
     assert request.answered.wait(10)
     return request
 
 
-def test_what_was_meant_for_an_earlier_life_is_not_carried_out(applying):
-    desk = applying(Core())
-    request = answered(
-        desk, Asked(ExecuteOperations((ops.IncrementCounter("n"),), ((),), "an earlier life"))
+def test_requests_for_an_earlier_state_are_not_executed(start_executor):
+    executor = start_executor(FakeStore())
+    request = execute(
+        executor,
+        FakeRequest(ExecuteOperations((ops.IncrementCounter("n"),), ((),), "an earlier state")),
     )
-    assert request.answer == StateLost(desk.state_id)
-    assert desk.status().requests == 0
-    assert answered(
-        desk, Asked(ExecuteOperations((ops.IncrementCounter("n"),), ((),), desk.state_id))
+    assert request.answer == StateLost(executor.state_id)
+    assert executor.status().requests == 0
+    assert execute(
+        executor,
+        FakeRequest(ExecuteOperations((ops.IncrementCounter("n"),), ((),), executor.state_id)),
     ).answer.state_id
 
 
@@ -99,150 +101,162 @@ def test_what_was_meant_for_an_earlier_life_is_not_carried_out(applying):
     ("wrong", "kind"),
     [({"port": "x"}, TypeError), ({"port": -1}, ValueError), ({"host": 3}, TypeError)],
 )
-def test_wrong_arguments_are_named(wrong, kind):
+def test_invalid_server_arguments_are_rejected(wrong, kind):
     with pytest.raises(kind, match=f"`{next(iter(wrong))}`"):
         ParameterServer(0, start=False, **wrong)
 
 
-def test_only_what_is_read_is_lent(applying):
+def test_only_read_replies_borrow_memory(start_executor):
     kept = np.zeros(3)
-    desk = applying(Core(kept))
-    read = answered(desk, Asked(ExecuteOperations((ops.ReadShard("w"),), ((),))))
-    assert read.lent
+    executor = start_executor(FakeStore(kept))
+    read = execute(executor, FakeRequest(ExecuteOperations((ops.ReadShard("w"),), ((),))))
+    assert read.is_borrowed
     assert np.shares_memory(np.frombuffer(read.sent[0]), kept)
-    assert not answered(desk, Asked(ExecuteOperations((ops.GatherRows("w"),), ((),)))).lent
-    both = answered(desk, Asked(ExecuteOperations((ops.ReadShard("w"), ops.Assign("w")), ((), ()))))
-    assert not both.lent
+    assert not execute(
+        executor, FakeRequest(ExecuteOperations((ops.GatherRows("w"),), ((),)))
+    ).is_borrowed
+    both = execute(
+        executor, FakeRequest(ExecuteOperations((ops.ReadShard("w"), ops.Assign("w")), ((), ())))
+    )
+    assert not both.is_borrowed
     assert not np.shares_memory(np.frombuffer(both.sent[0]), kept)
 
 
-def test_arrays_that_are_not_as_announced_are_an_error_and_the_thread_goes_on(applying):
-    desk = applying(Core())
-    forms = ((ArrayForm("float32", (2,)),),)
+def test_mismatched_arrays_fail_the_request_but_not_the_thread(start_executor):
+    executor = start_executor(FakeStore())
+    buffer_specs = ((BufferSpec("float32", (2,)),),)
     assert isinstance(
-        answered(desk, Asked(ExecuteOperations((ops.ReadShard("w"),), forms))).error,
+        execute(
+            executor, FakeRequest(ExecuteOperations((ops.ReadShard("w"),), buffer_specs))
+        ).error,
         FailedPreconditionError,
     )
     assert isinstance(
-        answered(desk, Asked(ExecuteOperations((ops.ReadShard("w"),), ()))).error,
+        execute(executor, FakeRequest(ExecuteOperations((ops.ReadShard("w"),), ()))).error,
         FailedPreconditionError,
     )
-    assert answered(desk, Asked(ExecuteOperations((), ()))).answer is not None
-    assert desk.status().failed == 2
+    assert execute(executor, FakeRequest(ExecuteOperations((), ()))).answer is not None
+    assert executor.status().failed == 2
 
 
 class Recording(ShardStore):
-    """Notes on which thread each operation is carried out, and stands still at an Evict."""
+    """A store that records the thread of each operation, and blocks in an Evict."""
 
     def __init__(self):
         super().__init__()
         self.done = []
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.is_blocked, self.resume = threading.Event(), threading.Event()
 
     def execute(self, operation, arrays):
         if isinstance(operation, ops.Evict):
-            self.begun.set()
-            assert self.go_on.wait(10)
+            self.is_blocked.set()
+            assert self.resume.wait(10)
         self.done.append((type(operation).__name__, threading.current_thread().name))
         return Done(), []
 
 
-def test_what_is_short_and_comes_alone_is_done_at_once_and_never_before_what_came_earlier(applying):
-    core = Recording()
-    desk = applying(core)
-    here, there = threading.current_thread().name, "headrace-parameter-server-0"
-    short = [Asked(ExecuteOperations((ops.IncrementCounter("n"),), ((),))) for _ in range(7)]
-    long = Asked(ExecuteOperations((ops.Evict("t"),), ((),)))
-    desk.handle([short[0]])
-    assert core.done == [("IncrementCounter", here)]
-    desk.handle([long])
-    assert core.begun.wait(10)
-    desk.handle([short[1]])
-    assert core.done == [("IncrementCounter", here)], "it waits for its turn"
-    core.go_on.set()
-    assert short[1].answered.wait(10)
-    desk.handle(short[2:5])
-    assert short[4].answered.wait(10)
-    assert core.done[1:] == [("Evict", there)] + 4 * [("IncrementCounter", there)]
-    desk.handle(short[5:])
-    assert core.done[6:] == 2 * [("IncrementCounter", here)], "two at once"
-    large = ExecuteOperations((ops.Assign("w"),), ((ArrayForm("uint8", (3 << 20,)),),))
-    assert answered(desk, Asked(large, [bytes(3 << 20)])).answer is not None
-    assert core.done[-1] == ("Assign", there)
+def test_small_requests_run_inline_unless_others_are_queued(start_executor):
+    store = Recording()
+    executor = start_executor(store)
+    own_thread, executor_thread = threading.current_thread().name, "headrace-parameter-server-0"
+    small = [FakeRequest(ExecuteOperations((ops.IncrementCounter("n"),), ((),))) for _ in range(7)]
+    queued = FakeRequest(ExecuteOperations((ops.Evict("t"),), ((),)))
+    executor.handle([small[0]])
+    assert store.done == [("IncrementCounter", own_thread)]
+    executor.handle([queued])
+    assert store.is_blocked.wait(10)
+    executor.handle([small[1]])
+    assert store.done == [("IncrementCounter", own_thread)], "it is queued"
+    store.resume.set()
+    assert small[1].answered.wait(10)
+    executor.handle(small[2:5])
+    assert small[4].answered.wait(10)
+    assert store.done[1:] == [("Evict", executor_thread)] + 4 * [
+        ("IncrementCounter", executor_thread)
+    ]
+    executor.handle(small[5:])
+    assert store.done[6:] == 2 * [("IncrementCounter", own_thread)], "two together run inline"
+    large = ExecuteOperations((ops.Assign("w"),), ((BufferSpec("uint8", (3 << 20,)),),))
+    assert execute(executor, FakeRequest(large, [bytes(3 << 20)])).answer is not None
+    assert store.done[-1] == ("Assign", executor_thread)
 
 
-def test_what_comes_after_a_turn_is_not_carried_out_before_it():
-    core = Recording()
-    core.go_on.set()
-    desk = OperationExecutor(core, 0)
-    desk.call_in_order(lambda: core.done.append("turn"))
-    count = Asked(ExecuteOperations((ops.IncrementCounter("n"),), ((),)))
-    desk.handle([count])
-    desk.start()
+def test_requests_after_call_in_order_are_executed_after_it():
+    store = Recording()
+    store.resume.set()
+    executor = OperationExecutor(store, 0)
+    executor.call_in_order(lambda: store.done.append("function"))
+    count = FakeRequest(ExecuteOperations((ops.IncrementCounter("n"),), ((),)))
+    executor.handle([count])
+    executor.start()
     assert count.answered.wait(10)
-    desk.close()
-    assert core.done == ["turn", ("IncrementCounter", desk._thread.name)]
+    executor.close()
+    assert store.done == ["function", ("IncrementCounter", executor._thread.name)]
 
 
-def test_a_status_waits_for_no_operation_and_sees_what_is_kept_after_it():
-    core = Recording()
-    core.shards["first"] = shard = SimpleNamespace(nbytes=0)
-    desk = OperationExecutor(core, 0)
-    desk.start()
-    assert desk.status().shards == 1
-    evict = Asked(ExecuteOperations((ops.Evict("t"),), ((),)))
-    desk.handle([evict])
-    assert core.begun.wait(10)
-    core.shards["second"] = shard
-    assert desk.status().shards == 1, "as it was"
-    core.go_on.set()
+def test_status_never_waits_for_an_operation():
+    store = Recording()
+    store.shards["first"] = shard = SimpleNamespace(nbytes=0)
+    executor = OperationExecutor(store, 0)
+    executor.start()
+    assert executor.status().shards == 1
+    evict = FakeRequest(ExecuteOperations((ops.Evict("t"),), ((),)))
+    executor.handle([evict])
+    assert store.is_blocked.wait(10)
+    store.shards["second"] = shard
+    assert executor.status().shards == 1, "unchanged during the operation"
+    store.resume.set()
     assert evict.answered.wait(10)
-    until(lambda: desk.status().shards == 2)
-    desk.close()
+    until(lambda: executor.status().shards == 2)
+    executor.close()
 
 
 class OneAtATime(ShardStore):
-    """Finds out whether two ever look at what is kept at the same time."""
+    """A store that detects overlapping accesses."""
 
     def __init__(self):
         super().__init__()
-        self.inside = self.together = self.count = 0
+        self.num_active = self.num_overlaps = self.count = 0
 
-    def look(self):
-        self.inside += 1
-        time.sleep(0)  # another thread may go on
-        self.together += self.inside > 1
+    def access(self):
+        self.num_active += 1
+        time.sleep(0)  # lets another thread run
+        self.num_overlaps += self.num_active > 1
         before = self.count
         time.sleep(0)
         self.count = before + 1
-        self.inside -= 1
+        self.num_active -= 1
 
     def execute(self, operation, arrays):
-        self.look()
+        self.access()
         return ops.Counted(0, 0), []
 
 
-def test_what_is_short_what_is_long_and_what_saves_never_overlap(applying):
-    core = OneAtATime()
-    desk = applying(core)
-    short = [Asked(ExecuteOperations((ops.IncrementCounter("n"),), ((),))) for _ in range(400)]
-    long = [Asked(ExecuteOperations((ops.CreateTable(None),), ((),))) for _ in range(100)]
+def test_inline_queued_and_checkpoint_work_never_overlap(start_executor):
+    store = OneAtATime()
+    executor = start_executor(store)
+    small = [
+        FakeRequest(ExecuteOperations((ops.IncrementCounter("n"),), ((),))) for _ in range(400)
+    ]
+    queued = [FakeRequest(ExecuteOperations((ops.CreateTable(None),), ((),))) for _ in range(100)]
     with ThreadPoolExecutor(2) as threads:
         for _ in range(2):
-            threads.submit(lambda: [desk.call_between_operations(core.look) for _ in range(100)])
-        for number, request in enumerate(short):  # this is the transport's thread
-            desk.handle([request])
+            threads.submit(
+                lambda: [executor.call_between_operations(store.access) for _ in range(100)]
+            )
+        for number, request in enumerate(small):  # as the transport's thread does
+            executor.handle([request])
             if number % 4 == 0:
-                desk.handle([long[number // 4]])
-    assert all(request.answered.wait(20) for request in (*short, *long))
-    assert (core.together, core.count) == (0, 400 + 100 + 200)
+                executor.handle([queued[number // 4]])
+    assert all(request.answered.wait(20) for request in (*small, *queued))
+    assert (store.num_overlaps, store.count) == (0, 400 + 100 + 200)
 
 
-def test_an_error_of_the_stores_own_is_logged_and_answered(applying, caplog):
-    desk = applying(Core(ZeroDivisionError("why")))
-    request = answered(desk, Asked(ExecuteOperations((ops.Evict("t"),), ((),))))
+def test_internal_errors_of_the_store_are_logged_and_returned(start_executor, caplog):
+    executor = start_executor(FakeStore(ZeroDivisionError("why")))
+    request = execute(executor, FakeRequest(ExecuteOperations((ops.Evict("t"),), ((),))))
     assert isinstance(request.error, ZeroDivisionError)
-    assert "an operation failed: ZeroDivisionError: why" in caplog.text
+    assert "operation failed: ZeroDivisionError: why" in caplog.text
 
 
 def test_status_and_metrics_count_requests_and_bytes():
@@ -269,28 +283,28 @@ def test_status_and_metrics_count_requests_and_bytes():
         servers.close()
 
 
-def test_it_stops_within_a_second_whatever_it_is_asked():
+def test_a_busy_server_stops_within_a_second():
     server = ParameterServer(0)
     servers = ParameterServerClient([server.address], timeout=0.1)
     stop = threading.Event()
 
-    def ask():
+    def send_requests():
         with contextlib.suppress(ConnectionError):
             while not stop.is_set():
                 servers.execute(0, ops.IncrementCounter("n", 0))
 
     with contextlib.closing(servers), ThreadPoolExecutor(3) as threads:
         for _ in range(3):
-            threads.submit(ask)
-        began = time.monotonic()
+            threads.submit(send_requests)
+        started_at = time.monotonic()
         server.stop()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - started_at < 1.0
         stop.set()
     with pytest.raises(RuntimeError):
         server.start()
 
 
-def test_life_begins_at_start():
+def test_a_server_listens_after_start():
     server = ParameterServer(1, start=False)
     assert (server.address, server.index) == ("", 1)
     with pytest.raises(RuntimeError, match="start"):
@@ -300,19 +314,19 @@ def test_life_begins_at_start():
     server.stop()
 
 
-def test_who_has_no_key_is_kept_out(tmp_path):
+def test_clients_without_a_key_are_rejected(tmp_path):
     keys = new_keys(tmp_path / "keys")
     with ParameterServer(0, security=Security.load(keys, "server")) as server:
         servers = ParameterServerClient([server.address], security=Security.load(keys, "client"))
         assert servers.execute(0, ops.IncrementCounter("n"))[0].after == 1
         servers.close()
-        stranger = ParameterServerClient([server.address], timeout=5)
+        unauthorized = ParameterServerClient([server.address], timeout=5)
         with pytest.raises(UnauthenticatedError):
-            stranger.execute(0, ops.IncrementCounter("n", 0))
-        stranger.close()
+            unauthorized.execute(0, ops.IncrementCounter("n", 0))
+        unauthorized.close()
 
 
-def test_off_this_machine_keys_are_needed():
+def test_non_loopback_hosts_require_security():
     with pytest.raises(ValueError, match="security"):
         ParameterServer(0, "0.0.0.0")
     with pytest.raises(TypeError, match="security"):

@@ -53,7 +53,7 @@ def two():
 
 
 @pytest.mark.parametrize(
-    ("operation", "may"),
+    ("operation", "expected"),
     [
         (ops.ReadShard("w"), True),
         (ops.Create(spec()), True),
@@ -74,11 +74,11 @@ def two():
         (ops.ForgetWriteKeys(1), True),
     ],
 )
-def test_what_may_be_asked_again(operation, may):
-    assert is_retryable(operation) is may
+def test_only_repeatable_operations_are_retryable(operation, expected):
+    assert is_retryable(operation) is expected
 
 
-def test_answers_come_in_the_order_of_the_asks_from_whichever_server(two):
+def test_replies_are_in_request_order(two):
     _, servers = two
     value = np.arange(4, dtype=np.float32)
     servers.execute_all(
@@ -100,20 +100,20 @@ def test_answers_come_in_the_order_of_the_asks_from_whichever_server(two):
     assert servers.execute_all([]) == []
 
 
-def test_what_one_server_is_asked_is_done_in_its_order_and_reads_do_not_change_later(two):
+def test_each_server_executes_operations_in_request_order(two):
     _, servers = two
     value = np.ones(4, np.float32)
-    asks = [OperationRequest(0, ops.Create(spec()), [value])]
+    requests = [OperationRequest(0, ops.Create(spec()), [value])]
     for _ in range(3):
-        asks += [
+        requests += [
             OperationRequest(0, ops.ReadShard("w")),
             OperationRequest(0, ops.Assign("w", "add"), [value]),
         ]
-    answers = servers.execute_all(asks)
+    answers = servers.execute_all(requests)
     assert [arrays[0][0] for _, arrays in answers if arrays] == [1, 2, 3]
 
 
-def test_what_was_read_belongs_to_the_reader(two):
+def test_the_caller_owns_reply_arrays(two):
     _, servers = two
     large = np.zeros(100_000, np.float32)
     servers.execute(0, ops.Create(spec(shape=large.shape)), large)
@@ -127,10 +127,10 @@ def test_what_was_read_belongs_to_the_reader(two):
 
 def test_the_error_of_one_server_leaves_the_others_usable(two):
     _, servers = two
-    with pytest.raises(NotFoundError, match="nothing"):
+    with pytest.raises(NotFoundError, match="missing"):
         servers.execute_all(
             [
-                OperationRequest(0, ops.ReadShard("nothing")),
+                OperationRequest(0, ops.ReadShard("missing")),
                 OperationRequest(1, ops.IncrementCounter("n")),
             ]
         )
@@ -140,7 +140,7 @@ def test_the_error_of_one_server_leaves_the_others_usable(two):
     assert servers.execute(0, ops.IncrementCounter("n"))[0].after == 1
 
 
-def test_many_threads_ask_at_the_same_time(two):
+def test_many_threads_can_send_requests(two):
     _, servers = two
 
     def count(number):
@@ -157,41 +157,41 @@ def test_many_threads_ask_at_the_same_time(two):
     assert servers.execute(1, ops.IncrementCounter("n", 0))[0].after == 300
 
 
-def test_a_server_that_is_not_there_yet_is_waited_for():
-    address = reserved()
+def test_requests_wait_for_a_server_that_has_not_started():
+    address = unused_address()
     servers = ParameterServerClient([address], timeout=30)
     with ThreadPoolExecutor(1) as threads, contextlib.closing(servers):
-        # May be done only once, and is not sent to nobody: so it is asked again.
+        # Not repeatable, but retried because it was never sent.
         answer = threads.submit(servers.execute, 0, ops.IncrementCounter("n"))
         time.sleep(0.3)
         with ParameterServer(0, port=int(address.rpartition(":")[2])):
             assert answer.result(20)[0].after == 1
 
 
-def reserved() -> str:
-    """An address where nobody listens."""
+def unused_address() -> str:
+    """Return an address without a server."""
     server = ParameterServer(0)
     server.stop()
     return server.address
 
 
 @pytest.mark.catalogue("2.8.23", "4.3.17")
-def test_a_server_that_stays_away_is_named_with_its_address():
-    address = reserved()
+def test_the_timeout_error_names_the_unreachable_server():
+    address = unused_address()
     servers = ParameterServerClient([address], timeout=0.3)
-    with pytest.raises(UnavailableError, match=f"parameter server 0 at {address} did not answer"):
+    with pytest.raises(UnavailableError, match=f"parameter server 0 at {address} did not reply"):
         servers.wait_until_reachable()
     servers.close()
 
 
-def test_a_server_that_came_back_is_reported_once_and_restored_by_who_asked_for_it(two, caplog):
+def test_a_restart_is_reported_once_and_calls_the_callbacks(two, caplog):
     both, servers = two
     value = np.arange(4, dtype=np.float32)
     servers.execute(0, ops.Create(spec()), value)
-    told = []
+    restarted_servers = []
 
     def restore(server):
-        told.append(server)
+        restarted_servers.append(server)
         servers.execute(server, ops.Create(spec()), value * 10)
 
     servers.states.on_restart(restore)
@@ -199,13 +199,13 @@ def test_a_server_that_came_back_is_reported_once_and_restored_by_who_asked_for_
     with caplog.at_level(logging.WARNING):
         assert servers.execute(0, ops.ReadShard("w"))[1][0].tolist() == [0, 10, 20, 30]
         servers.execute(0, ops.ReadShard("w"))
-    assert told == [0]
-    lost = [record for record in caplog.records if "was started again" in record.message]
+    assert restarted_servers == [0]
+    lost = [record for record in caplog.records if "was restarted" in record.message]
     assert len(lost) == 1
     assert again.address in lost[0].message
 
 
-def test_what_a_server_lost_is_waited_for_until_somebody_restores_it(two):
+def test_requests_for_lost_shards_wait_until_they_are_restored(two):
     both, servers = two
     value = np.arange(4, dtype=np.float32)
     servers.execute(0, ops.Create(spec()), value)
@@ -218,49 +218,49 @@ def test_what_a_server_lost_is_waited_for_until_somebody_restores_it(two):
         assert answer.result(20)[1][0].tolist() == [1, 2, 3, 4]
 
 
-def test_what_nobody_restores_is_missed_in_the_end_and_what_never_was_at_once(two):
+def test_unrestored_shards_fail_after_the_timeout_and_unknown_ones_at_once(two):
     both, servers = two
     servers.timeout = 0.4
     servers.execute(0, ops.Create(spec()), np.zeros(4, np.float32))
     both[0] = restarted(both[0])
-    with pytest.raises(DataLossError, match="nobody restored"):
+    with pytest.raises(DataLossError, match="its contents were not restored"):
         servers.execute(0, ops.ReadShard("w"))
     with pytest.raises(NotFoundError):
         servers.execute(1, ops.ReadShard("w"))
 
 
-class Interrupted:
-    """A server whose store stops at a signal, with the connection cut before it answers."""
+class DisconnectingServer:
+    """A server that executes some requests and disconnects before it replies."""
 
     def __init__(self):
         self.store = ShardStore()
-        self.applying = OperationExecutor(self.store, 0)
-        self.asked = []
-        self.swallow = 0
+        self.executor = OperationExecutor(self.store, 0)
+        self.received = []
+        self.num_unanswered = 0
         self.server = zeromq.serve(self.handle, request_type=ServerRequest)
-        self.applying.start()
+        self.executor.start()
 
     def handle(self, requests):
         for request in requests:
-            self.asked.append(request.message)
-            if self.swallow:
-                self.swallow -= 1
+            self.received.append(request.message)
+            if self.num_unanswered:
+                self.num_unanswered -= 1
                 operations = request.message.operations
                 for operation in operations:
                     self.store.execute(operation, [])
                 for peer in self.server._peers:
                     peer.disconnect()
             else:
-                self.applying.handle([request])
+                self.executor.handle([request])
 
     def close(self):
-        self.applying.close()
+        self.executor.close()
         self.server.close()
 
 
 @pytest.fixture
 def interrupted():
-    found = Interrupted()
+    found = DisconnectingServer()
     servers = ParameterServerClient([found.server.address], timeout=20)
     servers.wait_until_reachable()
     yield found, servers
@@ -268,27 +268,29 @@ def interrupted():
     found.close()
 
 
-def test_a_write_without_a_key_that_may_be_done_is_not_asked_again(interrupted):
+def test_an_unkeyed_write_with_unknown_outcome_is_not_retried(interrupted):
     server, servers = interrupted
-    server.swallow = 1
-    with pytest.raises(UnavailableError, match="may be done or not"):
+    server.num_unanswered = 1
+    with pytest.raises(UnavailableError, match="may have been executed or not"):
         servers.execute(0, ops.IncrementCounter("n"))
     assert servers.execute(0, ops.IncrementCounter("n", 0))[0].after == 1
 
 
-def test_a_write_with_a_key_is_asked_again_and_done_once(interrupted):
+def test_a_keyed_write_is_retried_and_applied_once(interrupted):
     server, servers = interrupted
-    server.swallow = 2
+    server.num_unanswered = 2
     answer, _ = servers.execute(0, ops.IncrementCounter("n", 1, KEY))
     assert answer.after == 1
-    counts = [isinstance(message.operations[0], ops.IncrementCounter) for message in server.asked]
+    counts = [
+        isinstance(message.operations[0], ops.IncrementCounter) for message in server.received
+    ]
     assert sum(counts) == 3
     assert servers.execute(0, ops.IncrementCounter("n", 0))[0].after == 1
 
 
 @pytest.fixture
 def answering():
-    """Starts a server that answers as a test says; None: not at all."""
+    """Return a function that starts a server with the given replies; None sends no reply."""
     with contextlib.ExitStack() as stack:
 
         def start(answer, timeout):
@@ -307,59 +309,59 @@ def answering():
         yield start
 
 
-def test_a_write_that_nobody_took_is_not_said_to_be_done_perhaps(answering):
+def test_a_write_refused_by_all_servers_was_not_executed(answering):
     servers = answering(lambda message: NotLeader(is_empty=False), 0.2)
-    with pytest.raises(UnavailableError, match=r"The last try: it has nothing of what") as raised:
+    with pytest.raises(UnavailableError, match=r"Last error: it does not lead the store") as raised:
         servers.execute(0, ops.IncrementCounter("n"))
-    assert "may be done" not in str(raised.value)
+    assert "may have been executed" not in str(raised.value)
 
 
-def test_long_silence_of_a_server_that_saves_is_said_as_well(answering, monkeypatch, caplog):
+def test_a_slow_save_is_logged(answering, monkeypatch, caplog):
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.02)
     monkeypatch.setattr("headrace.parameter_server.checkpoint_requests._POLL_SECONDS", 0.02)
 
     servers = answering(lambda message: None, 20)
     save = SaveShards("", "", (), ())
     with ThreadPoolExecutor(1) as threads:
-        saved = threads.submit(request_files, servers, [0], lambda server, life: save)
-        until(lambda: "has not answered" in caplog.text)
+        saved = threads.submit(request_files, servers, [0], lambda server, state_id: save)
+        until(lambda: ": no reply for" in caplog.text)
         servers.close()
         assert isinstance(saved.exception(10), CancelledError)
-    assert "it was asked to save or restore shards" in caplog.text
+    assert "pending request: save or restore shards" in caplog.text
 
 
-def test_who_waits_is_released_when_the_connection_is_closed(monkeypatch):
-    servers = ParameterServerClient([reserved()], timeout=60)
+def test_close_releases_waiting_callers(monkeypatch):
+    servers = ParameterServerClient([unused_address()], timeout=60)
     pause, waits = servers.sleep, threading.Event()
     monkeypatch.setattr(servers, "sleep", lambda seconds: (waits.set(), pause(seconds)))
     with ThreadPoolExecutor(1) as threads:
-        greeted = threads.submit(servers.wait_until_reachable)
+        waiting = threads.submit(servers.wait_until_reachable)
         assert waits.wait(10)
         servers.close()
-        assert isinstance(greeted.exception(10), CancelledError)
+        assert isinstance(waiting.exception(10), CancelledError)
     with pytest.raises(CancelledError, match="closed"):
         servers.wait_until_reachable()
 
 
-def test_long_silence_is_said_with_who_and_what(interrupted, caplog, monkeypatch):
+def test_a_slow_request_is_logged_with_server_and_operation(interrupted, caplog, monkeypatch):
     server, servers = interrupted
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.05)
     monkeypatch.setattr("headrace.parameter_server.server_requests._POLL_SECONDS", 0.05)
     begun, go_on = threading.Event(), threading.Event()
 
-    def stand_still(operation, arrays):
+    def block(operation, arrays):
         begun.set()
         go_on.wait(10)
         return ops.Counted(0, 1), []
 
-    server.store.execute = stand_still
+    server.store.execute = block
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(servers.execute, 0, ops.IncrementCounter("n"))
         assert begun.wait(10)
-        until(lambda: "has not answered" in caplog.text)
+        until(lambda: ": no reply for" in caplog.text)
         go_on.set()
         assert answer.result(10)[0].after == 1
-    assert f"parameter server 0 at {servers.addresses[0]} has not answered" in caplog.text
+    assert f"parameter server 0 at {servers.addresses[0]}: no reply for" in caplog.text
     assert "IncrementCounter" in caplog.text
 
 
@@ -372,14 +374,14 @@ def test_long_silence_is_said_with_who_and_what(interrupted, caplog, monkeypatch
         (["a:1"], "x", TypeError),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(addresses, timeout, kind):
+def test_invalid_arguments_are_rejected(addresses, timeout, kind):
     with pytest.raises(kind):
         ParameterServerClient(addresses, timeout=timeout)
 
 
-def test_a_server_that_came_back_is_told_which_coordinators_are_over(two):
+def test_a_restarted_server_is_fenced_again(two):
     both, servers = two
-    desk = ClosureServers(servers, 7)
+    closure_servers = ClosureServers(servers, 7)
     late = specs.WriteKey(coordinator_term=6, closure=1, worker_session=0, number=0)
     with pytest.raises(AbortedError):
         servers.execute(0, ops.IncrementCounter("n", 1, late))
@@ -387,7 +389,7 @@ def test_a_server_that_came_back_is_told_which_coordinators_are_over(two):
     servers.execute(0, ops.IncrementCounter("n", 0))
     with pytest.raises(AbortedError):
         servers.execute(0, ops.IncrementCounter("n", 1, late))
-    desk.fence(3)
+    closure_servers.fence(3)
     with pytest.raises(AbortedError):
         servers.execute(
             0,
@@ -398,11 +400,11 @@ def test_a_server_that_came_back_is_told_which_coordinators_are_over(two):
     servers.execute(
         0, ops.IncrementCounter("n", 1, msgspec.structs.replace(late, coordinator_term=7))
     )
-    desk.forget_write_keys([], 2)
+    closure_servers.forget_write_keys([], 2)
     assert servers.execute(0, ops.DescribeStore())[0].keys == 0
 
 
-def test_a_closure_waits_for_what_was_lost_also_on_a_server_that_it_meets_first(two, monkeypatch):
+def test_a_closure_waits_for_lost_shards_on_its_first_contact(two, monkeypatch):
     both, servers = two
     restorer = ParameterServerClient([each.address for each in both], timeout=20)
 

@@ -1,4 +1,4 @@
-"""Shards written to files and read back: whole, in parts, while they change, in other numbers."""
+"""Shards in files: saved during writes, in increments, and restored in other partitionings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def shard_specs(rows, shards, columns=3, dtype="float32"):
 
 
 def a_store(specs, value=0.0):
-    """Return a store with shards that are filled with a number."""
+    """Return a store with shards filled with a number."""
     store = ShardStore()
     for spec in specs:
         store.execute(Create(spec), [np.full(spec.shape, value, F)])
@@ -71,11 +71,11 @@ def table_specs(shards, **options):
     ]
 
 
-def directly(function):
+def call_directly(function):
     return function()
 
 
-def saved(store, folder, since=None, stem="c.0", between=directly, part_bytes=1 << 20):
+def saved(store, folder, since=None, stem="c.0", between=call_directly, part_bytes=1 << 20):
     return write_shards(
         store, between, folder, stem, list_shards(store), since, chunk_bytes=part_bytes
     )
@@ -90,7 +90,7 @@ def restored(folder, pieces, shards=(), tables=(), renamed=None):
         pieces,
         renamed or {},
     )
-    put_shards(store, directly, parts, {}, 0, {})
+    put_shards(store, call_directly, parts, {}, 0, {})
     return store
 
 
@@ -112,7 +112,7 @@ def push_ids(store, name, ids, step):
 
 
 def contents(tables):
-    """All rows of a table, by id."""
+    """Return all rows of a table, by id."""
     found = {}
     for table in tables:
         rows = table.rows.index.rows()
@@ -126,7 +126,7 @@ def folder(tmp_path):
     return open_folder(str(tmp_path))
 
 
-def test_a_file_of_tensors_is_one_of_safetensors(folder, tmp_path):
+def test_tensor_files_are_readable_by_safetensors(folder, tmp_path):
     arrays = {
         "a/value": np.arange(6, dtype=F).reshape(2, 3),
         "empty": np.empty((0, 4), np.int64),
@@ -149,7 +149,7 @@ def test_a_file_of_tensors_is_one_of_safetensors(folder, tmp_path):
 
 
 @pytest.mark.parametrize("length", [0, 7, 100, 200])
-def test_a_file_that_was_cut_short_is_damaged(folder, tmp_path, length):
+def test_a_truncated_file_is_damaged(folder, tmp_path, length):
     write_tensors(folder, "x", {"a": np.arange(100.0)})
     data = (tmp_path / "x").read_bytes()
     (tmp_path / "x").write_bytes(data[:length])
@@ -169,7 +169,7 @@ def test_shards_are_restored_in_any_number(folder, before, after, part_bytes):
         store.execute(CreateTable(spec), [])
     ids = np.arange(40, dtype=np.int64) * 7919
     for step in range(3):
-        adam(store, "v/0", range(step, 3), step)  # one shard alone has slots
+        adam(store, "v/0", range(step, 3), step)  # only one shard has slots
         for spec in table_specs(before):
             push_ids(store, spec.name, ids[assign_shards(ids, before) == spec.index], step)
     pieces = saved(store, folder, part_bytes=part_bytes).pieces
@@ -189,7 +189,7 @@ def test_shards_are_restored_in_any_number(folder, before, after, part_bytes):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_shard_that_changes_while_it_is_written_is_of_one_moment(folder, seed):
+def test_a_shard_changed_during_a_save_is_consistent(folder, seed):
     rng = np.random.default_rng(seed)
     store = ShardStore()
     (spec,), (table,) = shard_specs(200, 1), table_specs(1, capacity=90)
@@ -199,7 +199,7 @@ def test_a_shard_that_changes_while_it_is_written_is_of_one_moment(folder, seed)
     moments = {"v": [], "t": []}
     step = 1
 
-    def busy(function):
+    def call_and_write(function):
         nonlocal step
         found = function()
         moments["v"].append(store.shards["v/0"].value.copy())
@@ -213,7 +213,7 @@ def test_a_shard_that_changes_while_it_is_written_is_of_one_moment(folder, seed)
         step += 1
         return found
 
-    written = saved(store, folder, between=busy, part_bytes=300)
+    written = saved(store, folder, between=call_and_write, part_bytes=300)
     assert len([piece for piece in written.pieces if piece.kind == "shard"]) > 3
     back = restored(folder, written.pieces, [spec], [table])
     assert any(np.array_equal(back.shards["v/0"].value, value) for value in moments["v"])
@@ -221,7 +221,7 @@ def test_a_shard_that_changes_while_it_is_written_is_of_one_moment(folder, seed)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_full_and_increments_are_the_live_state(folder, seed):
+def test_full_save_and_increments_give_the_current_state(folder, seed):
     rng = np.random.default_rng(seed)
     store = a_store(shard_specs(60, 2))
     (table,) = table_specs(1, capacity=100, admission=2, initializer=Normal(seed=3))
@@ -250,13 +250,13 @@ def test_full_and_increments_are_the_live_state(folder, seed):
     assert contents(back.tables.values()) == contents(store.tables.values())
     waiting = back.tables["t/0"].waiting_ids
     assert len(waiting) == len(store.tables["t/0"].waiting_ids)
-    # They also go on alike.
+    # Later steps give the same results.
     for one in (store, back):
         push_ids(one, "t/0", np.arange(0, 300, 3), step)
     assert contents(back.tables.values()) == contents(store.tables.values())
 
 
-def test_an_increment_is_as_large_as_the_rows_that_were_written(folder):
+def test_an_increment_contains_only_written_rows(folder):
     store = a_store(shard_specs(20_000, 1))
     full = saved(store, folder)
     rows = np.arange(10, dtype=np.int64)
@@ -267,7 +267,7 @@ def test_an_increment_is_as_large_as_the_rows_that_were_written(folder):
     assert saved(store, folder, increment.mark, stem="c.2").bytes < 500
 
 
-def test_an_optimizer_may_have_another_name_now(folder):
+def test_slots_can_be_restored_under_another_optimizer_name(folder):
     specs = shard_specs(4, 1)
     store = a_store(specs)
     adam(store, "v/0", [1], 0)
@@ -276,7 +276,7 @@ def test_an_optimizer_may_have_another_name_now(folder):
     assert set(back.shards["v/0"].slots) == {"mine/momentum", "mine/velocity"}
 
 
-def test_a_missing_file_or_shard_is_said(folder, tmp_path):
+def test_a_missing_file_or_shard_is_reported(folder, tmp_path):
     specs = shard_specs(10, 2)
     store = a_store(specs)
     pieces = saved(store, folder).pieces
@@ -287,7 +287,7 @@ def test_a_missing_file_or_shard_is_said(folder, tmp_path):
         restored(folder, pieces, specs)
 
 
-def test_a_byte_that_was_changed_is_found_and_its_file_named(folder, tmp_path):
+def test_a_changed_byte_is_detected_and_its_file_named(folder, tmp_path):
     seed = int(np.random.SeedSequence().entropy % 2**32)
     print("seed", seed)
     rng = np.random.default_rng(seed)
@@ -302,29 +302,33 @@ def test_a_byte_that_was_changed_is_found_and_its_file_named(folder, tmp_path):
     whole = restored(folder, pieces, specs, tables)
     (file,) = {piece.file for piece in pieces}
     data = (tmp_path / file).read_bytes()
-    head = 8 + int.from_bytes(data[:8], "little")
-    places = [*range(8), *rng.integers(8, head, 60), *rng.integers(head, len(data), 60)]
+    header_size = 8 + int.from_bytes(data[:8], "little")
+    positions = [
+        *range(8),
+        *rng.integers(8, header_size, 60),
+        *rng.integers(header_size, len(data), 60),
+    ]
     silent = named = 0
-    for place in places:
+    for position in positions:
         damaged = bytearray(data)
-        damaged[place] ^= 1 << rng.integers(8)
+        damaged[position] ^= 1 << rng.integers(8)
         (tmp_path / file).write_bytes(damaged)
         try:
             found = restored(folder, pieces, specs, tables)
         except DataLossError as error:
             named += file in str(error)
             continue
-        silent += 1  # white space, or what is said of a tensor twice
-        assert place < head
+        silent += 1  # whitespace, or redundant fields of the header
+        assert position < header_size
         assert contents(found.tables.values()) == contents(whole.tables.values())
         for name, shard in whole.shards.items():
             assert np.array_equal(found.shards[name].value, shard.value)
             assert found.shards[name].slots.keys() == shard.slots.keys()
     assert silent <= 6
-    assert named + silent == len(places)
+    assert named + silent == len(positions)
 
 
-def test_what_was_written_before_there_were_checksums_is_read(folder):
+def test_files_without_checksums_are_read(folder):
     store = a_store(shard_specs(10, 1), 1)
     old = [
         msgspec.structs.replace(piece, checksum=None, rows=None)
@@ -333,22 +337,22 @@ def test_what_was_written_before_there_were_checksums_is_read(folder):
     assert (restored(folder, old, shard_specs(10, 3)).shards["v/2"].value == 1).all()
 
 
-def test_a_shard_reads_the_pieces_that_have_its_rows_alone(folder, tmp_path):
+def test_a_shard_reads_only_the_pieces_with_its_rows(folder, tmp_path):
     specs = shard_specs(10, 2)
     store = a_store(specs, 1)
-    first = write_shards(store, directly, folder, "c.0", [StoredShard("shard", "v/0")], None)
-    other = write_shards(store, directly, folder, "c.1", [StoredShard("shard", "v/1")], None)
+    first = write_shards(store, call_directly, folder, "c.0", [StoredShard("shard", "v/0")], None)
+    other = write_shards(store, call_directly, folder, "c.1", [StoredShard("shard", "v/1")], None)
     (tmp_path / first.pieces[0].file).unlink()
     back = restored(folder, [*first.pieces, *other.pieces], specs[1:])
     assert (back.shards["v/1"].value == 1).all()
 
 
-def test_keys_are_of_the_moment_of_their_shard(folder):
+def test_write_keys_are_saved_at_the_moment_of_their_shard(folder):
     specs = shard_specs(100, 1)
     store = a_store(specs)
     count = 0
 
-    def busy(function):
+    def call_and_write(function):
         nonlocal count
         found = function()
         key = WriteKey(coordinator_term=1, closure=count, worker_session=0, number=0)
@@ -356,13 +360,13 @@ def test_keys_are_of_the_moment_of_their_shard(folder):
         count += 1
         return found
 
-    written = saved(store, folder, between=busy, part_bytes=100)
+    written = saved(store, folder, between=call_and_write, part_bytes=100)
     back = restored(folder, written.pieces, specs)
     assert (back.shards["v/0"].value == len(written.answers["shard v/0"])).all()
     assert written.coordinator_term == 1
 
 
-def test_a_slot_that_only_some_shards_have_is_kept_and_others_get_first_values(folder):
+def test_a_slot_of_some_shards_is_kept_and_initialized_in_others(folder):
     store = a_store(shard_specs(10, 2))
     rule = RowWiseAdagradRule(initial_accumulator_value=0.5)
     step = StepParameters(iteration=0, learning_rate=0.1)
@@ -373,18 +377,20 @@ def test_a_slot_that_only_some_shards_have_is_kept_and_others_get_first_values(f
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 2), (3, 0)])
-def test_numbers_without_rows_and_values_that_are_empty(folder, shape):
+def test_scalars_and_empty_values_are_saved(folder, shape):
     spec = ShardSpec(name="v", variable="v", shape=shape, dtype="float32", variable_shape=shape)
     store = a_store([spec], 7)
     step = StepParameters(iteration=0, learning_rate=0.5)
     store.execute(Apply("v", "o", ADAM, step), [np.ones(shape, F)])
     back = restored(folder, saved(store, folder).pieces, [spec])
     assert np.array_equal(back.execute(ReadShard("v"))[1][0], store.shards["v"].value)
-    for name, slot in store.shards["v"].slots.items():  # without rows, none is made before a step
+    for name, slot in store.shards[
+        "v"
+    ].slots.items():  # without rows, a slot is created by the next step
         assert np.array_equal(back.shards["v"].slots.get(name, np.empty((0, *shape[1:]))), slot)
 
 
-def test_pieces_before_one_that_begins_do_not_count(folder):
+def test_pieces_before_a_beginning_one_are_ignored(folder):
     store = a_store(shard_specs(4, 1))
     first = saved(store, folder)
     store.execute(
@@ -395,6 +401,8 @@ def test_pieces_before_one_that_begins_do_not_count(folder):
     assert list(current_pieces([*first.pieces, *second.pieces])) == list(second.pieces)
 
 
-def test_a_shard_that_a_server_has_lost_is_not_left_out_of_a_checkpoint(folder):
+def test_saving_a_lost_shard_fails(folder):
     with pytest.raises(NotFoundError, match="no shard v/0 on this server, so it cannot be saved"):
-        write_shards(ShardStore(), directly, folder, "c.0", [StoredShard("shard", "v/0")], None)
+        write_shards(
+            ShardStore(), call_directly, folder, "c.0", [StoredShard("shard", "v/0")], None
+        )

@@ -1,4 +1,4 @@
-"""What is saved of a store: whole, and what changed since a mark."""
+"""Snapshots of a store: complete, and changes since a mark."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def store():
 
 
 def train(store, steps):
-    """Some steps: rows of the variable, and ids of the table."""
+    """Take some steps on rows of the variable and ids of the table."""
     for iteration in steps:
         rng = np.random.default_rng(iteration)
         rows, ids = np.unique(rng.integers(0, 10, 4)), np.unique(rng.integers(0, 40, 12))
@@ -72,10 +72,10 @@ def train(store, steps):
 
 
 def contents(store):
-    """All that a store holds; of a table in the order of the ids."""
+    """Return the contents of a store; those of a table sorted by id."""
     found = []
-    for holding in list_shards(store):
-        arrays = snapshot_shard(store, holding).arrays
+    for shard in list_shards(store):
+        arrays = snapshot_shard(store, shard).arrays
         order = {name: np.argsort(arrays[name]) for name in arrays if name.endswith("ids")}
         for name, array in arrays.items():
             ids = "waiting_ids" if name.startswith("waiting") else "ids"
@@ -83,25 +83,25 @@ def contents(store):
     return found
 
 
-def test_a_restored_store_has_all_and_shares_no_memory_with_what_was_saved(store):
+def test_a_restored_store_is_complete_and_shares_no_memory(store):
     train(store, range(2))
     again = ShardStore()
-    for holding in list_shards(store):
-        restore_snapshot(again, snapshot_shard(store, holding))
+    for shard in list_shards(store):
+        restore_snapshot(again, snapshot_shard(store, shard))
     before = contents(again)
     assert before == contents(store)
     train(store, range(2, 4))
     assert contents(again) == before
 
 
-def test_a_record_says_what_it_is_when_it_is_decoded(store):
+def test_records_round_trip_through_json(store):
     union = SavedShard | SavedTable | SavedServer
-    for holding in list_shards(store):
-        record = snapshot_shard(store, holding).record
+    for shard in list_shards(store):
+        record = snapshot_shard(store, shard).record
         assert msgspec.json.decode(msgspec.json.encode(record), type=union) == record
 
 
-def test_an_increment_has_the_rows_that_were_touched_and_no_others(store):
+def test_an_increment_has_exactly_the_written_rows(store):
     train(store, range(3))
     since = set_mark(store)
     changes = snapshot_changes(store, SHARD, since)
@@ -119,7 +119,7 @@ def test_an_increment_has_the_rows_that_were_touched_and_no_others(store):
     assert snapshot_changes(store, SHARD, since).is_complete
 
 
-def test_an_increment_has_nothing_of_a_single_number_that_was_not_written():
+def test_an_increment_omits_an_unwritten_scalar():
     store = ShardStore()
     spec = ShardSpec(
         name="v/0", variable="v", index=0, row=0, shape=(), dtype="float32", variable_shape=()
@@ -133,7 +133,7 @@ def test_an_increment_has_nothing_of_a_single_number_that_was_not_written():
     assert (written.is_complete, written.arrays["value"].tolist()) == (True, 2.0)
 
 
-def test_an_increment_of_a_table_has_its_new_rows_and_the_ids_that_went(store):
+def test_an_increment_of_a_table_has_new_rows_and_removed_ids(store):
     store.execute(LookupIds(table="t/0"), [np.arange(6), np.full(6, 2)])
     since = set_mark(store)
     step = StepParameters(iteration=9, learning_rate=0.1)
@@ -146,13 +146,13 @@ def test_an_increment_of_a_table_has_its_new_rows_and_the_ids_that_went(store):
     assert changes.removed_ids.tolist() == [5]
 
 
-def test_without_a_mark_nothing_is_kept_of_what_was_touched(store):
+def test_writes_are_not_tracked_before_the_first_mark(store):
     train(store, range(3))
     assert store.shards["v/0"].dirty_rows.nbytes == 0
     assert store.tables["t/0"].dirty_rows.nbytes == 0
     assert snapshot_changes(store, SHARD, set_mark(store) - 1).is_complete
 
 
-def test_what_is_not_there_cannot_be_saved():
+def test_saving_a_missing_shard_fails():
     with pytest.raises(NotFoundError, match="there is no shard v/0 on this server"):
         snapshot_shard(ShardStore(), SHARD)

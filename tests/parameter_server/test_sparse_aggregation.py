@@ -1,4 +1,4 @@
-"""Ids of a batch: each once, summed, to its shard, and back in order."""
+"""Ids of a batch: deduplication, sums, shards, and expansion to all ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDS = {
     "none": [],
     "one": [7],
     "all equal": [3] * 9,
-    "some doubled": [5, 1, 5, 9, 1, 1, 0],
+    "some repeated": [5, 1, 5, 9, 1, 1, 0],
     "negative": [-4, 2, -4],
     "far apart": [2**63 - 1, -(2**63), 0, 2**63 - 1, 5],
     "large and near": [2**62 + 5, 2**62, 2**62 + 5],
@@ -32,7 +32,7 @@ IDS = {
 
 
 @pytest.fixture(params=["with SciPy", "without SciPy"])
-def way(request, monkeypatch):
+def sum_implementation(request, monkeypatch):
     if request.param == "without SciPy":
         monkeypatch.setattr(sums, "_sparse_product", lambda: None)
     else:
@@ -40,16 +40,16 @@ def way(request, monkeypatch):
 
 
 @pytest.mark.parametrize("bits", [1, 8, 9, 16, 17, 24, 25, 32, 33, 40, 41, 63])
-def test_ids_of_any_width_are_put_in_order(bits):
+def test_ids_of_any_bit_width_are_sorted(bits):
     ids = np.random.default_rng(bits).integers(0, 2**bits - 1, 3000, endpoint=True)
     ids[:2] = 0, 2**bits - 1
     distinct, inverse = unique_ids(ids)
-    expected, places = np.unique(ids, return_inverse=True)
+    expected, positions = np.unique(ids, return_inverse=True)
     assert np.array_equal(distinct, expected)
-    assert np.array_equal(inverse, places)
+    assert np.array_equal(inverse, positions)
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("sum_implementation")
 @pytest.mark.parametrize("name", IDS)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])
 @pytest.mark.parametrize("row", [(), (3,), (2, 2), (0,)])
@@ -65,7 +65,7 @@ def test_rows_of_equal_ids_are_summed(name, dtype, row):
         assert got.tolist() == values[ids == one].sum(axis=0).tolist()
 
 
-def test_both_ways_to_sum_agree(monkeypatch):
+def test_both_sum_implementations_agree(monkeypatch):
     rng = np.random.default_rng(5)
     ids, values = rng.zipf(1.4, 3000) % 500, rng.standard_normal((3000, 7)).astype(np.float32)
     fast = sum_rows(ids, values)
@@ -75,17 +75,17 @@ def test_both_ways_to_sum_agree(monkeypatch):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_distinct_ids_and_their_places_make_the_ids_again(name):
+def test_unique_ids_and_inverse_reproduce_the_ids(name):
     ids = np.array(IDS[name], np.int64)
     once, inverse = unique_ids(ids)
     assert once.tolist() == sorted(set(IDS[name]))
     assert once[inverse].tolist() == ids.tolist()
 
 
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("sum_implementation")
 @pytest.mark.parametrize("name", IDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_ids_that_share_rows_are_summed_as_if_each_had_its_own(name, dtype):
+def test_shared_rows_are_summed_like_separate_rows(name, dtype):
     ids = np.array(IDS[name], np.int64)
     rng = np.random.default_rng(3)
     shared = rng.standard_normal((4, 3)).astype(getattr(ml_dtypes, dtype, dtype))
@@ -99,7 +99,7 @@ def test_ids_that_share_rows_are_summed_as_if_each_had_its_own(name, dtype):
 
 @pytest.mark.parametrize("name", IDS)
 @pytest.mark.parametrize("row", [(), (3,), (2, 0)])
-def test_values_of_distinct_ids_go_back_to_all_ids(name, row):
+def test_values_of_distinct_ids_are_expanded_to_all_ids(name, row):
     ids = np.array(IDS[name], np.int64)
     batch = IdBatch(ids)
     values = np.arange(len(batch.unique) * int(np.prod(row)), dtype="uint16")
@@ -110,7 +110,7 @@ def test_values_of_distinct_ids_go_back_to_all_ids(name, row):
         assert (found.dtype, found.tolist()) == (values.dtype, expected.tolist())
 
 
-def test_values_go_back_in_the_shape_of_the_ids_and_are_not_copied_where_these_were_in_order():
+def test_expanded_values_have_the_shape_of_the_ids():
     values = np.arange(3.0)
     batch = IdBatch(np.array([[4, 2], [2, 9]]))
     assert batch.expand([values], (), values.dtype).tolist() == [[1, 0], [0, 2]]
@@ -119,7 +119,7 @@ def test_values_go_back_in_the_shape_of_the_ids_and_are_not_copied_where_these_w
 
 
 @pytest.mark.parametrize(
-    ("ids", "words"),
+    ("ids", "message"),
     [
         ([0, 1, 9], r"ids\[2\] = 9 is not in \[0, 9\) of the variable w"),
         ([[0, 1], [-1, 12]], r"ids\[1, 0\] = -1 is not in \[0, 9\)"),
@@ -127,12 +127,12 @@ def test_values_go_back_in_the_shape_of_the_ids_and_are_not_copied_where_these_w
         (9, r"ids\[\] = 9 is not in"),
     ],
 )
-def test_an_id_out_of_range_is_named_with_its_place(ids, words):
-    with pytest.raises(InvalidArgumentError, match=words):
+def test_an_id_out_of_range_is_named_with_its_index(ids, message):
+    with pytest.raises(InvalidArgumentError, match=message):
         check_row_indices(ids, 9, "the variable w")
 
 
-def test_ids_are_integers():
+def test_non_integer_ids_are_rejected():
     assert check_row_indices([], 0, "w").dtype == np.int64
     assert check_row_indices(np.uint8([3]), 4, "w").dtype == np.int64
     with pytest.raises(TypeError, match="ids of w must be integers, but got dtype float64"):
@@ -143,16 +143,16 @@ def test_ids_are_integers():
 
 @pytest.mark.parametrize("ids", [np.arange(30_000), np.arange(30_000) * 64, -np.arange(30_000)])
 @pytest.mark.parametrize("shards", [1, 2, 3, 7])
-def test_ids_are_spread_evenly_whatever_their_stride(ids, shards):
+def test_ids_of_any_stride_are_spread_evenly(ids, shards):
     owner = assign_shards(ids, shards)
     counts = np.bincount(owner, minlength=shards)
     assert counts.min() > 0.9 * len(ids) / shards
     assert counts.max() < 1.1 * len(ids) / shards
-    for shard, places in enumerate(split_by_hash(ids, shards)):
-        assert (owner[places] == shard).all()
+    for shard, positions in enumerate(split_by_hash(ids, shards)):
+        assert (owner[positions] == shard).all()
 
 
-def test_integers_beyond_64_bits_are_called_by_what_they_are():
+def test_integers_beyond_64_bits_are_rejected_by_value():
     with pytest.raises(InvalidArgumentError, match=r"ids\[1\] = 1180591620717411303424 is not in"):
         check_row_indices([1, 2**70], 4, "Variable 'v'")
     with pytest.raises(InvalidArgumentError, match=r"64 bits, but one is -1180591620717411303424"):
@@ -163,18 +163,18 @@ def test_integers_beyond_64_bits_are_called_by_what_they_are():
         check_row_indices([1, None], 4, "Variable 'v'")
 
 
-def test_ids_that_were_written_into_are_put_in_order_again():
+def test_modified_ids_are_sorted_again():
     ids = np.array([5, 1, 5, 9, 2], np.int64)
     distinct, inverse = unique_ids(ids)
     assert distinct.tolist() == [1, 2, 5, 9]
     assert distinct[inverse].tolist() == ids.tolist()
-    ids[1] = 7  # the first is as it was
+    ids[1] = 7  # the first id is unchanged
     distinct, inverse = unique_ids(ids)
     assert distinct.tolist() == [2, 5, 7, 9]
     assert distinct[inverse].tolist() == ids.tolist()
 
 
-def test_who_writes_into_an_answer_changes_no_later_one():
+def test_writing_into_a_result_changes_no_later_result():
     ids = np.array([5, 1, 5, 9, 2], np.int64)
     values = np.ones((5, 2), np.float32)
     for _ in range(2):
@@ -188,7 +188,7 @@ def test_who_writes_into_an_answer_changes_no_later_one():
             each[:] = 0
 
 
-def test_only_so_many_ids_are_remembered(monkeypatch):
+def test_the_number_of_cached_ids_is_bounded(monkeypatch):
     monkeypatch.setattr(sums, "_MAX_CACHED_IDS", 100)
     monkeypatch.setattr(sums, "_sort_cache", sums._SortCache())
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10):

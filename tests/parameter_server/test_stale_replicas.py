@@ -1,4 +1,4 @@
-"""A replica that missed acknowledged writes is never read as current: it counts as lost."""
+"""A replica that missed acknowledged writes counts as lost and is never read as current."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headrace.errors import DataLossError
 from headrace.parameter_server.cluster_registry import find_cluster
 from headrace.parameter_server.write_context import ClosureRun, write_as
 from tests.coordinator.processes import Task
-from tests.parameter_server.small_cluster import is_whole, strategy_at, until
+from tests.parameter_server.small_cluster import is_replicated, strategy_at, until
 
 pytestmark = pytest.mark.system
 
 
 class Servers:
-    """Two parameter servers, as processes, and the strategies that use them."""
+    """Two parameter server processes, and strategies that use them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self.stack = stack
@@ -36,11 +36,11 @@ class Servers:
             strategy_at(self.processes, worker=worker, replication=2, server_timeout=timeout)
         )
 
-    def wait_until_whole(self, strategy: Any) -> None:
+    def wait_until_replicated(self, strategy: Any) -> None:
         """Wait until each store is on both servers."""
         servers = strategy.cluster.servers
 
-        until(lambda: is_whole([servers.status(index).replicas for index in range(2)]), 60.0)
+        until(lambda: is_replicated([servers.status(index).replicas for index in range(2)]), 60.0)
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def servers() -> Iterator[Servers]:
         yield Servers(stack)
 
 
-class Adding:
-    """Adds 1 to a variable, with a key each, so that all are counted once."""
+class KeyedIncrement:
+    """Adds 1 to a variable, with a separate write key each time."""
 
     def __init__(self, variable: Any) -> None:
         self._variable = variable
@@ -63,24 +63,24 @@ class Adding:
                 self._variable.assign_add(np.float64(1.0))
 
 
-def test_a_primary_that_missed_a_takeover_is_refused_and_restored(
+def test_a_leader_that_missed_a_takeover_is_rejected_and_restored(
     servers: Servers, tmp_path: Path
 ) -> None:
     strategy = servers.strategy(timeout=4.0)
     with strategy.scope():
         n = hr.Variable(np.float64(0.0), name="n")
-    add = Adding(n)
+    add = KeyedIncrement(n)
     first, second = servers.processes
     with hr.CheckpointManager(hr.Checkpoint(n=n), tmp_path) as manager:
         add(50)
         manager.save()
-        servers.wait_until_whole(strategy)
+        servers.wait_until_replicated(strategy)
         first.pause()
         add(20)
         first.resume()
         add(31)
-        servers.wait_until_whole(strategy)
-        assert n.read() == 101, "the second server took over, and nothing is lost"
+        servers.wait_until_replicated(strategy)
+        assert n.read() == 101, "the second server took over without losses"
         second.pause()
         add(98)
         assert n.read() == 199
@@ -88,12 +88,12 @@ def test_a_primary_that_missed_a_takeover_is_refused_and_restored(
         second.resume()
         with pytest.raises(DataLossError) as caught:
             n.read()
-        # The write that was on its way when the server was paused arrives when it goes on.
-        has = rf"server 1 at {second.address} had 10[12] updates of store 0, and 199 were acknowl"
+        # A write sent before the pause is executed after the server resumes.
+        has = rf"server 1 at {second.address} had 10[12] updates of store 0, but 199 were acknowl"
         assert re.search(has, str(caught.value))
         assert "CheckpointManager" in str(caught.value)
         with pytest.raises(DataLossError, match="acknowledged"):
-            servers.strategy(timeout=1.0)  # a program that knows nothing
+            servers.strategy(timeout=1.0)  # a program that knows no acknowledged position
         first.start()
         assert n.read() == 50, "the newest checkpoint"
         assert manager.lost_updates == 149
@@ -110,7 +110,7 @@ def _known_writes(cluster_id: str) -> int:
     return find_cluster(cluster_id, "").servers.states.acknowledged_writes(0)
 
 
-def test_what_functions_wrote_before_a_loss_is_known_to_all_workers(
+def test_all_workers_know_writes_acknowledged_before_a_loss(
     servers: Servers, tmp_path: Path
 ) -> None:
     worker = servers.stack.enter_context(Task("worker", 0))
@@ -125,11 +125,11 @@ def test_what_functions_wrote_before_a_loss_is_known_to_all_workers(
     ):
         coordinator.fetch([coordinator.schedule(_add_one, (n,)) for _ in range(20)])
         assert strategy.cluster.servers.states.acknowledged_writes(0) == 20, (
-            "the worker has said so"
+            "the worker reported its acknowledged writes"
         )
         coordinator.join()
         manager.save()
-        servers.wait_until_whole(strategy)
+        servers.wait_until_replicated(strategy)
         first.pause()
         coordinator.fetch([coordinator.schedule(_add_one, (n,)) for _ in range(30)])
         second.kill()
@@ -137,10 +137,10 @@ def test_what_functions_wrote_before_a_loss_is_known_to_all_workers(
         worker.kill()
         worker.start()
         known = coordinator.schedule(_known_writes, (strategy.cluster_id,)).fetch()
-        assert known >= 50, "a worker that has asked no server knows what was acknowledged"
+        assert known >= 50, "a worker knows the acknowledged writes before its first request"
         late = coordinator.schedule(_add_one, (n,))
         second.start()
         late.fetch()
         coordinator.join()
         assert n.read() == 21, "the checkpoint, and the function that ran after the loss"
-        assert 30 <= manager.lost_updates <= 31  # one may have been asked twice
+        assert 30 <= manager.lost_updates <= 31  # one may have been sent twice

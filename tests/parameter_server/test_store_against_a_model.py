@@ -1,4 +1,4 @@
-"""Any sequence of operations, with keys that are repeated, late or fenced, against a dictionary."""
+"""Random operations, with repeated, late and fenced keys, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -42,38 +42,38 @@ ROWS, WIDTH, ADMISSION = 7, 2, 2
 
 
 class Model:
-    """What should be there: rows as lists, ids as a dictionary, keys as a set."""
+    """Expected contents: rows as an array, ids as a dictionary, keys as a set."""
 
     def __init__(self):
         self.rows = np.zeros((ROWS, WIDTH))
         self.table, self.seen = {}, {}
         self.counter = 0
-        self.done, self.settled, self.fenced, self.incarnation = {}, set(), set(), 0
+        self.done, self.finished, self.fenced, self.term = {}, set(), set(), 0
 
-    def adopt(self, incarnation):
-        if incarnation > self.incarnation:
-            self.incarnation = incarnation
-            self.done, self.settled, self.fenced = {}, set(), set()
+    def adopt(self, term):
+        if term > self.term:
+            self.term = term
+            self.done, self.finished, self.fenced = {}, set(), set()
 
-    def refuses(self, key):
+    def rejects(self, key):
         self.adopt(key.coordinator_term)
         return (
-            key.coordinator_term < self.incarnation
+            key.coordinator_term < self.term
             or key.worker_session in self.fenced
-            or key.closure in self.settled
+            or key.closure in self.finished
         )
 
     def once(self, key, target, change):
-        """Return what a write answers, and carry it out if it was not."""
+        """Execute a write unless its key was executed before; return its answer."""
         if key is None:
             return change()
-        which = (key.closure, target, key.number)
-        if which not in self.done:
-            self.done[which] = change()
-        return self.done[which]
+        key_id = (key.closure, target, key.number)
+        if key_id not in self.done:
+            self.done[key_id] = change()
+        return self.done[key_id]
 
 
-class Play:
+class StoreTest:
     def __init__(self, seed):
         self.rng = np.random.default_rng(seed)
         self.store, self.model = ShardStore(), Model()
@@ -85,7 +85,7 @@ class Play:
             admission=ADMISSION,
         )  # fmt: skip
         self.store.execute(CreateTable(table=table))
-        self.incarnation = 1
+        self.term = 1
 
     def number(self, below):
         return int(self.rng.integers(below))
@@ -95,12 +95,12 @@ class Play:
             return None
         late = self.number(12) == 0
         return WriteKey(
-            coordinator_term=self.incarnation - late, closure=self.number(11) - 2,
+            coordinator_term=self.term - late, closure=self.number(11) - 2,
             worker_session=self.number(4), number=self.number(3),
         )  # fmt: skip
 
     def write(self, key, target, operation, arrays, change):
-        if key is not None and self.model.refuses(key):
+        if key is not None and self.model.rejects(key):
             with pytest.raises(AbortedError):
                 self.store.execute(operation, arrays)
             return None
@@ -108,28 +108,28 @@ class Play:
 
     def assign(self):
         key, value = self.key(), self.rng.integers(0, 9, (ROWS, WIDTH)).astype(float)
-        how = ("assign", "add", "sub")[self.number(3)]
+        mode = ("assign", "add", "sub")[self.number(3)]
 
         def change():
             old = self.model.rows
-            self.model.rows = {"assign": value, "add": old + value, "sub": old - value}[how]
+            self.model.rows = {"assign": value, "add": old + value, "sub": old - value}[mode]
 
-        self.write(key, "v", Assign(shard="v", mode=how, key=key), [value], change)
+        self.write(key, "v", Assign(shard="v", mode=mode, key=key), [value], change)
 
     def scatter(self):
         key, rows = self.key(), self.rng.integers(0, ROWS, self.number(6))
         values = self.rng.integers(0, 9, (len(rows), WIDTH)).astype(float)
-        how = ("add", "sub", "update", "max")[self.number(4)]
-        ways = {
+        mode = ("add", "sub", "update", "max")[self.number(4)]
+        functions = {
             "add": np.add, "sub": np.subtract, "max": np.maximum, "update": lambda _, value: value,
         }  # fmt: skip
 
         def change():
             self.model.rows = self.model.rows.copy()
             for row, value in zip(rows, values, strict=True):
-                self.model.rows[row] = ways[how](self.model.rows[row], value)
+                self.model.rows[row] = functions[mode](self.model.rows[row], value)
 
-        self.write(key, "v", Scatter(shard="v", mode=how, key=key), [rows, values], change)
+        self.write(key, "v", Scatter(shard="v", mode=mode, key=key), [rows, values], change)
 
     def apply(self):
         key, rows = self.key(), self.rng.integers(0, ROWS, self.number(6))
@@ -183,38 +183,38 @@ class Play:
 
         self.write(key, "t", operation, [ids, values], change)
 
-    def late_orders(self):
-        """What an earlier coordinator says of its workers and closures has no effect."""
-        late = self.incarnation - 1
+    def late_fences(self):
+        """Check that requests of an earlier coordinator have no effect."""
+        late = self.term - 1
         self.store.execute(FenceWrites(coordinator_term=late, worker=self.number(4)))
         self.store.execute(ForgetWriteKeys(coordinator_term=late, closures=(), below=9))
 
-    def settle(self):
+    def forget(self):
         closure, below = self.number(11) - 2, self.number(4) if self.number(4) == 0 else 0
         self.store.execute(
-            ForgetWriteKeys(coordinator_term=self.incarnation, closures=(closure,), below=below)
+            ForgetWriteKeys(coordinator_term=self.term, closures=(closure,), below=below)
         )
-        self.model.adopt(self.incarnation)
-        self.model.settled |= {closure, *range(below)}  # those of one worker have no order
+        self.model.adopt(self.term)
+        self.model.finished |= {closure, *range(below)}  # negative numbers have no order
         self.model.done = {
             which: answer
             for which, answer in self.model.done.items()
-            if which[0] not in self.model.settled
+            if which[0] not in self.model.finished
         }
 
     def fence(self):
         worker = self.number(4)
-        self.store.execute(FenceWrites(coordinator_term=self.incarnation, worker=worker))
-        self.model.adopt(self.incarnation)
+        self.store.execute(FenceWrites(coordinator_term=self.term, worker=worker))
+        self.model.adopt(self.term)
         self.model.fenced.add(worker)
 
     def new_coordinator(self):
-        self.incarnation += 1
-        self.store.execute(FenceWrites(coordinator_term=self.incarnation))
-        self.model.adopt(self.incarnation)
+        self.term += 1
+        self.store.execute(FenceWrites(coordinator_term=self.term))
+        self.model.adopt(self.term)
 
-    def come_back(self):
-        """The server is lost, and another one is restored from what was saved."""
+    def restore_server(self):
+        """Replace the store by one restored from its snapshot."""
         again = ShardStore()
         for holding in list_shards(self.store):
             restore_snapshot(again, snapshot_shard(self.store, holding))
@@ -224,8 +224,8 @@ class Play:
         self.store = again
 
     def compare_ids(self, ids, found):
-        nothing = np.zeros(WIDTH)
-        expected = [self.model.table.get(one, nothing).tolist() for one in ids.tolist()]
+        zeros = np.zeros(WIDTH)
+        expected = [self.model.table.get(one, zeros).tolist() for one in ids.tolist()]
         assert found.shape == (len(ids), WIDTH)
         assert found.tolist() == expected
 
@@ -241,20 +241,21 @@ class Play:
 
 
 MOVES = [
-    (Play.assign, 2), (Play.scatter, 4), (Play.apply, 4), (Play.count, 2), (Play.lookup, 4),
-    (Play.apply_ids, 4), (Play.settle, 3), (Play.fence, 0.4), (Play.new_coordinator, 0.4),
-    (Play.come_back, 0.5), (Play.late_orders, 0.4),
+    (StoreTest.assign, 2), (StoreTest.scatter, 4), (StoreTest.apply, 4), (StoreTest.count, 2),
+    (StoreTest.lookup, 4), (StoreTest.apply_ids, 4), (StoreTest.forget, 3), (StoreTest.fence, 0.4),
+    (StoreTest.new_coordinator, 0.4),
+    (StoreTest.restore_server, 0.5), (StoreTest.late_fences, 0.4),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_store_does_what_its_model_does(seed):
-    play = Play(seed)
+def test_a_store_behaves_like_its_model(seed):
+    test = StoreTest(seed)
     weights = np.array([weight for _, weight in MOVES])
     for step in range(60):
-        move = MOVES[play.rng.choice(len(MOVES), p=weights / weights.sum())][0]
+        move = MOVES[test.rng.choice(len(MOVES), p=weights / weights.sum())][0]
         try:
-            move(play)
-            play.compare()
+            move(test)
+            test.compare()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, step {step}: {move.__name__}") from error

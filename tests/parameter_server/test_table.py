@@ -19,7 +19,7 @@ def table(strategy):
         return hr.EmbeddingTable(4, name="users")
 
 
-def test_rows_come_in_the_order_and_shape_of_the_ids(table):
+def test_looked_up_rows_have_the_order_and_shape_of_the_ids(table):
     ids = np.array([[7, -3], [7, 2**62]])
     rows = table.lookup(ids)
     assert rows.shape == (2, 2, 4)
@@ -41,10 +41,10 @@ def test_bags_of_ids_become_one_row_each(table):
     assert table.gather(ids[:, :0], combiner="sqrtn").tolist() == [[0.0] * 4] * 2
     with pytest.raises(ValueError, match="'sqrtn', but got 'avg'"):
         table.lookup([[1000]], combiner="avg")
-    assert not table.gather([1000]).any(), "nothing was made"
+    assert not table.gather([1000]).any(), "no row was created"
 
 
-def test_first_values_are_the_same_for_any_number_of_servers_and_order():
+def test_initial_values_do_not_depend_on_servers_or_order():
     ids = np.arange(100) * 1_000_003
     found = []
     for servers, order in ((1, ids), (3, ids[::-1])):
@@ -67,30 +67,30 @@ def test_first_values_are_the_same_for_any_number_of_servers_and_order():
         (hr.initializers.Uniform(1.0, 2.0), lambda rows: rows.min() >= 1.0),
     ],
 )
-def test_first_values_are_as_asked_for(strategy, initializer, check):
+def test_tables_use_the_given_initializer(strategy, initializer, check):
     with strategy.scope():
         table = hr.EmbeddingTable(16, name="t", initializer=initializer)
     assert check(table.lookup(range(50)))
 
 
-def test_reading_without_looking_up_makes_no_rows(table):
+def test_gather_creates_no_rows(table):
     assert not table.gather([1, 2, 3]).any()
     table.lookup([2])
     assert table.gather([1, 2, 3]).any(axis=1).tolist() == [False, True, False]
 
 
-def test_an_id_gets_its_row_when_it_was_looked_up_often_enough(strategy):
+def test_an_id_is_admitted_after_enough_lookups(strategy):
     with strategy.scope():
         table = hr.EmbeddingTable(2, name="t", initializer=1.0, admission=3)
     sgd = hr.optimizers.SGD(1.0)
     assert not table.lookup([5]).any()
     table.apply_gradients(sgd, np.ones((1, 2), F32), [5])
-    assert table.lookup([5, 5]).all(), "it counts as often as it stands there"
+    assert table.lookup([5, 5]).all(), "each occurrence counts"
     table.apply_gradients(sgd, np.ones((2, 2), F32), [5, 5])
     assert table.gather([5]).tolist() == [[-1, -1]]
 
 
-def test_rows_of_doubled_ids_are_changed_once_by_the_sum(table):
+def test_rows_of_repeated_ids_are_updated_once_by_the_sum(table):
     ids = np.array([3, 9, 3, 3])
     before = table.lookup(ids)
     taken = table.apply_gradients(hr.optimizers.SGD(1.0), np.ones((4, 4), F32), ids)
@@ -123,7 +123,7 @@ def test_rows_are_written_and_exported(table):
     assert table.gather(5).tolist() == [1, 1, 1, 1]
 
 
-def test_no_more_rows_stay_than_there_is_room_for(strategy):
+def test_the_capacity_limits_the_number_of_rows(strategy):
     with strategy.scope():
         table = hr.EmbeddingTable(2, name="t", capacity=100)
     for start in range(0, 1000, 50):
@@ -136,10 +136,10 @@ def test_each_id_is_sent_once(strategy, table):
     before = [strategy.cluster.servers.status(server).bytes_in for server in range(2)]
     table.lookup(np.zeros(1000, np.int64) + 3)
     after = [strategy.cluster.servers.status(server).bytes_in for server in range(2)]
-    assert sum(after) - sum(before) == 16, "the id, and how often it stands there"
+    assert sum(after) - sum(before) == 16, "the id and its count"
 
 
-def test_a_lookup_of_a_closure_that_is_tried_again_counts_once(strategy):
+def test_a_lookup_of_a_retried_closure_counts_once(strategy):
     with strategy.scope():
         table = hr.EmbeddingTable(2, name="t", initializer=1.0, admission=2)
     for worker in (0, 1):
@@ -148,13 +148,13 @@ def test_a_lookup_of_a_closure_that_is_tried_again_counts_once(strategy):
     assert table.lookup([5]).all()
 
 
-def test_a_handle_means_the_table_that_it_was_made_of(table):
+def test_a_handle_resolves_to_its_table(table):
     assert pickle.loads(pickle.dumps(table)) is table
     assert repr(table) == "<EmbeddingTable 'users' dim=4 dtype=float32 on 2 servers>"
     assert [shard.server for shard in table.shards] == [0, 1]
 
 
-def test_ids_and_gradients_that_do_not_fit_are_refused(table):
+def test_mismatched_ids_and_gradients_are_rejected(table):
     sgd = hr.optimizers.SGD(1.0)
     with pytest.raises(TypeError, match="must be integers"):
         table.lookup(["a"])
@@ -162,7 +162,7 @@ def test_ids_and_gradients_that_do_not_fit_are_refused(table):
         table.gather([1.5])
     with pytest.raises(TypeError, match="IndexedSlices"):
         sgd.apply_gradients([(np.ones((1, 4), F32), table)])
-    with pytest.raises(InvalidArgumentError, match="4 floating numbers"):
+    with pytest.raises(InvalidArgumentError, match="4 floating-point numbers"):
         table.apply_gradients(sgd, np.ones((1, 3), F32), [1])
     with pytest.raises(InvalidArgumentError, match="begin with the axes"):
         table.apply_gradients(sgd, np.ones((2, 4), F32), [1])
@@ -186,13 +186,13 @@ def test_ids_and_gradients_that_do_not_fit_are_refused(table):
         ({"seed": -1}, ValueError),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(strategy, wrong, kind):
+def test_invalid_arguments_are_rejected(strategy, wrong, kind):
     given = {"dim": 4, "name": "t"} | wrong
     with strategy.scope(), pytest.raises(kind):
         hr.EmbeddingTable(given.pop("dim"), **given)
 
 
-def test_a_table_is_made_in_the_scope_once(strategy, table):
+def test_a_table_is_created_once_and_only_in_the_scope(strategy, table):
     with pytest.raises(FailedPreconditionError, match="in the scope"):
         hr.EmbeddingTable(4, name="t")
     with strategy.scope(), pytest.raises(ValueError, match="unique"):
@@ -202,11 +202,11 @@ def test_a_table_is_made_in_the_scope_once(strategy, table):
         hr.EmbeddingTable(4, name="t2")
 
 
-def test_the_gradient_of_a_bag_for_ids_says_that_it_is_to_be_broadcast():
-    ids, of_bags = np.array([[1, 2, 3], [4, 5, 6]]), np.ones((2, 4), F32)
-    with pytest.raises(InvalidArgumentError, match=r"shape \(2, 4\); broadcast what the ids of a"):
-        hr.IndexedSlices(of_bags, ids)
-    shared = hr.IndexedSlices(np.broadcast_to(of_bags[..., None, :], (*ids.shape, 4)), ids)
+def test_the_error_for_a_bag_gradient_suggests_broadcast_to():
+    ids, bag_values = np.array([[1, 2, 3], [4, 5, 6]]), np.ones((2, 4), F32)
+    with pytest.raises(InvalidArgumentError, match=r"shape \(2, 4\); if the ids of a bag share"):
+        hr.IndexedSlices(bag_values, ids)
+    shared = hr.IndexedSlices(np.broadcast_to(bag_values[..., None, :], (*ids.shape, 4)), ids)
     assert shared.values.shape == (6, 4)
     with pytest.raises(InvalidArgumentError, match=r"has shape \(5, 4\)$"):
         hr.IndexedSlices(np.ones((5, 4)), [1, 2, 3])

@@ -1,4 +1,4 @@
-"""Tables in files, and what is sent."""
+"""Tables in files, the dtype of sent rows, and steps in the background."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headrace.errors import InvalidArgumentError
 from tests.parameter_server.small_cluster import cluster
 
 
-@pytest.mark.parametrize("ending", ["safetensors", "parquet"])
+@pytest.mark.parametrize("suffix", ["safetensors", "parquet"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_a_table_begins_with_the_rows_of_another(tmp_path, ending, dtype):
+def test_a_table_loads_the_rows_of_a_saved_table(tmp_path, suffix, dtype):
     ids = np.array([5, -9, 2**60, 0])
-    path = tmp_path / f"rows.{ending}"
+    path = tmp_path / f"rows.{suffix}"
     with cluster(2) as strategy, strategy.scope():
         first = hr.EmbeddingTable(3, name="first", dtype=dtype, initializer="normal")
         rows = first.lookup(ids)
@@ -31,7 +31,7 @@ def test_a_table_begins_with_the_rows_of_another(tmp_path, ending, dtype):
         assert second.load(path) == 0
 
 
-def test_a_saved_table_is_a_file_that_others_read(tmp_path):
+def test_a_saved_table_is_readable_by_other_programs(tmp_path):
     with cluster(1) as strategy, strategy.scope():
         table = hr.EmbeddingTable(2, name="t", initializer=0.5)
         table.lookup([3, 4])
@@ -41,7 +41,7 @@ def test_a_saved_table_is_a_file_that_others_read(tmp_path):
         assert found["rows"].tolist() == [[0.5, 0.5]] * 2
 
 
-def test_files_that_do_not_fit_are_refused(tmp_path):
+def test_mismatched_table_files_are_rejected(tmp_path):
     path = tmp_path / "t.safetensors"
     with cluster(1) as strategy, strategy.scope():
         table = hr.EmbeddingTable(2, name="t")
@@ -57,7 +57,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
             table.save(tmp_path / "t.npy")
 
 
-def test_what_is_sent_in_bfloat16_is_kept_in_float32():
+def test_rows_sent_in_bfloat16_are_stored_in_float32():
     with cluster(2) as strategy, strategy.scope():
         plain = hr.EmbeddingTable(4, name="plain", initializer="normal")
         narrow = hr.EmbeddingTable(4, name="narrow", initializer="normal", wire_dtype="bfloat16")
@@ -75,20 +75,20 @@ def test_what_is_sent_in_bfloat16_is_kept_in_float32():
             hr.EmbeddingTable(4, name="other", wire_dtype="int8")
 
 
-def test_the_background_finishes_before_it_closes_and_reports_once():
+def test_closing_waits_for_background_steps_and_raises_errors_once():
     with cluster(1) as strategy:
         with strategy.scope():
             table = hr.EmbeddingTable(2, name="t", initializer=0.0)
         table.lookup([1])
-        later = hr.optimizers.InBackground(hr.optimizers.SGD(1.0), in_flight=2)
+        background = hr.optimizers.InBackground(hr.optimizers.SGD(1.0), in_flight=2)
         one = hr.IndexedSlices(np.ones((1, 2), np.float32), [1])
         bad = hr.IndexedSlices(np.full((1, 2), np.nan, np.float32), [1])
-        later.apply_gradients([(one, table)])
-        later.apply_gradients([(bad, table)])
+        background.apply_gradients([(one, table)])
+        background.apply_gradients([(bad, table)])
         with pytest.raises(InvalidArgumentError, match="finite"):
-            later.flush()
-        later.apply_gradients([(one, table)])
-        later.flush()
+            background.flush()
+        background.apply_gradients([(one, table)])
+        background.flush()
         assert table.gather([1]).tolist() == [[-2, -2]]
         with pytest.raises(ValueError, match="in_flight"):
             hr.optimizers.InBackground(hr.optimizers.SGD(1.0), in_flight=-1)

@@ -1,4 +1,4 @@
-"""Rows without a vocabulary: admitted when seen often, dropped with age or for want of room."""
+"""Rows of tables: admitted after enough look-ups, evicted because of age or capacity."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def ids_of(*numbers):
 
 def a_table(store=None, **spec):
     store = store or ShardStore()
-    wanted = {"dim": 2, "initializer": Constant(1.0), "name": "t", "table": "t", **spec}
-    store.execute(CreateTable(table=TableSpec(**wanted)))
+    settings = {"dim": 2, "initializer": Constant(1.0), "name": "t", "table": "t", **spec}
+    store.execute(CreateTable(table=TableSpec(**settings)))
     return store
 
 
@@ -61,7 +61,7 @@ def rows_of(store):
     return described.tables[0].rows, described.tables[0].waiting_ids
 
 
-def test_an_id_begins_with_its_first_values_whatever_the_order_and_the_number_of_shards():
+def test_initial_rows_do_not_depend_on_order_or_number_of_shards():
     spec = {"dim": 5, "initializer": Uniform(-1.0, 1.0, 4)}
     one, other = a_table(**spec), a_table(**spec, index=1, shards=3)
     first = lookup(one, 7, -3, 10**15)
@@ -70,7 +70,7 @@ def test_an_id_begins_with_its_first_values_whatever_the_order_and_the_number_of
     assert lookup(other, -3, 7).tobytes() == first[[1, 0]].tobytes()
 
 
-def test_an_id_is_admitted_when_it_was_seen_often_enough():
+def test_an_id_is_admitted_after_enough_counts():
     store = a_table(admission=3)
     assert lookup(store, 1, 2, counts=[2, 1]).tolist() == [[0, 0], [0, 0]]
     assert rows_of(store) == (0, 2)
@@ -79,7 +79,7 @@ def test_an_id_is_admitted_when_it_was_seen_often_enough():
     assert rows_of(store) == (3, 0)
 
 
-def test_a_row_that_comes_back_begins_with_its_first_values_and_slots():
+def test_a_row_created_again_has_initial_values_and_slots():
     store = a_table()
     lookup(store, 1, 2)
     for iteration in range(3):
@@ -95,7 +95,7 @@ def test_a_row_that_comes_back_begins_with_its_first_values_and_slots():
     np.testing.assert_allclose(table.rows["r/accumulator"][row], [0.1])
 
 
-def test_rows_that_are_not_touched_for_long_are_dropped():
+def test_rows_unused_for_long_are_evicted():
     store = a_table(evict_after=4)
     lookup(store, 1, 2, 3)
     for iteration in range(12):
@@ -106,7 +106,7 @@ def test_rows_that_are_not_touched_for_long_are_dropped():
     assert rows_of(store) == (1, 0)
 
 
-def test_ids_that_wait_for_admission_are_dropped_too():
+def test_ids_waiting_for_admission_are_evicted_too():
     store = a_table(admission=5)
     lookup(store, 1, 2)
     apply(store, [1], [[0, 0]], iteration=9)
@@ -115,25 +115,25 @@ def test_ids_that_wait_for_admission_are_dropped_too():
     assert rows_of(store) == (0, 1)
 
 
-def test_a_table_without_an_age_says_so():
-    with pytest.raises(InvalidArgumentError, match="t was made without `evict_after`"):
+def test_evict_without_an_age_is_rejected():
+    with pytest.raises(InvalidArgumentError, match="t was created without `evict_after`"):
         a_table().execute(Evict(table="t"))
 
 
-def test_there_are_never_more_rows_than_the_capacity_and_the_oldest_go_first():
+def test_the_oldest_rows_are_evicted_at_capacity():
     store = a_table(capacity=3)
     lookup(store, 1, 2, 3)
     apply(store, [1, 3], [[0, 0]] * 2, iteration=4)
     assert lookup(store, 4).tolist() == [[1, 1]]
     assert (gather(store, 1, 2, 3, 4)[:, 0] != 0).tolist() == [True, False, True, True]
-    # Of rows touched at one time, the ones seen least go first; those of this call stay.
+    # Rows last used in the same step are evicted by count, except those of the current call.
     lookup(store, 1, 4)
     assert lookup(store, 5, 3).tolist() == [[1, 1]] * 2
     assert rows_of(store) == (3, 0)
     assert gather(store, 3, 5)[:, 0].tolist() == [1, 1]
 
 
-def test_more_new_ids_than_there_is_room_for_read_zeros():
+def test_new_ids_beyond_the_capacity_read_zeros():
     store = a_table(capacity=2)
     assert lookup(store, 1, 2, 3).tolist() == [[1, 1], [1, 1], [0, 0]]
     assert lookup(store, 2, 3, 4).tolist() == [[1, 1], [1, 1], [0, 0]]
@@ -141,7 +141,7 @@ def test_more_new_ids_than_there_is_room_for_read_zeros():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_capacity_holds_whatever_is_looked_up(seed):
+def test_the_capacity_is_never_exceeded(seed):
     rng = np.random.default_rng(seed)
     capacity = int(rng.integers(1, 60))
     store = a_table(capacity=capacity, admission=int(rng.integers(1, 3)))
@@ -152,7 +152,7 @@ def test_capacity_holds_whatever_is_looked_up(seed):
         apply(store, ids, np.zeros((len(ids), 2)), iteration=iteration, rule=AdamRule())
 
 
-def test_ids_that_wait_are_no_more_than_four_times_the_capacity():
+def test_waiting_ids_are_at_most_four_times_the_capacity():
     store = a_table(capacity=10, admission=2)
     for start in range(0, 2000, 20):
         lookup(store, *range(start, start + 20))
@@ -160,7 +160,7 @@ def test_ids_that_wait_are_no_more_than_four_times_the_capacity():
     assert lookup(store, 1999, 1998).tolist() == [[1, 1]] * 2
 
 
-def test_written_rows_are_admitted_and_the_last_of_equal_ids_counts():
+def test_assigned_rows_are_admitted_and_the_last_duplicate_is_used():
     store = a_table(admission=10)
     values = np.arange(6, dtype=F).reshape(3, 2)
     store.execute(AssignIds(table="t"), [ids_of(5, 6, 5), values])
@@ -168,7 +168,7 @@ def test_written_rows_are_admitted_and_the_last_of_equal_ids_counts():
     assert rows_of(store) == (2, 0)
 
 
-def test_an_export_has_every_row_once_in_parts():
+def test_export_returns_every_row_once_in_parts():
     store = a_table()
     lookup(store, *range(10))
     apply(store, [0], [[0, 0]], iteration=5)
@@ -182,11 +182,11 @@ def test_an_export_has_every_row_once_in_parts():
         found.update(zip(ids.tolist(), values.tolist(), strict=True))
         start = answer.next
     assert found == {one: [1, 1] for one in range(4)}
-    with pytest.raises(InvalidArgumentError, match="has at least 1 row, but got limit=0"):
+    with pytest.raises(InvalidArgumentError, match=r"`limit` must be at least 1 .* but got 0"):
         store.execute(Export(table="t", limit=0))
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing():
+def test_mismatched_arrays_are_rejected_without_changes():
     store = a_table()
     lookup(store, 1)
     for ids, words in (
@@ -212,23 +212,29 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
         store.execute(AssignIds(table="t"), [ids_of(1), np.ones((1, 2))])
     with pytest.raises(InvalidArgumentError, match=r"counts of the table t must be integers of"):
         store.execute(LookupIds(table="t"), [ids_of(1), np.ones(1)])
-    with pytest.raises(InvalidArgumentError, match="looked up at least once, but got a count of 0"):
+    with pytest.raises(
+        InvalidArgumentError, match="counts of the table t must be at least 1, but got 0"
+    ):
         lookup(store, 1, counts=[0])
     with pytest.raises(NotFoundError, match="there is no table u on this server; it has t"):
         store.execute(GatherIds(table="u"), [ids_of(1)])
     assert gather(store, 1).tolist() == [[1, 1]]
 
 
-def test_a_table_is_made_once_and_of_floats():
+def test_a_table_is_created_once_and_needs_a_floating_dtype():
     store = a_table()
     spec = store.tables["t"].spec
     assert store.execute(CreateTable(table=spec))[0].existed
-    with pytest.raises(AlreadyExistsError, match="a table t that is made otherwise: with "):
+    with pytest.raises(
+        AlreadyExistsError, match="a table t with other settings: dim=2 instead of 3"
+    ):
         a_table(store, dim=3)
     with pytest.raises(InvalidArgumentError, match="t needs a floating dtype, but got int32"):
         a_table(dtype="int32")
     for wrong in ({"dim": 0}, {"admission": 0}, {"capacity": 0}, {"index": 1}, {"evict_after": 0}):
-        with pytest.raises(InvalidArgumentError, match="t needs numbers of at least 1, and an ind"):
+        with pytest.raises(
+            InvalidArgumentError, match="of the table t must be at least 1, and `index`"
+        ):
             a_table(**wrong)
 
 

@@ -1,4 +1,4 @@
-"""Each worker's own program, and no coordinator: variables meet by their names."""
+"""Programs without a coordinator that share variables by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def strategy_of(started, task_type="worker", task_id=0, *, chief=False, **option
 
 @pytest.mark.catalogue("2.14.6", "2.15.2", "2.15.6", "3.8.7", "3.8.8")
 @pytest.mark.system
-def test_programs_add_once_each_and_of_one_first_replica_each():
+def test_aggregations_write_once_per_program():
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     with servers(2) as started:
         addresses = ",".join(server.address for server in started)
@@ -58,7 +58,7 @@ def test_programs_add_once_each_and_of_one_first_replica_each():
 
 
 @pytest.mark.catalogue("2.15.1", "2.15.7")
-def test_who_is_not_chief_waits_and_finds_the_values_of_the_chief(caplog, monkeypatch):
+def test_other_programs_wait_for_the_values_of_the_chief(caplog, monkeypatch):
     monkeypatch.setattr("headrace.waiting.FIRST_WARNING_SECONDS", 0.0)
     caplog.set_level(logging.WARNING, "headrace.parameter_server.v1")
     with (
@@ -81,12 +81,12 @@ def test_who_is_not_chief_waits_and_finds_the_values_of_the_chief(caplog, monkey
         assert made.read().tolist() == [0, 1, 2]
         made.assign_add(np.ones(3))
         assert first.read().tolist() == [1, 2, 3]
-        assert "waiting" in caplog.text
+        assert "waited" in caplog.text
         assert "'v'" in caplog.text
 
 
 @pytest.mark.catalogue("2.15.1")
-def test_other_shapes_and_dtypes_under_a_name_are_refused():
+def test_other_shapes_and_dtypes_for_a_name_are_rejected():
     with servers(1) as started:
         with strategy_of(started, "chief", chief=True) as chief, chief.scope():
             hr.Variable(np.zeros(3, np.float32), name="v")
@@ -100,7 +100,7 @@ def test_other_shapes_and_dtypes_under_a_name_are_refused():
 
 
 @pytest.mark.catalogue("2.15.7")
-def test_a_chief_that_does_not_come_is_named_after_the_time_allowed():
+def test_waiting_for_the_chief_times_out():
     with (
         servers(1) as started,
         strategy_of(started, task_id=2, server_timeout=0.2) as other,
@@ -111,7 +111,7 @@ def test_a_chief_that_does_not_come_is_named_after_the_time_allowed():
 
 
 @pytest.mark.catalogue("2.15.6", "2.15.8", "3.8.1", "3.8.11", "3.8.12")
-def test_input_is_for_this_program_among_all():
+def test_datasets_are_distributed_to_this_program():
     options = {"task_id": 1, "chief": True, "replicas": 2}
     with servers(1) as started, strategy_of(started, **options) as strategy:
         seen = []
@@ -133,11 +133,11 @@ def test_input_is_for_this_program_among_all():
 
 
 @pytest.mark.catalogue("2.15.4")
-def test_the_resolver_must_say_which_worker_it_is():
+def test_the_resolver_must_name_the_task():
     spec = hr.distribute.ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]})
     for kind, number in ((None, None), ("ps", 0), ("worker", None)):
         resolver = hr.distribute.SimpleClusterResolver(spec, task_type=kind, task_id=number)
-        with pytest.raises(ValueError, match="which task it is"):
+        with pytest.raises(ValueError, match="must name the task of this program"):
             hr.distribute.v1.ParameterServerStrategy(resolver)
     no_ps = hr.distribute.SimpleClusterResolver(
         hr.distribute.ClusterSpec({"worker": ["b:1"]}), task_type="worker", task_id=0

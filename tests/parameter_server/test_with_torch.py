@@ -1,4 +1,4 @@
-"""Variables beside PyTorch: its tensors go in, whether or not they have gradients."""
+"""Variables with PyTorch: tensors are accepted, with and without gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def weights(strategy):
         return hr.Variable(torch.ones(3, 2, requires_grad=True), name="weights")
 
 
-def test_what_torch_computes_trains_variables(weights):
+def test_torch_gradients_train_variables(weights):
     w = torch.from_numpy(weights.read()).requires_grad_()
     (torch.ones(4, 3) @ w).sum().backward()
     hr.optimizers.SGD(0.25).apply_gradients([(w.grad, weights)])
@@ -25,7 +25,7 @@ def test_what_torch_computes_trains_variables(weights):
 
 
 @pytest.mark.catalogue("2.7.9")
-def test_rows_of_an_embedding_are_trained(weights):
+def test_rows_of_a_torch_embedding_are_trained(weights):
     ids = torch.tensor([[2, 0], [2, 2]])
     rows = torch.from_numpy(weights.gather(ids)).requires_grad_()
     rows.sum().backward()
@@ -33,11 +33,11 @@ def test_rows_of_an_embedding_are_trained(weights):
     assert weights.read()[:, 0].tolist() == [0, 1, -2]
 
 
-def test_all_kinds_of_tensors_are_taken(weights):
+def test_all_kinds_of_tensors_are_accepted(weights):
     weights.assign(torch.zeros(2, 3).T)
     weights.assign_add(torch.ones(3, 2, requires_grad=True) * 2)
     weights.assign_add(torch.ones(3, 2, dtype=torch.bfloat16).float())
     hr.optimizers.SGD(1.0).apply_gradients([(torch.ones(3, 2, dtype=torch.bfloat16), weights)])
     assert (weights.read() == 2).all()
-    with pytest.raises(TypeError, match="not allowed"):
+    with pytest.raises(TypeError, match="cannot be used as indices"):
         weights[torch.tensor(0)]

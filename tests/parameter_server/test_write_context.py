@@ -25,7 +25,7 @@ def test_each_write_of_a_closure_to_one_target_has_the_next_number():
     ]
 
 
-def test_a_closure_ends_with_its_block_also_inside_another():
+def test_write_contexts_can_be_nested():
     with write_as(ClosureRun(1, 1, 0)):
         with write_as(ClosureRun(1, 2, 0)):
             assert current_closure_run().closure == 2
@@ -36,24 +36,24 @@ def test_a_closure_ends_with_its_block_also_inside_another():
     assert next_key("w") is None
 
 
-def test_threads_that_take_the_context_over_count_together():
+def test_threads_with_the_same_context_share_write_numbers():
     with write_as(ClosureRun(1, 1, 0)):
         context = contextvars.copy_context()
         found = in_threads(8, lambda number: context.copy().run(next_key, "w"))
     assert sorted(key.number for key in found) == list(range(8))
 
 
-def test_each_replica_has_its_own_numbers_whichever_comes_first():
+def test_each_replica_has_its_own_write_numbers():
     strategy = MirroredStrategy(["cpu:0", "cpu:1"])
 
-    def attempt(first):
-        came = threading.Event()
+    def run_replicas(first):
+        has_written = threading.Event()
 
         def write():
             replica = current_context.get().replica_id_in_sync_group
-            assert replica == first or came.wait(10)
+            assert replica == first or has_written.wait(10)
             keys = [next_key("w"), next_key("w")]
-            came.set()
+            has_written.set()
             return keys
 
         with write_as(ClosureRun(1, 9, 0)):
@@ -61,5 +61,5 @@ def test_each_replica_has_its_own_numbers_whichever_comes_first():
             one, other = strategy.local_results(strategy.run(write))
             return [shared, *one, *other]
 
-    assert attempt(first=0) == attempt(first=1)
-    assert len({key.number for key in attempt(first=0)}) == 5
+    assert run_replicas(first=0) == run_replicas(first=1)
+    assert len({key.number for key in run_replicas(first=0)}) == 5

@@ -1,4 +1,4 @@
-"""What the keys of writes do beyond what `test_store_against_a_model` checks."""
+"""Write keys, in addition to `test_store_against_a_model`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from headrace.parameter_server.write_keys import WriteKeys
 ONE = np.float32([1])
 
 
-def key(closure=0, number=0, worker=0, incarnation=1):
-    return WriteKey(
-        coordinator_term=incarnation, closure=closure, worker_session=worker, number=number
-    )
+def key(closure=0, number=0, worker=0, term=1):
+    return WriteKey(coordinator_term=term, closure=closure, worker_session=worker, number=number)
 
 
 @pytest.fixture
@@ -42,27 +40,27 @@ def value(store):
     return store.execute(ReadShard(shard="v"))[1][0].item()
 
 
-def test_who_writes_late_is_told_why(store):
+def test_late_writes_are_rejected_with_a_reason(store):
     store.execute(FenceWrites(coordinator_term=1, worker=3))
     store.execute(ForgetWriteKeys(coordinator_term=1, closures=(2,)))
-    for late, words in (
-        (key(worker=3), "shard v is refused: worker 3 was given up, and its"),
-        (key(closure=2), "closure 2 has settled or was cancelled; this write co"),
-        (key(incarnation=0), "of incarnation 0 of the coordinator, and there is inc"),
+    for late, message in (
+        (key(worker=3), "shard v is rejected: worker session 3 is fenced, and"),
+        (key(closure=2), "closure 2 has already finished or was cancelled"),
+        (key(term=0), "its coordinator term is 0, but the current term is 1"),
     ):
-        with pytest.raises(AbortedError, match=words):
+        with pytest.raises(AbortedError, match=message):
             add(store, late)
     assert value(store) == 0
 
 
-def test_a_write_that_failed_is_not_remembered(store):
+def test_a_failed_write_is_not_recorded(store):
     with pytest.raises(InvalidArgumentError):
         store.execute(Assign(shard="v", mode="add", key=key()), [np.float32([1, 2])])
     add(store, key())
     assert value(store) == 1
 
 
-def test_what_is_remembered_of_settled_closures_stays_small():
+def test_the_memory_for_finished_closures_is_bounded():
     keys = WriteKeys()
     for closure in range(0, 10_000, 2):
         keys.forget_closures(1, (closure,), below=max(0, closure - 20))

@@ -19,7 +19,7 @@ IDS = np.array([1, -7, 2**40, 12])
 
 
 def model() -> dict[str, Any]:
-    """Return its objects, for a scope."""
+    """Return the objects of the checkpoint; call it in a strategy scope."""
     return {
         "w": hr.Variable(np.zeros((5, 2), np.float32), name="w"),
         "half": hr.Variable(np.zeros(3, ml_dtypes.bfloat16), name="half"),
@@ -45,7 +45,7 @@ def train(objects: dict[str, Any], step: int) -> None:
 
 
 def contents(objects: dict[str, Any]) -> dict[str, Any]:
-    """Return what is in variables and tables."""
+    """Return the contents of variables and tables."""
     return {
         "w": objects["w"].read().tolist(),
         "half": objects["half"].read().astype(float).tolist(),

@@ -1,4 +1,4 @@
-"""Writes reference.json: what Keras and PyTorch make of the same gradients. Run it by hand.
+"""Write reference.json: results of Keras and PyTorch for the same gradients. Run manually.
 
 KERAS_BACKEND=numpy python -m tests.parameter_server.write_reference
 """

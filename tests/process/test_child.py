@@ -1,4 +1,4 @@
-"""Real child processes, alone and as a household: what they say, and how they end."""
+"""Tests of real child processes, alone and under a supervisor: their messages and exits."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def is_ready(child: ChildProcess) -> bool:
 Start = Callable[..., ChildProcess]
 
 
-def test_a_child_says_that_it_is_ready_and_leaves_when_it_is_released(start: Start) -> None:
+def test_child_reports_ready_and_stops_when_released(start: Start) -> None:
     child = start(READY)
     wait_until(lambda: is_ready(child))
     assert child.ready_message == "at last"
@@ -92,34 +92,34 @@ def test_a_child_says_that_it_is_ready_and_leaves_when_it_is_released(start: Sta
     assert (child.stop_requested, child.exit_description) == (True, "ended with code 0")
 
 
-def test_an_exit_code_never_says_that_an_end_was_asked_for(start: Start) -> None:
+def test_exit_code_does_not_count_as_a_requested_stop(start: Start) -> None:
     child = start(f"raise SystemExit({128 + signal.SIGTERM})")
     wait_until(lambda: not child.is_running)
     child.reap()
     assert (child.stop_requested, child.exit_description) == (False, "ended with code 143")
 
 
-def test_a_child_that_a_signal_asked_to_leave_says_so(start: Start) -> None:
+def test_child_stopped_by_a_signal_reports_it(start: Start) -> None:
     child = start("from headrace.process.parent_link import report_stopping; report_stopping()")
     wait_until(lambda: not child.is_running)
     child.reap()
     assert child.stop_requested
 
 
-def test_a_signal_that_ends_a_child_is_named(start: Start) -> None:
+def test_signal_that_ended_a_child_is_named(start: Start) -> None:
     child = start("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     wait_until(lambda: not child.is_running)
     assert child.exit_description == "ended by SIGSEGV"
 
 
-def test_what_a_child_wrote_before_it_was_ready_is_kept(start: Start) -> None:
+def test_startup_output_of_a_child_is_kept(start: Start) -> None:
     child = start("import sys; print('out'); sys.exit('no such dispatcher')", dies_with_parent=True)
     wait_until(lambda: not child.is_running)
     child.reap()
     assert sorted(child.read_startup_output().splitlines()) == ["no such dispatcher", "out"]
 
 
-def test_what_a_ready_child_writes_goes_where_this_process_writes(
+def test_ready_child_writes_to_the_parents_output(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     child = start(
@@ -134,17 +134,17 @@ def test_what_a_ready_child_writes_goes_where_this_process_writes(
     assert "late" in capfd.readouterr().err
 
 
-def test_children_that_do_not_leave_are_killed_together_at_the_deadline(start: Start) -> None:
+def test_children_that_do_not_stop_are_killed_at_the_deadline(start: Start) -> None:
     children = [start(DEAF), start(DEAF), start(READY)]
     wait_until(lambda: all(is_ready(child) for child in children))
-    # The third one needs some of that where the machine is busy: to leave is its own work.
+    # The third child stops by itself, which takes a while on a busy machine.
     with Stopwatch() as watch:
         assert stop_children(children, 5.0) == children[:2]
     assert watch.seconds < 9.0
     assert [child.exit_description for child in children[:2]] == ["ended by SIGKILL"] * 2
 
 
-def test_whoever_is_hurried_is_asked_by_a_signal(start: Start) -> None:
+def test_hurried_children_receive_a_signal(start: Start) -> None:
     child = start(HURRIED)
     wait_until(lambda: is_ready(child))
 
@@ -156,7 +156,7 @@ def test_whoever_is_hurried_is_asked_by_a_signal(start: Start) -> None:
     assert child.exit_description == "ended by SIGTERM"
 
 
-def test_the_environment_of_a_child_leaves_out_what_is_meant_for_one_interpreter() -> None:
+def test_child_environment_omits_interpreter_specific_variables() -> None:
     own = {"PYTHONINSPECT": "1", "PYTHONPATH": "/old", "A": "1", "B": "1"}
     assert clean_environment(own, {"B": "2"}, {"B": "3"}, paths=("/x", "")) == {
         "PYTHONPATH": f"/x:{os.getcwd()}",
@@ -182,7 +182,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.parametrize("how", ["alone", "fork"])
-def test_a_child_ends_with_its_parent_whoever_was_forked_from_that(how: str) -> None:
+def test_child_ends_with_its_parent_despite_forks_of_the_parent(how: str) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", PARENT, how],
         stdout=subprocess.PIPE,
@@ -202,11 +202,11 @@ import re, sys
 from headrace.process.parent_link import die_with_parent, report_ready
 die_with_parent(int(sys.argv[-1]))
 report_ready()
-re.match("(a+)+$", "a" * 64 + "b")  # for ever, and no other thread of the interpreter runs
+re.match("(a+)+$", "a" * 64 + "b")  # runs forever, and no other thread of the interpreter runs
 """
 
 
-def test_a_child_that_holds_the_interpreter_dies_with_its_parent() -> None:
+def test_child_that_holds_the_gil_dies_with_its_parent() -> None:
     program = PARENT.replace(repr(READY), repr(HOLDS_THE_LOCK)).replace(
         "environment=", "dies_with_parent=True, environment="
     )
@@ -220,7 +220,7 @@ def test_a_child_that_holds_the_interpreter_dies_with_its_parent() -> None:
     wait_until(lambda: not Path(f"/proc/{int(parent.stdout)}").exists())
 
 
-def test_processes_that_are_forked_die_with_the_one_that_forked_them():
+def test_forked_processes_die_with_their_parent():
     program = """
 import os, sys, time
 from headrace.process.parent_link import bind_forked_children
@@ -228,7 +228,7 @@ with bind_forked_children():
     if os.fork() == 0:
         os.fork()
         if os.fork() == 0:
-            os._exit(0)  # closes what it has, and ends nobody else
+            os._exit(0)  # closes its descriptors, and ends no other process
         os.write(1, b"forked\\n")  # at once: two processes write
     time.sleep(60)
 """
@@ -240,11 +240,11 @@ with bind_forked_children():
         assert [process.stdout.readline() for _ in range(2)] == ["forked\n"] * 2
         began = time.monotonic()
         process.kill()
-        assert process.stdout.read() == ""  # all who could write are gone
+        assert process.stdout.read() == ""  # all writers have closed the pipe
         assert time.monotonic() - began < 20
 
 
-# --- children that are started together, waited for, and kept running: real and small ones --------
+# --- supervised children: real, small processes ---------------------------------------------------
 
 
 _PROGRAM = """
@@ -274,16 +274,16 @@ def events() -> list[ProcessEvent]:
 
 
 @pytest.fixture
-def household(events: list[ProcessEvent]) -> Iterator[Supervisor]:
-    household = Supervisor("child", events.append)
-    yield household
-    household.close()
+def supervisor(events: list[ProcessEvent]) -> Iterator[Supervisor]:
+    supervisor = Supervisor("child", events.append)
+    yield supervisor
+    supervisor.close()
 
 
-def test_children_are_ready_when_start_returns_and_one_that_dies_is_replaced(
-    household: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
+def test_started_children_are_ready_and_replaced_after_a_crash(
+    supervisor: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
 ) -> None:
-    (first, child), (second, other) = household.start([command("one"), command("two")])
+    (first, child), (second, other) = supervisor.start([command("one"), command("two")])
     assert (child.ready_message, other.ready_message) == ("one", "two")
     seen = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
     assert {b"WHO=one", b"CUDA_VISIBLE_DEVICES=", b"JAX_PLATFORMS=cpu"} <= set(seen)
@@ -296,25 +296,25 @@ def test_children_are_ready_when_start_returns_and_one_that_dies_is_replaced(
         case _:
             pytest.fail(f"{events}")
     assert second.child is other
-    household.close()
+    supervisor.close()
     assert not other.is_running
 
 
-def test_one_that_is_killed_here_stays_away(
-    household: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
+def test_child_killed_by_the_supervisor_is_not_restarted(
+    supervisor: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
 ) -> None:
-    (post, child), (_, other) = household.start([command("one"), command("two")])
-    household.kill(post)
+    (post, child), (_, other) = supervisor.start([command("one"), command("two")])
+    supervisor.kill(post)
     assert not child.is_running
     os.kill(other.pid, signal.SIGKILL)
     wait_until(lambda: len(events) == 2)
     assert post not in {event.supervised for event in events}
 
 
-def test_where_one_does_not_start_none_is_left_and_the_error_has_its_words(
-    household: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
+def test_failed_start_stops_all_children_and_reports_the_output(
+    supervisor: Supervisor, command: Callable[[str], ChildCommand], events: list[ProcessEvent]
 ) -> None:
     with pytest.raises(UnavailableError, match=r"(?s)child \d+ ended with code 1.*no such port"):
-        household.start([command("one"), command("cannot")])
+        supervisor.start([command("one"), command("cannot")])
     assert events == []
-    assert household.start([]) == []
+    assert supervisor.start([]) == []

@@ -17,31 +17,31 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_copies_of_a_quarter_of_the_cache_write_past_it(cache):
+def test_copies_of_a_quarter_of_the_cache_bypass_it(cache):
     threshold = 8 << 20
     assert large_copy_tunables({"A": "1"}, cache) == {
         "GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={threshold:#x}"
     }
 
 
-def test_who_has_tuned_the_library_decides_alone(cache):
+def test_tunables_of_the_user_are_not_changed(cache):
     assert large_copy_tunables({"GLIBC_TUNABLES": "glibc.malloc.perturb=1"}, cache) == {}
 
 
 @pytest.mark.parametrize("words", ["", "much"])
-def test_nothing_is_said_where_the_cache_is_not_known(cache, words):
+def test_unknown_cache_size_sets_nothing(cache, words):
     cache.write_text(words)
     assert large_copy_tunables({}, cache) == {}
     cache.unlink()
     assert large_copy_tunables({}, cache) == {}
 
 
-def test_other_processors_are_left_alone(cache, monkeypatch: pytest.MonkeyPatch):
+def test_other_processors_are_not_tuned(cache, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert large_copy_tunables({}, cache) == {}
 
 
-def test_a_worker_process_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_worker_process_receives_the_tunables(monkeypatch: pytest.MonkeyPatch):
     if not LAST_LEVEL_CACHE_SIZE.exists():
         pytest.skip("the kernel does not say how large the outer cache is")
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)

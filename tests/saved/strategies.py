@@ -41,7 +41,7 @@ DTYPES = [
 
 
 def array_of(rng: Rng, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Make an array of random bits: NaNs with payloads, NaT, numbers without end."""
+    """Make an array of random bits, including NaN payloads, NaT and infinities."""
     if dtype.kind == "b" or dtype.char in "gG":
         return rng.integers(0, 2, shape).astype(dtype)
     made = np.zeros(shape, dtype)
@@ -63,7 +63,7 @@ def binary(rng: Rng) -> bytes:
 
 
 def random_leaf(rng: Rng) -> Make:
-    """Return what makes a component, of one dtype and one number of axes."""
+    """Return a function that makes a component with one dtype and number of axes."""
     kind = rng.choice(["scalar", "fixed", "varying", "text", "binary", "texts", "binaries"])
     if kind == "text":
         return text
@@ -92,7 +92,7 @@ def objects(rng: Rng, make: Make, shape: tuple[int, ...]) -> np.ndarray[Any, Any
 
 
 def random_structure(rng: Rng, depth: int = 0) -> Make:
-    """Return what makes elements of one random structure."""
+    """Return a function that makes elements of one random structure."""
     kind = rng.choice(["leaf", "dict", "tuple", "pair", "example", "none"])
     if kind == "leaf" or depth > 2:
         return random_leaf(rng)
@@ -113,7 +113,7 @@ def random_structure(rng: Rng, depth: int = 0) -> Make:
 
 
 def bits(element: Any) -> Any:
-    """Return an element as what can be compared bit by bit: types, dtypes, shapes and bytes."""
+    """Return an element in a form for exact comparison: types, dtypes, shapes and bytes."""
     match element:
         case np.ndarray() | np.generic() if element.dtype.kind == "O":
             return "objects", element.shape, [(type(x), x) for x in element.reshape(-1)]

@@ -1,4 +1,4 @@
-"""Directories with a few streams in them, written by hand."""
+"""Helpers that write saved directories with a few streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_stream(
     number: int = 0,
     save: str = SAVE,
 ) -> list[ChunkRecord]:
-    """Write rows into files of so many elements; nothing is published, nor its order decided."""
+    """Write rows into files of `size` elements, without publishing or ordering them."""
     writer = StreamWriter(directory, save, stream, number=number, batch_bytes=batch_bytes)
     for start in range(0, len(rows), each):
         writer.append(Chunk.of_rows(list(rows[start : start + each])))
@@ -48,7 +48,7 @@ def saved(path: Path | str, *streams: Sequence[Any], each: int = 1 << 30) -> Sav
     written: list[ChunkRecord] = []
     for stream, rows in enumerate(streams):
         written += write_stream(directory, stream, rows, each=each)
-    # As if all streams were equally fast.
+    # In turn, as if all streams were equally fast.
     records = publish(directory, sorted(written, key=lambda record: (record.number, record.stream)))
     directory.finish(SAVE, records)
     return directory
@@ -57,7 +57,7 @@ def saved(path: Path | str, *streams: Sequence[Any], each: int = 1 << 30) -> Sav
 def publish(
     directory: SavedDirectory, records: Iterable[ChunkRecord], first: int = 0
 ) -> list[ChunkRecord]:
-    """Publish chunk files in this order, the first of them as number `first`."""
+    """Publish chunk files in this order, the first one as number `first`."""
     decided = assign_order(records, first)
     directory.publish(SAVE, decided)
     return decided

@@ -1,4 +1,4 @@
-"""A saved directory: who may begin there, what counts, and what is ignored."""
+"""Tests of the directory of a saved dataset: starting a save, valid and ignored files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def names(path: Path) -> list[str]:
     return sorted(os.listdir(path))
 
 
-def test_a_directory_says_how_far_it_is(tmp_path: Path) -> None:
+def test_status_shows_the_progress_of_a_save(tmp_path: Path) -> None:
     path = tmp_path / "d"
     assert SavedDirectory(path).read_status() == DirectoryStatus(None)
 
@@ -52,7 +52,7 @@ def test_a_directory_says_how_far_it_is(tmp_path: Path) -> None:
     assert read(directory, records) == [b"a", b"b", b"c"]
 
 
-def test_the_order_is_that_in_which_files_were_published(tmp_path: Path) -> None:
+def test_files_are_ordered_by_publication(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     a, b, c = write_stream(directory, 0, [b"a", b"b", b"c"], each=1)
     x, y = write_stream(directory, 7, [b"x", b"y"], each=1)
@@ -63,7 +63,7 @@ def test_the_order_is_that_in_which_files_were_published(tmp_path: Path) -> None
     assert read(directory, directory.read_status().chunks or ()) == [b"x", b"a", b"b", b"y", b"c"]
 
 
-def test_a_file_is_read_once_those_before_it_are_there(tmp_path: Path) -> None:
+def test_file_is_readable_once_its_predecessors_are_published(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     records = assign_order(write_stream(directory, 0, [b"a", b"b", b"c"], each=1))
     directory.publish(SAVE, [records[0], records[2]])
@@ -90,16 +90,16 @@ def test_stray_files_are_ignored(tmp_path: Path) -> None:
     assert read(directory, chunks) == [b"a"]
 
 
-def test_a_directory_that_is_finished_is_left_alone(tmp_path: Path) -> None:
+def test_finished_save_is_not_overwritten(tmp_path: Path) -> None:
     directory = saved(tmp_path, [b"a", b"b"])
     before = names(tmp_path)
 
-    with pytest.raises(AlreadyExistsError, match=r"holds a saved dataset of 2 elements already"):
+    with pytest.raises(AlreadyExistsError, match=r"already contains a saved dataset of 2 elements"):
         directory.begin(SaveHeader(OTHER, "plan", None))
     assert names(tmp_path) == before
 
 
-def test_one_plan_begins_again_where_it_was_left_unfinished(tmp_path: Path) -> None:
+def test_unfinished_save_can_be_restarted_by_the_same_plan(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     records = write_stream(directory, 0, [b"old", b"older"], each=1)
     publish(directory, records[:1])
@@ -111,14 +111,14 @@ def test_one_plan_begins_again_where_it_was_left_unfinished(tmp_path: Path) -> N
     assert directory.read_status() == DirectoryStatus(SaveHeader(OTHER, "plan", None))
 
 
-def test_what_another_plan_left_unfinished_is_left_alone(tmp_path: Path) -> None:
+def test_unfinished_save_of_another_plan_is_not_overwritten(tmp_path: Path) -> None:
     directory = begun(tmp_path)
 
-    with pytest.raises(AlreadyExistsError, match="the unfinished save of another pipeline; name"):
+    with pytest.raises(AlreadyExistsError, match="an unfinished save of another pipeline; choose"):
         directory.begin(SaveHeader(OTHER, "another plan", None))
 
 
-def test_whoever_saves_finds_out_that_another_began_since(tmp_path: Path) -> None:
+def test_save_is_aborted_after_another_one_has_started(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     records = assign_order(write_stream(directory, 0, [b"a"]))
     directory.begin(SaveHeader(OTHER, "plan", None))
@@ -128,12 +128,12 @@ def test_whoever_saves_finds_out_that_another_began_since(tmp_path: Path) -> Non
         lambda: directory.finish(SAVE, records),
         lambda: directory.fail(SAVE, "why"),
     ):
-        with pytest.raises(AbortedError, match="given up: another process began to save there"):
+        with pytest.raises(AbortedError, match="was aborted: another process started a save there"):
             act()
     assert directory.read_status() == DirectoryStatus(SaveHeader(OTHER, "plan", None))
 
 
-def test_a_save_that_is_begun_twice_goes_on(tmp_path: Path) -> None:
+def test_starting_a_save_twice_continues_it(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     publish(directory, write_stream(directory, 0, [b"a"]))
 
@@ -142,7 +142,7 @@ def test_a_save_that_is_begun_twice_goes_on(tmp_path: Path) -> None:
     assert directory.list_published(SAVE) == [ChunkRecord(0, 0, order=0)]
 
 
-def test_any_plan_begins_where_one_failed(tmp_path: Path) -> None:
+def test_failed_save_can_be_replaced_by_any_plan(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     publish(directory, write_stream(directory, 0, [b"a"]))
     directory.fail(SAVE, "KeyError: 3")
@@ -155,7 +155,7 @@ def test_any_plan_begins_where_one_failed(tmp_path: Path) -> None:
     assert directory.read_status() == DirectoryStatus(SaveHeader(OTHER, "another plan", None))
 
 
-def test_records_of_another_save_do_not_count(tmp_path: Path) -> None:
+def test_records_of_another_save_are_ignored(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     directory.folder.write(DONE, encode_done(OTHER, []))
 
@@ -164,7 +164,7 @@ def test_records_of_another_save_do_not_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [METADATA, DONE])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"save": 3}', b"\xff"])
-def test_a_damaged_record_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+def test_damaged_record_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     directory = saved(tmp_path, [b"a"])
     (tmp_path / name).write_bytes(content)
 
@@ -172,7 +172,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, name: str, content: bytes) ->
         directory.read_status()
 
 
-def test_a_done_that_does_not_add_up_is_damaged(tmp_path: Path) -> None:
+def test_inconsistent_completion_record_is_damaged(tmp_path: Path) -> None:
     directory = saved(tmp_path, [b"a", b"b"], each=1)
     value = json.loads((tmp_path / DONE).read_text())
     for changes in (
@@ -186,17 +186,17 @@ def test_a_done_that_does_not_add_up_is_damaged(tmp_path: Path) -> None:
             directory.read_status()
 
 
-def test_a_later_version_is_refused(tmp_path: Path) -> None:
+def test_later_version_is_refused(tmp_path: Path) -> None:
     directory = saved(tmp_path, [b"a"])
     value = json.loads((tmp_path / METADATA).read_text())
     (tmp_path / METADATA).write_text(json.dumps({**value, "version": 2}))
 
-    with pytest.raises(FailedPreconditionError, match=r"version 2 of the format, .* reads 1"):
+    with pytest.raises(FailedPreconditionError, match=r"version 2 of the format .* reads 1"):
         directory.read_status()
 
 
-def test_a_gap_is_never_finished() -> None:
-    with pytest.raises(ValueError, match="chunk file 2 of stream 1 does not follow"):
+def test_save_with_a_missing_file_is_not_finished() -> None:
+    with pytest.raises(ValueError, match="chunk file 2 of stream 1 is out of sequence"):
         encode_done(SAVE, assign_order([ChunkRecord(1, 0, 1), ChunkRecord(1, 2, 1)]))
     with pytest.raises(ValueError, match="the chunk file of order 1 is missing"):
         encode_done(SAVE, [ChunkRecord(1, 0, 1, order=0), ChunkRecord(1, 1, 1, order=2)])

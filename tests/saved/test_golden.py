@@ -1,4 +1,4 @@
-"""A directory that was saved once in version 1 of the format is read for ever."""
+"""Tests with a stored directory in version 1 of the format, which must stay readable."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def write() -> None:
 
 @pytest.mark.parametrize(("name", "make", "count"), [("files", row, 5), ("rows", fixed, 40)])
 @pytest.mark.parametrize("wait", [False, True])
-def test_a_directory_of_version_1_is_read(name: str, make: Any, count: int, wait: bool) -> None:
+def test_directory_of_version_1_is_read(name: str, make: Any, count: int, wait: bool) -> None:
     loaded = hr.Dataset.load(FOLDER / name, wait=wait)
 
     assert [bits(element) for element in loaded] == [bits(make(n)) for n in range(count)]
 
 
-def test_its_rows_are_gathered_at_random() -> None:
+def test_rows_of_version_1_can_be_gathered() -> None:
     loaded = hr.Dataset.load(FOLDER / "rows").shuffle(40, seed=1).batch(40)
     ((numbers, names),) = loaded
 

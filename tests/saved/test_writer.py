@@ -1,4 +1,4 @@
-"""Elements in, chunk files out, and the same elements back."""
+"""Tests of writing elements to chunk files and reading them back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.saved.streams import SAVE, begun, publish, read, saved, write_stream
 
 
 @pytest.mark.parametrize("round_", range(40))
-def test_random_elements_come_back_bit_by_bit(tmp_path: Path, round_: int) -> None:
+def test_random_elements_round_trip_exactly(tmp_path: Path, round_: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     rng = np.random.default_rng(seed)
@@ -46,7 +46,7 @@ def test_random_elements_come_back_bit_by_bit(tmp_path: Path, round_: int) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_columns_of_every_dtype_come_back_bit_by_bit(tmp_path: Path, dtype: np.dtype[Any]) -> None:
+def test_columns_of_every_dtype_round_trip_exactly(tmp_path: Path, dtype: np.dtype[Any]) -> None:
     for shape in [(), (3,), (2, 0), (2, 1, 2)]:
         check_column(tmp_path / str(len(shape)) / str(shape), dtype, shape)
 
@@ -68,7 +68,7 @@ def check_column(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> No
     assert bits(finish_columns(file.schema, made)[0]) == bits(np.take(stacked, rows, axis=0))
 
 
-def test_large_rows_are_gathered_too(tmp_path: Path) -> None:
+def test_large_rows_can_be_gathered(tmp_path: Path) -> None:
     rows = [np.full(3000, number, ">i2") for number in range(9)]
     directory = saved(tmp_path, rows)
     (record,) = directory.read_status().chunks or ()
@@ -79,7 +79,7 @@ def test_large_rows_are_gathered_too(tmp_path: Path) -> None:
     assert finish_columns(file.schema, made)[0][:, 0].tolist() == [2, 2, 8]
 
 
-def test_others_read_the_files_as_arrow(tmp_path: Path) -> None:
+def test_pyarrow_reads_the_files(tmp_path: Path) -> None:
     rows = [
         {
             "image": np.full((2, 3), n, np.uint8),
@@ -109,7 +109,7 @@ def test_others_read_the_files_as_arrow(tmp_path: Path) -> None:
     assert table.column("grid.shape").to_pylist() == [[n, 2] for n in range(4)]
 
 
-def test_names_that_would_not_tell_columns_apart_are_spelt_out(tmp_path: Path) -> None:
+def test_ambiguous_column_names_are_written_in_full(tmp_path: Path) -> None:
     directory = saved(tmp_path, [{"a": {"b": np.int8(1)}, "a.b": np.int8(2)}])
     (record,) = directory.read_status().chunks or ()
 
@@ -118,7 +118,7 @@ def test_names_that_would_not_tell_columns_apart_are_spelt_out(tmp_path: Path) -
     assert table.to_pylist() == [{"['a']['b']": 1, "['a.b']": 2}]
 
 
-def test_a_file_is_cut_at_its_size(tmp_path: Path) -> None:
+def test_file_is_closed_at_its_maximum_size(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     writer = StreamWriter(directory, SAVE, 3, chunk_bytes=10_000, batch_bytes=2000)
     for _ in range(10):
@@ -132,7 +132,7 @@ def test_a_file_is_cut_at_its_size(tmp_path: Path) -> None:
     assert sum(record.elements for record in records) == 1000
 
 
-def test_an_element_of_another_shape_begins_another_file(tmp_path: Path) -> None:
+def test_element_of_another_shape_starts_another_file(tmp_path: Path) -> None:
     rows = [np.zeros(4), np.ones(4), np.zeros(2), np.ones(4)]
     directory = begun(tmp_path)
     records = write_stream(directory, 0, rows, batch_bytes=1)
@@ -143,7 +143,7 @@ def test_an_element_of_another_shape_begins_another_file(tmp_path: Path) -> None
     assert [decode_schema(r.schema, "").columns[0].shape for r in records] == [(4,), (None,)]
 
 
-def test_axes_that_do_not_differ_are_known(tmp_path: Path) -> None:
+def test_constant_axes_are_in_the_schema(tmp_path: Path) -> None:
     rows = [np.zeros((n, 3)) for n in (2, 0, 1)]
     spec = ArraySpec((None, 3), np.float64)
     for batch_bytes in (1, 1 << 20):
@@ -157,7 +157,7 @@ def test_axes_that_do_not_differ_are_known(tmp_path: Path) -> None:
         assert [bits(row) for row in read(begun(tmp_path), records)] == [bits(row) for row in rows]
 
 
-def test_keys_have_the_order_of_the_spec(tmp_path: Path) -> None:
+def test_dict_keys_have_the_order_of_the_spec(tmp_path: Path) -> None:
     spec = {"a": ArraySpec((), np.int64), "b": ArraySpec((), bytes)}
     directory = begun(tmp_path)
     records: list[ChunkRecord] = []
@@ -175,19 +175,21 @@ def test_keys_have_the_order_of_the_spec(tmp_path: Path) -> None:
     ]
 
 
-def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = begun(tmp_path)
     full = os.fdopen(os.open("/dev/full", os.O_WRONLY), "wb", 0)
     monkeypatch.setattr(directory.folder, "create", lambda name: full)
     writer = StreamWriter(directory, SAVE, 0)
     writer.append(Chunk.of_rows([np.zeros(4)]))
 
-    with pytest.raises(UnavailableError, match=r"arrow' cannot be written: .*No space left"):
+    with pytest.raises(UnavailableError, match=r"cannot write '.*arrow': .*No space left"):
         writer.finish_file()
     writer.close()
 
 
-def test_str_that_is_not_utf_8_is_kept_all_the_same(tmp_path: Path) -> None:
+def test_str_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
     rows = ["plain", "lone \ud800", "plain again", ""]
     directory = begun(tmp_path)
     records = write_stream(directory, 0, rows, batch_bytes=1)
@@ -198,7 +200,7 @@ def test_str_that_is_not_utf_8_is_kept_all_the_same(tmp_path: Path) -> None:
     assert read(directory, records) == rows
 
 
-def test_arrays_without_items_become_those_that_come_later(tmp_path: Path) -> None:
+def test_empty_arrays_take_the_dtype_of_later_ones(tmp_path: Path) -> None:
     empty, words = np.empty(0, object), np.array(["a"], object)
     rows = [empty, words, empty]
     directory = begun(tmp_path)
@@ -214,7 +216,7 @@ def test_elements_without_components_are_counted(tmp_path: Path) -> None:
     assert read(directory, directory.read_status().chunks or ()) == [{"nothing": None}] * 5
 
 
-def test_a_large_array_is_written_without_a_copy_and_whole(tmp_path: Path) -> None:
+def test_large_array_is_written_without_a_copy(tmp_path: Path) -> None:
     rows = [np.arange(1 << 20), np.arange(1 << 20) + 1]
     directory = saved(tmp_path, rows)
 
@@ -222,7 +224,7 @@ def test_a_large_array_is_written_without_a_copy_and_whole(tmp_path: Path) -> No
     assert [bits(row) for row in found] == [bits(row) for row in rows]
 
 
-def test_a_stream_goes_on_with_a_later_number(tmp_path: Path) -> None:
+def test_stream_continues_at_a_later_number(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     records = write_stream(directory, 0, [b"a", b"b"], each=1)
     records += write_stream(directory, 0, [b"c"], number=2)
@@ -232,7 +234,7 @@ def test_a_stream_goes_on_with_a_later_number(tmp_path: Path) -> None:
     assert read(directory, directory.read_status().chunks or ()) == [b"a", b"b", b"c"]
 
 
-def test_a_writer_that_is_closed_leaves_nothing_that_is_not_whole(tmp_path: Path) -> None:
+def test_closed_writer_leaves_no_partial_file(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     writer = StreamWriter(directory, SAVE, 0, batch_bytes=1)
     writer.append(Chunk.of_rows([np.zeros(4)]))
@@ -246,28 +248,37 @@ def test_a_writer_that_is_closed_leaves_nothing_that_is_not_whole(tmp_path: Path
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"x": np.int64(1)}, {"x": np.float64(1)}], r"\['x'\] .*int64 in element 0, and float64"),
-        ([(np.zeros(2), 1), (np.zeros((2, 2)), 1)], r"\[0\] .* 1 axes .*, and an array of 2 axes"),
-        ([np.zeros(2), np.zeros(2, "f4")], r"the element .*of float64 .*, and an array of float32"),
-        ([{"x": b"a"}, {"x": "a"}], r"\['x'\] cannot be saved: it is bytes in element 0, and str"),
+        (
+            [{"x": np.int64(1)}, {"x": np.float64(1)}],
+            r"\['x'\]: it is int64 in element 0, and float64",
+        ),
+        ([(np.zeros(2), 1), (np.zeros((2, 2)), 1)], r"\[0\]: .* 1 axes .*, and an array of 2 axes"),
+        (
+            [np.zeros(2), np.zeros(2, "f4")],
+            r"the element: .*of float64 .*, and an array of float32",
+        ),
+        (
+            [{"x": b"a"}, {"x": "a"}],
+            r"cannot save component \['x'\]: it is bytes in element 0, and str",
+        ),
         (
             [np.array([b"a"], object), np.array(["a"], object)],
-            "the element cannot be saved: it is .*bytes.* in element 0, and .*str.* in element 1",
+            "the element: it is .*bytes.* in element 0, and .*str.* in element 1",
         ),
         ([{"x": 1}, {"y": 1}], "a dict with keys .'x'. was expected, and element 1 has a dict"),
         (
             [np.datetime64(1, "s"), np.datetime64(1, "D")],
-            "the element .*64.s. in element 0.* in element 1",
+            "the element: .*64.s. in element 0.* in element 1",
         ),
     ],
 )
 @pytest.mark.parametrize("batch_bytes", [1, 4 << 20])
-def test_what_cannot_be_saved_names_the_component(
+def test_unsupported_element_is_an_error_that_names_the_component(
     tmp_path: Path, rows: list[Any], message: str, batch_bytes: int
 ) -> None:
     directory = begun(tmp_path)
     writer = StreamWriter(directory, SAVE, 0, batch_bytes=batch_bytes)
-    if batch_bytes == 1:  # each element in a batch of its own
+    if batch_bytes == 1:  # each element in a separate batch
         message = "component|the element|at the top"
 
     def write() -> None:
@@ -280,10 +291,10 @@ def test_what_cannot_be_saved_names_the_component(
     writer.close()
 
 
-def test_a_stream_is_checked_against_the_spec_of_all(tmp_path: Path) -> None:
+def test_stream_is_checked_against_the_spec(tmp_path: Path) -> None:
     for spec, message in (
-        ({"x": ArraySpec((), np.int32)}, r"\['x'\] .*: it is int64, but .*spec says .*int32"),
-        ({"x": ArraySpec((None,), np.int64)}, r"component \['x'\] cannot be saved: it is int64"),
+        ({"x": ArraySpec((), np.int32)}, r"\['x'\]: it is int64, but .*spec is .*int32"),
+        ({"x": ArraySpec((None,), np.int64)}, r"cannot save component \['x'\]: it is int64"),
     ):
         writer = StreamWriter(begun(tmp_path), SAVE, 0, spec=spec)
         writer.append(Chunk.of_rows([{"x": np.int64(1)}]))
@@ -311,7 +322,7 @@ def damaged_rows(path: Path) -> tuple[Any, list[Any], ChunkRecord]:
     return directory, rows, records[-1]
 
 
-def test_a_changed_byte_is_found_or_changes_nothing(tmp_path: Path) -> None:
+def test_changed_byte_is_detected_or_has_no_effect(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -333,7 +344,7 @@ def test_a_changed_byte_is_found_or_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, 9, 0.5, -1])
-def test_a_file_that_was_cut_short_is_named(tmp_path: Path, left: float) -> None:
+def test_truncated_file_is_named(tmp_path: Path, left: float) -> None:
     directory, _, record = damaged_rows(tmp_path)
     path = Path(directory.folder.path(record.public_name(SAVE)))
     size = math.floor(left * record.bytes) if 0 < left < 1 else int(left) % record.bytes
@@ -344,17 +355,15 @@ def test_a_file_that_was_cut_short_is_named(tmp_path: Path, left: float) -> None
             read(directory, [known])
 
 
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     directory, _, record = damaged_rows(tmp_path)
     Path(directory.folder.path(record.public_name(SAVE))).unlink()
 
-    with pytest.raises(
-        DataLossError, match=f"{record.public_name(SAVE)}' is missing; bring it back"
-    ):
+    with pytest.raises(DataLossError, match=f"{record.public_name(SAVE)}' is missing; restore it"):
         read(directory, [record])
 
 
-def test_another_arrow_file_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_foreign_arrow_file_is_refused(tmp_path: Path) -> None:
     directory, _, record = damaged_rows(tmp_path)
     path = directory.folder.path(record.public_name(SAVE))
     table = pa.table({"x": [1, 2]})

@@ -20,7 +20,7 @@ def answer_of(**fields: Any) -> GetElementsReply:
 
 
 def in_mode(fields: dict[str, Any], field: str = "mode") -> dict[str, Any]:
-    """Return fields of an answer or a portion, those of a reading mode in a record of their own."""
+    """Return fields of a reply, with those of a reading mode in a separate record."""
     rest = dict(fields)
     if "origins" in rest:
         rest["runs"] = rest.pop("origins")

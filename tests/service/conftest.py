@@ -1,4 +1,4 @@
-"""What the process keeps for its life is taken before the first test, so that it is no leak."""
+"""Fixtures that allocate process-wide resources before the first test, so they are no leaks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.service.dispatcher.scenario import Scenario
 
 @pytest.fixture
 def scene() -> Iterator[Scenario]:
-    """A scenario of the dispatcher whose facts and state are checked when the test is over."""
+    """A scenario of the dispatcher whose events and state are checked after the test."""
     scene = Scenario()
     yield scene
     scene.check()

@@ -56,7 +56,7 @@ def names(monkeypatch):
     return Names(monkeypatch)
 
 
-def test_a_worker_that_listens_everywhere_advertises_the_way_to_its_dispatcher(keys, caplog):
+def test_a_worker_on_the_wildcard_address_advertises_its_route_address(keys, caplog):
     server = Security.load(keys, "server")
     with DispatchServer(DispatcherConfig(security=server)) as dispatcher:
         address = dispatcher.target.removeprefix("tcp://")
@@ -69,13 +69,13 @@ def test_a_worker_that_listens_everywhere_advertises_the_way_to_its_dispatcher(k
                 ShardingPolicy.DYNAMIC, dispatcher.target, security=Security.load(keys, "client")
             )
             assert len(list(hr.Dataset.range(100).apply(share))) == 100
-    said = [each.message for each in caplog.records if "clients are told" in each.message]
+    said = [each.message for each in caplog.records if "advertising worker address" in each.message]
     assert len(said) == 1
     assert "127.0.0.1" in said[0]
     assert "--worker-address" in said[0]
 
 
-def test_the_way_to_another_machine_is_an_address_of_this_one(monkeypatch):
+def test_the_route_to_another_machine_starts_at_a_local_address(monkeypatch):
     class Routes:
         def __init__(self, family, kind):
             assert kind == socket.SOCK_DGRAM
@@ -96,7 +96,7 @@ def test_the_way_to_another_machine_is_an_address_of_this_one(monkeypatch):
     assert addresses.local_address_for("192.0.2.9:5050") == "192.0.2.4"
 
 
-def test_where_no_way_leads_the_worker_is_refused_with_what_would_do(keys, names):
+def test_a_worker_without_a_route_is_rejected_with_the_fix(keys, names):
     server = Security.load(keys, "server")
     config = WorkerConfig("dispatcher.example:5050", host="0.0.0.0", security=server)
     with pytest.raises(UnavailableError, match=r"--worker-address.*%port%"):
@@ -107,7 +107,7 @@ def test_where_no_way_leads_the_worker_is_refused_with_what_would_do(keys, names
     ("host", "answer"),
     [("0.0.0.0", True), ("::", True), ("*", True), ("127.0.0.1", False), ("trainer", False)],
 )
-def test_wildcards_are_known(host, answer):
+def test_wildcard_addresses_are_recognized(host, answer):
     assert addresses.is_wildcard(host) is answer
 
 
@@ -142,7 +142,7 @@ def test_a_dispatcher_that_moved_is_found_under_its_name(names, tmp_path):
         dispatcher.stop()
 
 
-def test_a_name_that_is_not_known_for_a_while_is_looked_up_again(names):
+def test_an_unresolved_host_name_is_looked_up_again(names):
     with DispatchServer() as dispatcher:
         port = int(dispatcher.target.rpartition(":")[2])
         names.known_after = names.asked + 3

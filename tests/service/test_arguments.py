@@ -63,7 +63,7 @@ CONSUMER = {"consumer_index": 0, "num_consumers": 2, "job_name": "j"}
                 "job_name": "j",
                 "visitation": "exactly_once",
             },
-            "at most once for each trainer",
+            "to each trainer at most once",
         ),
         (
             {
@@ -108,12 +108,12 @@ def test_dynamic_accepts_the_name_of_its_own_visitation() -> None:
 
 
 @pytest.mark.parametrize("credit", ["3", 2.5, True])
-def test_a_credit_that_is_no_integer_is_refused(credit: Any) -> None:
+def test_a_non_integer_max_outstanding_requests_is_rejected(credit: Any) -> None:
     with pytest.raises(TypeError, match="`max_outstanding_requests` must be an integer"):
         distribute(ShardingPolicy.OFF, NOWHERE, max_outstanding_requests=credit)
 
 
-def test_the_name_of_a_directory_is_no_keys(tmp_path: Path) -> None:
+def test_a_directory_name_is_rejected_as_security(tmp_path: Path) -> None:
     keys: Any = "keys"
     data, mode = hr.Dataset.range(1), ShardingPolicy.DYNAMIC
     for refused in (
@@ -135,7 +135,7 @@ def test_an_id_or_dataset_of_another_type_is_refused() -> None:
         register_dataset(NOWHERE, [1, 2])  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_pickled_is_named_when_it_is_registered() -> None:
+def test_an_unpicklable_object_is_named_at_registration() -> None:
     handle = (value for value in range(3))
     dataset = hr.Dataset.range(3).map(lambda x: x + next(handle))
     with pytest.raises(hr.errors.FailedPreconditionError, match="`handle`, a generator"):
@@ -147,10 +147,11 @@ def test_a_worker_needs_a_dispatcher() -> None:
         WorkerServer(WorkerConfig(dispatcher_address=""))
 
 
-def test_a_worker_whose_dispatcher_does_not_answer_says_so() -> None:
+def test_a_worker_reports_an_unresponsive_dispatcher() -> None:
     config = WorkerConfig(dispatcher_address=NOWHERE, dispatcher_timeout_ms=100)
     with pytest.raises(
-        hr.errors.UnavailableError, match=r"wants to register, did not answer for 0\.1 s"
+        hr.errors.UnavailableError,
+        match=r"did not reply to RegisterWorker of worker \S+ for 0\.1 s",
     ):
         WorkerServer(config)
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 
 
 def leave_an_iterator() -> None:
-    """Read from a service, and leave the iterator to the collector when the service is gone."""
+    """Read from a service, and leave the iterator to the garbage collector."""
     with LocalCluster(num_workers=1, processes=False) as cluster:
         dataset = hr.Dataset.counter().apply(distribute(ShardingPolicy.OFF, cluster.target))
         iterator = iter(dataset)
@@ -26,7 +26,7 @@ def leave_an_iterator() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_collecting_one_while_a_connection_is_made_does_not_wait_for_it_without_end() -> None:
+def test_collection_during_a_connection_attempt_does_not_hang() -> None:
     gc.collect()
     gc.disable()
     try:

@@ -37,7 +37,7 @@ def three() -> Iterator[LocalCluster]:
 
 
 @pytest.mark.catalogue("OP5")
-def test_a_function_brings_the_table_that_it_looks_into(one: LocalCluster) -> None:
+def test_a_function_is_sent_with_its_lookup_table(one: LocalCluster) -> None:
     table = {0: 10, 1: 11}
     dataset = Dataset.range(3).map(lambda x: np.int64(table.get(int(x), -1)))
     assert numbers(dataset.apply(distribute(OFF, one.target))) == [10, 11, -1]
@@ -61,8 +61,8 @@ def test_datasets_of_different_modes_are_zipped(one: LocalCluster) -> None:
 
 
 @pytest.mark.catalogue("OP43")
-def test_one_name_is_no_job_of_two_modes() -> None:
-    # A dealt job stays when its clients have gone, so it has a service of its own.
+def test_a_job_name_has_one_mode() -> None:
+    # A DYNAMIC job remains after its clients have left, so it uses a separate service.
     with LocalCluster(num_workers=1, processes=False) as cluster:
         dealt, copied = (
             Dataset.range(100).apply(distribute(mode, cluster.target, job_name="zipped"))
@@ -73,7 +73,7 @@ def test_one_name_is_no_job_of_two_modes() -> None:
 
 
 @pytest.mark.catalogue("OP58")
-def test_what_one_service_makes_another_one_gathers(one: LocalCluster, three: LocalCluster) -> None:
+def test_a_service_can_read_from_another_service(one: LocalCluster, three: LocalCluster) -> None:
     words = Dataset.range(10).map(lambda x: "a" * int(x)).repeat(5).shuffle(50)
     upstream = words.apply(distribute(OFF, three.target))
     gathered = upstream.group_by_window(
@@ -96,7 +96,7 @@ def test_a_dataset_with_large_arrays_in_it_is_registered(one: LocalCluster) -> N
 
 
 @pytest.mark.catalogue("OP47")
-def test_a_structure_stays_as_it_is(one: LocalCluster) -> None:
+def test_the_element_structure_is_preserved(one: LocalCluster) -> None:
     dataset = Dataset.range(10).map(lambda i: {"a": (i, i), "b": i})
     name = register_dataset(one.target, dataset)
     got = list(from_dataset_id(OFF, one.target, name))
@@ -105,7 +105,7 @@ def test_a_structure_stays_as_it_is(one: LocalCluster) -> None:
 
 @pytest.mark.catalogue("ME3", "ME6", "ME7")
 @pytest.mark.parametrize("compression", [None, "AUTO"])
-def test_who_reads_by_an_id_needs_neither_spec_nor_compression(
+def test_reading_by_id_needs_neither_spec_nor_compression(
     one: LocalCluster, compression: str | None
 ) -> None:
     letters = [chr(ord("a") + i) for i in range(26)]
@@ -118,7 +118,7 @@ def test_who_reads_by_an_id_needs_neither_spec_nor_compression(
 
 
 @pytest.mark.catalogue("OP34")
-def test_an_order_that_was_given_free_is_free_on_workers_too(one: LocalCluster) -> None:
+def test_nondeterministic_order_applies_on_workers_too(one: LocalCluster) -> None:
     options = hr.Options()
     options.deterministic = False
     dataset = Dataset.range(10).map(lambda x: x, num_parallel_calls=4).with_options(options)
@@ -126,7 +126,7 @@ def test_an_order_that_was_given_free_is_free_on_workers_too(one: LocalCluster) 
 
 
 @pytest.mark.catalogue("OP35", "OP36")
-def test_functions_that_draw_at_random_run_on_workers(three: LocalCluster) -> None:
+def test_random_functions_run_on_workers(three: LocalCluster) -> None:
     dataset = Dataset.range(10).map(lambda x: np.random.default_rng().random())
     got = list(dataset.apply(distribute(OFF, three.target)))
     assert len(got) == 30

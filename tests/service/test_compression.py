@@ -1,4 +1,4 @@
-"""What comes through a slow wire is packed, where that is found to help; nothing else is."""
+"""Replies are compressed only over a slow network, and only if that helps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BYTES_A_SECOND = 8e6
 
 
 class Wire:
-    """A slow wire: a port that passes on what comes, at a pace."""
+    """A slow wire: a port that forwards data at a limited rate."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -78,7 +78,7 @@ def wire() -> Iterator[Wire]:
     wire.close()
 
 
-def test_what_can_be_made_smaller_comes_sooner_through_a_slow_wire(
+def test_compressible_data_arrives_sooner_over_a_slow_network(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(addresses, "is_local_host", lambda host: False)
@@ -91,7 +91,7 @@ def test_what_can_be_made_smaller_comes_sooner_through_a_slow_wire(
     with DispatchServer() as dispatcher:
         config = WorkerConfig(
             dispatcher.target.partition("://")[2],
-            # What it calls itself leads through the wire.
+            # Its advertised address leads through the wire.
             worker_address=f"127.0.0.1:{wire.port}",
             port=wire.target,
         )
@@ -117,7 +117,7 @@ def test_what_can_be_made_smaller_comes_sooner_through_a_slow_wire(
     assert paces["AUTO"] > 1.5 * paces[None]
 
 
-def test_what_was_packed_is_read_in_order_too(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compressed_data_is_read_in_order_too(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "is_local_host", lambda host: False)
     packed: list[int] = []
     pack = frame_compression.compress_frame
@@ -141,7 +141,7 @@ def test_what_was_packed_is_read_in_order_too(wire: Wire, monkeypatch: pytest.Mo
     assert packed
 
 
-def test_on_one_machine_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compressed_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_compression, "compress_frame", lambda *given: pytest.fail("packed"))
     with (
         DispatchServer() as dispatcher,
@@ -155,7 +155,7 @@ def test_on_one_machine_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("compression", ["AUTO", None])
-def test_whoever_reads_by_an_id_reads_as_was_registered(compression: str | None) -> None:
+def test_reading_by_id_uses_the_registered_compression(compression: str | None) -> None:
     with (
         DispatchServer() as dispatcher,
         Worker(WorkerConfig(dispatcher.target.partition("://")[2])),
@@ -173,7 +173,7 @@ def test_whoever_reads_by_an_id_reads_as_was_registered(compression: str | None)
             register_dataset(dispatcher.target, dataset, compression=other, dataset_id="x")
 
 
-def test_shared_memory_with_a_worker_elsewhere_is_refused_by_name(
+def test_shared_memory_with_a_remote_worker_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(addresses, "is_local_host", lambda host: False)
@@ -183,6 +183,7 @@ def test_shared_memory_with_a_worker_elsewhere_is_refused_by_name(
     ):
         share = distribute("parallel_epochs", dispatcher.target, data_transfer_protocol="shm")
         with pytest.raises(
-            FailedPreconditionError, match=f'the worker at {worker.address} is .* offers "tcp"'
+            FailedPreconditionError,
+            match=f'the worker at {worker.address} is on another machine; use None or "tcp"',
         ):
             numbers(hr.Dataset.range(3).apply(share))

@@ -59,7 +59,7 @@ def test_grpc_is_read_as_tcp_with_one_warning(caplog: pytest.LogCaptureFixture) 
     for service in ("grpc://127.0.0.1:5050", ("grpc", "127.0.0.1:5050")):
         assert parse_service(service) == "127.0.0.1:5050"
     (record,) = caplog.records
-    assert "does not speak gRPC" in record.getMessage()
+    assert "does not support gRPC" in record.getMessage()
 
 
 def test_a_host_may_be_a_name_or_in_brackets() -> None:
@@ -79,7 +79,7 @@ def test_a_host_may_be_a_name_or_in_brackets() -> None:
         (("tcp", "a:1", "b"), "must be (protocol, address)"),
         (("tcp", 5050), "must be (protocol, address)"),
         ("a://b://c", "Malformed `service` string has multiple '://': a://b://c"),
-        ("grp://a:1", "the protocol 'grp'; the service speaks 'tcp'"),
+        ("grp://a:1", "must have the protocol 'tcp'"),
         ("localhost", "host:port"),
         ("localhost:", "is not a port"),
         ("localhost:http", "'http' is not a port"),
@@ -238,7 +238,7 @@ def test_a_workers_bad_values_are_named(
         (WorkerConfig, {"dispatcher_address": "a:1", "data_transfer_protocol": "tcp"}),
     ],
 )
-def test_settings_that_would_do_nothing_are_refused(kind: Any, fields: dict[str, Any]) -> None:
+def test_settings_without_effect_are_rejected(kind: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="is not supported by this version; use"):
         kind(**fields)
 
@@ -250,14 +250,14 @@ def test_an_address_that_clients_can_find_is_accepted(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:5050", "[::]:5050", "*:1", "[::0]:1"])
-def test_an_address_that_stands_for_all_of_a_machine_is_refused(address: str) -> None:
-    with pytest.raises(ValueError, match=r"every address of its machine.*worker_address"):
+def test_a_wildcard_worker_address_is_rejected(address: str) -> None:
+    with pytest.raises(ValueError, match=r"wildcard address.*worker_address"):
         check_reachable(address)
 
 
 @pytest.mark.parametrize(
     "address", ["nonsense", "", ":1", "a b:1", "a\n:1", "host:0", "host:99999"]
 )
-def test_an_address_that_cannot_be_read_is_refused(address: str) -> None:
+def test_a_malformed_address_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match="address="):
         check_reachable(address)

@@ -20,7 +20,7 @@ def rows_of(*origins: tuple[int, int, int, int]) -> ElementSet:
     return rows
 
 
-def test_a_unit_is_whole_with_its_last_element_and_its_end() -> None:
+def test_a_split_is_complete_with_its_last_element_and_end() -> None:
     rows = rows_of((7, 1, 0, 64))
     assert (rows.complete_splits, rows.partial_splits) == ((), ((7, ((0, 64),)),))
     rows.add([(7, 1, 100, END_ORDINAL - 100)])
@@ -29,18 +29,18 @@ def test_a_unit_is_whole_with_its_last_element_and_its_end() -> None:
     assert (rows.complete_splits, rows.partial_splits) == (((7, 8),), ())
 
 
-def test_units_of_one_element_each_are_whole_together() -> None:
+def test_splits_of_one_element_are_complete_together() -> None:
     rows = rows_of((10, 40, 0, 1), (10, 40, 1, END_ORDINAL - 1))
     assert (rows.complete_splits, rows.partial_splits) == (((10, 50),), ())
 
 
-def test_what_is_done_is_forgotten() -> None:
+def test_forgotten_splits_are_removed() -> None:
     rows = rows_of((3, 1, 0, 5), (8, 1, 0, 5), (1, 2, 0, END_ORDINAL))
     rows.forget(8)
     assert (rows.complete_splits, rows.partial_splits) == ((), ((8, ((0, 5),)),))
 
 
-def test_units_are_named_one_by_one_but_for_some() -> None:
+def test_excluding_returns_splits_one_by_one() -> None:
     rows = rows_of((1, 3, 0, END_ORDINAL), (5, 1, 2, 2))
     assert rows.excluding(((2, 3), (9, 10))) == (
         (1, ALL_ORDINALS),
@@ -50,7 +50,7 @@ def test_units_are_named_one_by_one_but_for_some() -> None:
     assert exclude_splits(rows.partial_splits, ((5, 6),)) == ()
 
 
-def test_the_first_elements_of_runs_are_those_that_were_used() -> None:
+def test_first_elements_are_taken_in_element_order() -> None:
     runs = [(4, 3, 0, 2), (9, 1, 5, 4), (4, 3, 2, END_ORDINAL - 2)]
     assert count_elements(runs) == 10
     assert first_elements(runs, 0) == []
@@ -58,7 +58,7 @@ def test_the_first_elements_of_runs_are_those_that_were_used() -> None:
     assert first_elements(runs, 8) == [(4, 3, 0, 2), (9, 1, 5, 2)]
 
 
-def test_elements_may_come_in_any_order() -> None:
+def test_elements_may_be_added_in_any_order() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -78,7 +78,7 @@ def test_elements_may_come_in_any_order() -> None:
             assert is_whole or found == mine
 
 
-def test_many_ranges_of_a_unit_are_the_same_set_as_when_they_come_one_by_one() -> None:
+def test_many_ranges_of_a_split_equal_single_additions() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -107,7 +107,7 @@ def test_many_ranges_of_a_unit_are_the_same_set_as_when_they_come_one_by_one() -
             assert all(type(bound) is int for pair in ranges for bound in pair)
 
 
-def test_many_units_are_whole_at_once() -> None:
+def test_many_splits_are_completed_at_once() -> None:
     elements = [(unit, 1, 0, 1) for unit in range(0, 100, 2)]
     rows = rows_of((0, 100, 1, END_ORDINAL - 1))
     rows.add(elements)
@@ -115,7 +115,7 @@ def test_many_units_are_whole_at_once() -> None:
     assert rows.partial_splits == tuple((unit, ((1, END_ORDINAL),)) for unit in range(1, 100, 2))
 
 
-def test_elements_of_units_that_are_whole_are_the_same_set_with_those_units() -> None:
+def test_elements_of_complete_splits_do_not_change_the_set() -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)

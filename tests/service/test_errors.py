@@ -1,4 +1,4 @@
-"""Errors of elements, and elements that nobody can compute: who is told what, and when."""
+"""Errors of elements, and elements that no worker can compute."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read(dataset: Iterable[object]) -> tuple[list[object], list[Exception]]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", CLASSES)
-def test_an_elements_error_of_any_class_arrives_as_it_is_and_the_rest_follows(
+def test_an_element_error_of_any_class_arrives_unchanged(
     cluster: LocalCluster, kind: type[Exception], mode: ShardingPolicy
 ) -> None:
     dataset = hr.Dataset.from_source(Torn(kind))
@@ -97,7 +97,7 @@ def test_an_elements_error_of_any_class_arrives_as_it_is_and_the_rest_follows(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_file_that_cannot_be_opened_costs_what_it_costs_in_one_process(
+def test_an_unreadable_file_fails_as_in_a_single_process(
     cluster: LocalCluster, tmp_path: Path, mode: ShardingPolicy
 ) -> None:
     paths = [tmp_path / f"{number:02d}.txt" for number in range(20)]
@@ -117,16 +117,16 @@ def test_a_file_that_cannot_be_opened_costs_what_it_costs_in_one_process(
     assert re.fullmatch(r"on the worker at 127\.0\.0\.1:\d+", where)
 
 
-def test_a_pass_waits_for_the_dispatcher_as_long_as_for_anything_else() -> None:
+def test_an_epoch_waits_for_the_dispatcher_until_wait_timeout() -> None:
     with hr.service.DispatchServer() as dispatcher:
         dataset = hr.Dataset.range(5).apply(
             distribute(ShardingPolicy.OFF, dispatcher.target, wait_timeout=0.5)
         )
-    with pytest.raises(hr.errors.UnavailableError, match=r"did not answer for 0\.5 s"):
+    with pytest.raises(hr.errors.UnavailableError, match=r"did not reply within 0\.5 s"):
         next(iter(dataset))
 
 
-# --- elements that nobody can compute: whoever reads is told after the last of the others ---------
+# --- elements that no worker can compute: the error follows the last of the other elements --------
 
 
 def end_the_process(x: Any) -> Any:
@@ -149,7 +149,7 @@ def read_all(dataset: Iterable[Any]) -> tuple[list[int], list[str]]:
             return got, errors
 
 
-def test_element_that_ends_processes_raises_after_all_others_in_order() -> None:
+def test_an_element_that_kills_processes_raises_after_all_others() -> None:
     with LocalCluster(num_workers=3) as cluster:
         served = hr.Dataset.range(45).map(end_the_process)
         dataset = served.apply(distribute("distributed_epoch", cluster.target, ordered=True))
@@ -157,11 +157,11 @@ def test_element_that_ends_processes_raises_after_all_others_in_order() -> None:
         got, errors = read_all(dataset.batch(8))
     assert got == [value for value in range(45) if value != 17]
     (error,) = errors
-    assert "1 given up after 3 worker processes ended" in error
-    assert "(positions 17)" in error
+    assert "1 abandoned after 3 worker processes died" in error
+    assert "(split 17)" in error
 
 
-def test_each_pass_in_any_order_raises_once() -> None:
+def test_each_unordered_epoch_raises_once() -> None:
     with LocalCluster(num_workers=3) as cluster:
         served = hr.Dataset.range(20).map(end_the_process)
         dataset = served.apply(distribute("distributed_epoch", cluster.target))

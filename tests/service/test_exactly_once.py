@@ -1,4 +1,4 @@
-"""Exactly once, with real processes: whoever is killed, each element comes once."""
+"""Exactly-once delivery with real processes that are killed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PLANS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_each_element_comes_once_though_workers_are_killed(plan: str) -> None:
+def test_each_element_is_delivered_once_although_workers_are_killed(plan: str) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -81,7 +81,7 @@ def test_each_element_comes_once_though_workers_are_killed(plan: str) -> None:
     assert killed == 2
 
 
-def test_each_element_comes_once_though_the_dispatcher_starts_again(tmp_path: Path) -> None:
+def test_each_element_is_delivered_once_across_dispatcher_restarts(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
     dispatcher = DispatchServer(config)
     address = dispatcher.target.removeprefix("tcp://")
@@ -118,7 +118,7 @@ def service() -> Iterator[str]:
             yield address
 
 
-def test_what_a_client_that_is_killed_had_not_used_comes_to_the_other(service: str) -> None:
+def test_unconsumed_elements_of_a_killed_client_are_redelivered(service: str) -> None:
     job = distribute(ShardingPolicy.DYNAMIC, service, job_name="job")
     iterator = iter(files().apply(job))
     mine = [int(next(iterator)) for _ in range(10)]
@@ -133,9 +133,9 @@ def test_what_a_client_that_is_killed_had_not_used_comes_to_the_other(service: s
         theirs += [int(line) for line in other.stdout if line.endswith("\n")]
     reading.join(60.0)
     assert not reading.is_alive()
-    assert max(Counter(mine).values()) == 1, "to a client that lives nothing comes twice"
+    assert max(Counter(mine).values()) == 1, "a live client receives no element twice"
     assert set(mine) | set(theirs) == set(range(FILES * ROWS))
-    # What it yielded after its last acknowledgement comes again: of one message from each worker.
+    # Elements after its last acknowledgement are redelivered: one message per worker at most.
     assert len(set(mine) & set(theirs)) < 100
 
 
@@ -148,7 +148,7 @@ def visitation_of(dataset: hr.Dataset) -> str | None:
     return source.options.visitation
 
 
-def test_exactly_once_is_what_dynamic_does_where_it_can(service: str) -> None:
+def test_dynamic_defaults_to_exactly_once(service: str) -> None:
     dynamic = distribute(ShardingPolicy.DYNAMIC, service)
     assert visitation_of(files().apply(dynamic)) == "exactly_once"
     assert visitation_of(files().filter(bool).take(5).apply(dynamic)) == "exactly_once"

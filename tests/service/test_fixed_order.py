@@ -1,4 +1,4 @@
-"""A shuffle that does not reshuffle has one order over the service, too: for all, and for ever."""
+"""A shuffle without reshuffling has one fixed order for all readers of a service."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def over(cluster, dataset, **how):
 @pytest.mark.parametrize("goes_on", ["here", "over"])
 @pytest.mark.parametrize("began", ["here", "over"])
 @pytest.mark.parametrize("plan", PLANS)
-def test_another_program_goes_on_from_a_state_in_its_order(cluster, plan, began, goes_on, ordered):
+def test_another_program_resumes_from_a_state_in_the_same_order(
+    cluster, plan, began, goes_on, ordered
+):
     # each program makes the dataset again, and draws for itself
     def made(where):
         dataset = PLANS[plan]()
@@ -68,17 +70,17 @@ def test_another_program_goes_on_from_a_state_in_its_order(cluster, plan, began,
     with made(began) as first, made(goes_on) as second:
         came = numbers(next(first) for _ in range(TAKEN))
         state = saved(first)
-        assert len(state["fixed"]) == 1
+        assert len(state["fixed_seeds"]) == 1
         rest = numbers(first)
         second.set_state(state)
-        assert saved(second)["fixed"] == state["fixed"]
+        assert saved(second)["fixed_seeds"] == state["fixed_seeds"]
         found = numbers(second)
     if ordered or {began, goes_on} == {"here"}:
         assert found == rest
     assert sorted(came + found) == list(range(COUNT))
 
 
-def test_what_was_drawn_for_a_sample_is_in_the_state_too(cluster):
+def test_the_seed_of_a_sample_is_in_the_state_too(cluster):
     with iter(over(cluster, sampled(), ordered=True)) as first:
         numbers(next(first) for _ in range(TAKEN))
         state, rest = saved(first), numbers(first)
@@ -89,7 +91,7 @@ def test_what_was_drawn_for_a_sample_is_in_the_state_too(cluster):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_consumers_in_order_that_each_drew_for_themselves_share_one_order(cluster, plan):
+def test_ordered_consumers_with_own_seeds_share_one_order(cluster, plan):
     one, other = (
         numbers(
             over(
@@ -107,7 +109,7 @@ def test_consumers_in_order_that_each_drew_for_themselves_share_one_order(cluste
     assert sorted(one + other) == list(range(COUNT))
 
 
-def test_all_passes_of_consumers_in_order_have_that_order(cluster):
+def test_all_epochs_of_ordered_consumers_have_one_order(cluster):
     datasets = [
         over(
             cluster,
@@ -126,7 +128,7 @@ def test_all_passes_of_consumers_in_order_have_that_order(cluster):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_consumers_go_on_from_a_state_of_one_process_in_its_order(cluster, plan):
+def test_consumers_resume_a_single_process_state_in_its_order(cluster, plan):
     with iter(PLANS[plan]()) as alone:
         numbers(next(alone) for _ in range(TAKEN))
         state, rest = saved(alone), numbers(alone)
@@ -146,7 +148,7 @@ def test_consumers_go_on_from_a_state_of_one_process_in_its_order(cluster, plan)
     assert [x for each in zip(*found, strict=True) for x in each] == rest
 
 
-def test_clients_of_a_job_that_each_drew_for_themselves_share_one_order(cluster):
+def test_clients_of_a_job_with_own_seeds_share_one_order(cluster):
     one, other = (
         iter(over(cluster, shuffled(Dataset.range(COUNT)), job_name="shared")) for _ in range(2)
     )
@@ -156,7 +158,7 @@ def test_clients_of_a_job_that_each_drew_for_themselves_share_one_order(cluster)
     assert sorted(came) == list(range(COUNT))
 
 
-def test_passes_of_a_job_with_a_name_have_one_order(cluster):
+def test_epochs_of_a_named_job_have_one_order(cluster):
     dataset = shuffled(Dataset.range(COUNT))
     read = [
         numbers(over(cluster, each, ordered=True, job_name=f"job {number}").repeat(2))
@@ -166,7 +168,7 @@ def test_passes_of_a_job_with_a_name_have_one_order(cluster):
     assert read[0] != read[1]
 
 
-def test_the_seed_of_the_options_decides_over_the_service_too(cluster):
+def test_the_seed_of_the_options_applies_over_the_service(cluster):
     def seeded():
         return shuffled(Dataset.range(COUNT)).with_options(hr.Options(seed=5))
 
@@ -175,20 +177,22 @@ def test_the_seed_of_the_options_decides_over_the_service_too(cluster):
     assert numbers(over(cluster, seeded(), ordered=True, job_name="seeded")) == alone
 
 
-def test_a_client_that_goes_on_in_another_order_than_that_of_the_job_is_refused(cluster):
+def test_resuming_in_another_order_than_the_job_is_rejected(cluster):
     with iter(over(cluster, shuffled(Dataset.range(COUNT)))) as before:
         state = saved(before)
     dataset = over(cluster, shuffled(Dataset.range(COUNT)), job_name="begun")
     with iter(dataset) as first, iter(dataset) as second:
         next(first)
         second.set_state(state)
-        with pytest.raises(hr.errors.FailedPreconditionError, match="another order of the steps"):
+        with pytest.raises(
+            hr.errors.FailedPreconditionError, match="other random seeds of the steps"
+        ):
             next(second)
 
 
-def test_a_state_without_the_seeds_of_such_steps_is_refused():
+def test_a_state_without_fixed_seeds_is_rejected():
     with iter(shuffled(Dataset.range(COUNT))) as iterator:
         state = saved(iterator)
-        del state["fixed"]
-        with pytest.raises(hr.errors.FailedPreconditionError, match="'fixed'"):
+        del state["fixed_seeds"]
+        with pytest.raises(hr.errors.FailedPreconditionError, match="'fixed_seeds'"):
             iterator.set_state(state)

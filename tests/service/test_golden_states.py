@@ -1,4 +1,4 @@
-"""States that were saved over the service once can be read for ever, wherever that is."""
+"""Compatibility of states that were saved over the service."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def seeded(dataset: Dataset) -> Dataset:
 
 Step = Callable[[Dataset], Dataset]
 
-#: What workers make, and in order also the client.
+#: Steps that run on workers, and in ordered reading also in the client.
 PLANS: dict[str, Callable[[], Dataset]] = {
     "rows": lambda: seeded(Dataset.range(60).shuffle(20).map(plus_one)),
-    "one order for ever": lambda: seeded(
+    "fixed order": lambda: seeded(
         Dataset.range(60).shuffle(20, reshuffle_each_iteration=False).map(plus_one)
     ),
     "batches": lambda: seeded(Dataset.range(60).shuffle(20).map(plus_one).batch(4)),
@@ -58,7 +58,7 @@ PLANS: dict[str, Callable[[], Dataset]] = {
     "repeated": lambda: Dataset.range(5).flat_map(several).repeat(3),
     "concatenated": lambda: Dataset.range(4).flat_map(several).concatenate(Dataset.range(9)),
 }
-#: Steps that stand after `distribute`.
+#: Steps after `distribute`.
 AFTER: dict[str, tuple[Callable[[], Dataset], Step]] = {
     "rows, then batched": (PLANS["rows"], lambda ds: ds.batch(4)),
     "interleave, then filtered": (PLANS["interleave"], lambda ds: ds.filter(is_kept)),
@@ -68,7 +68,7 @@ AFTER: dict[str, tuple[Callable[[], Dataset], Step]] = {
 
 @pytest.fixture(scope="module")
 def share() -> Iterator[Callable[[bool], Step]]:
-    """Return what sends a dataset to the service, in order or not."""
+    """Return a function that distributes a dataset, ordered or not."""
     with LocalCluster(num_workers=1, processes=False) as cluster:
 
         def shared(is_ordered: bool) -> Step:
@@ -93,7 +93,7 @@ def numbers_in(elements: list[Any]) -> list[int]:
 
 
 def saved(dataset: Dataset) -> list[Any]:
-    """Return what the file holds for a dataset that is read over the service: how it was made."""
+    """Return the entry of the file for a dataset; this is how the file was generated."""
     with iter(dataset) as iterator:
         for _ in range(AT):
             next(iterator)
@@ -106,38 +106,38 @@ def kept(name: str) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_state_in_order_is_read_with_the_same_rest(
+def test_a_saved_ordered_state_resumes_with_the_same_elements_in_order(
     name: str, share: Callable[[bool], Step]
 ) -> None:
-    state, rest = kept(f"in order: {name}")
+    state, rest = kept(f"ordered: {name}")
     assert rest
-    assert state["at"].keys() == {"units", "half"}
+    assert state["position"].keys() == {"splits", "partition_mode"}
     assert rest_of(PLANS[name](), state) == rest
     assert rest_of(share(True)(PLANS[name]()), state) == rest
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_state_in_no_order_is_read_with_the_same_elements(
+def test_a_saved_unordered_state_resumes_with_the_same_elements(
     name: str, share: Callable[[bool], Step]
 ) -> None:
-    state, rest = kept(f"in no order: {name}")
+    state, rest = kept(f"unordered: {name}")
     assert rest
-    assert state["at"].keys() == {"positions"}
+    assert state["position"].keys() == {"positions"}
     assert numbers_in(rest_of(PLANS[name](), state)) == numbers_in(rest)
     assert numbers_in(rest_of(share(False)(PLANS[name]()), state)) == numbers_in(rest)
 
 
 @pytest.mark.parametrize(
     ("name", "is_ordered"),
-    # In no order a shuffle holds elements that no state says.
+    # In unordered reading, no state records the elements that a shuffle holds.
     [(name, order) for name in AFTER for order in (True, False) if order or "shuffled" not in name],
 )
-def test_a_state_of_steps_after_distribute_is_read_with_the_same_elements(
+def test_a_saved_state_of_steps_after_distribute_resumes(
     name: str, is_ordered: bool, share: Callable[[bool], Step]
 ) -> None:
     make, step = AFTER[name]
-    state, rest = kept(f"{'in order' if is_ordered else 'in no order'}: {name}")
+    state, rest = kept(f"{'ordered' if is_ordered else 'unordered'}: {name}")
     assert rest
-    assert state["at"].keys() == {"stream", "served"}
+    assert state["position"].keys() == {"stream", "service_steps"}
     found = rest_of(step(share(is_ordered)(make())), state)
     assert found == rest if is_ordered else numbers_in(found) == numbers_in(rest)

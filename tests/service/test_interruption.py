@@ -101,7 +101,7 @@ def interrupt_at_random(
 
 @pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF])
 @pytest.mark.parametrize("name", PIPELINES)
-def test_an_interruption_at_any_instant_loses_and_repeats_nothing(
+def test_an_interrupt_at_any_instant_loses_and_repeats_nothing(
     cluster: LocalCluster, name: str, mode: ShardingPolicy
 ) -> None:
     seed = random.randrange(1 << 30)
@@ -118,7 +118,7 @@ def test_an_interruption_at_any_instant_loses_and_repeats_nothing(
         assert sorted(got) == want
 
 
-def test_clients_of_a_job_share_each_element_once_though_one_is_interrupted(
+def test_an_interrupted_client_loses_no_element_of_a_shared_job(
     cluster: LocalCluster,
 ) -> None:
     seed = random.randrange(1 << 30)
@@ -133,7 +133,7 @@ def test_clients_of_a_job_share_each_element_once_though_one_is_interrupted(
     assert alarms > 0
 
 
-def test_an_error_that_was_raised_is_not_raised_again_after_an_interruption(
+def test_a_raised_error_is_not_raised_again_after_an_interrupt(
     cluster: LocalCluster,
 ) -> None:
     def fail(x: int) -> int:
@@ -166,7 +166,7 @@ def test_an_error_that_was_raised_is_not_raised_again_after_an_interruption(
     assert (errors, interruptions) == (1, 1)
 
 
-def test_what_is_kept_to_go_back_is_bounded(cluster: LocalCluster) -> None:
+def test_the_replay_buffer_is_bounded(cluster: LocalCluster) -> None:
     remote = (
         Dataset.range(40_000).batch(4).apply(distribute(ShardingPolicy.DYNAMIC, cluster.target))
     )
@@ -178,7 +178,7 @@ def test_what_is_kept_to_go_back_is_bounded(cluster: LocalCluster) -> None:
     assert kept <= 20
 
 
-def test_a_state_is_refused_when_it_is_asked_for_after_an_interruption_too(
+def test_get_state_is_rejected_after_an_interrupt_too(
     cluster: LocalCluster,
 ) -> None:
     remote = Dataset.range(100).apply(distribute(ShardingPolicy.OFF, cluster.target))
@@ -194,15 +194,13 @@ def test_a_state_is_refused_when_it_is_asked_for_after_an_interruption_too(
         with pytest.raises(KeyboardInterrupt):
             list(iterator)
         next(iterator)
-        with pytest.raises(FailedPreconditionError, match="cannot be restored in the middle"):
+        with pytest.raises(FailedPreconditionError, match="can be restored within an epoch only"):
             iterator.get_state()
         next(iterator)
 
 
 @pytest.mark.parametrize("batch", [1, 7])
-def test_forked_child_is_told_to_make_an_iterator_of_its_own(
-    cluster: LocalCluster, batch: int
-) -> None:
+def test_a_forked_child_must_create_its_own_iterator(cluster: LocalCluster, batch: int) -> None:
     remote = Dataset.range(100).apply(distribute(ShardingPolicy.DYNAMIC, cluster.target))
     reads, writes = os.pipe()
     with iter(remote.batch(batch)) as iterator:
@@ -219,8 +217,8 @@ def test_forked_child_is_told_to_make_an_iterator_of_its_own(
             text = said.read()
         os.waitpid(child, 0)
         rest = [int(x) for elements in iterator for x in elements]
-    assert text.startswith("FailedPreconditionError: an iterator over the data service does not")
-    assert "Make a new iterator in the child" in text
+    assert text.startswith("FailedPreconditionError: an iterator over the data service cannot")
+    assert "Create a new iterator in the child" in text
     assert first in range(100)
     assert len(rest) == len(set(rest)) == 100 - batch
 

@@ -92,7 +92,7 @@ def test_readers_in_one_interleave_share_an_iteration(
     assert sorted(numbers(both(f"{job}, repeated").repeat(2))) == sorted(2 * TEN)
 
 
-def test_readers_that_are_chosen_from_share_an_iteration(target: str, job: str) -> None:
+def test_chosen_readers_share_an_iteration(target: str, job: str) -> None:
     both = [ten(target, job), ten(target, job)]
     assert sorted(numbers(hr.Dataset.sample_from_datasets(both, seed=1))) == TEN
     pairs = hr.Dataset.zip(*both)
@@ -102,13 +102,13 @@ def test_readers_that_are_chosen_from_share_an_iteration(target: str, job: str) 
 def test_readers_of_one_job_that_repeat_and_that_do_not_are_refused(target: str, job: str) -> None:
     with iter(ten(target, job)) as iterator:
         next(iterator)
-        with pytest.raises(FailedPreconditionError, match=r"iteration 0 .*`repeat`"):
+        with pytest.raises(FailedPreconditionError, match=r"epoch 0 .*`repeat`"):
             list(ten(target, job).repeat(2))
 
 
 @pytest.mark.parametrize("threads", [None, 2])
 @pytest.mark.parametrize("mode", [ShardingPolicy.DYNAMIC, ShardingPolicy.OFF])
-def test_consumers_in_one_interleave_meet(
+def test_consumers_in_one_interleave_read_common_rounds(
     target: str, job: str, mode: ShardingPolicy, threads: int | None
 ) -> None:
     def consumer(index: int) -> hr.Dataset:
@@ -141,7 +141,7 @@ def test_a_restored_iterator_stays_in_its_iteration(target: str, job: str, order
     taken = numbers(next(first) for _ in range(4))
     state = first.get_state()
     first.close()
-    assert state["pass"] == 2
+    assert state["epoch"] == 2
     # As after a restart: another process counts from 0, and another job is not begun yet.
     again = ten(target, f"{job}, again", ordered=ordered)
     second = iter(again)
@@ -168,7 +168,7 @@ def test_an_iterator_restored_within_a_nested_dataset_stays_in_its_iteration(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_cache_over_a_job_is_filled_by_the_iteration_that_it_is_opened_for(
+def test_a_cache_over_a_job_is_filled_by_its_own_iteration(
     target: str, job: str, ordered: bool
 ) -> None:
     dataset = ten(target, job, ordered=ordered)
@@ -180,7 +180,7 @@ def test_a_cache_over_a_job_is_filled_by_the_iteration_that_it_is_opened_for(
         assert sorted(numbers(whole_stream.take(10).cache())) == TEN
 
 
-def test_a_state_within_a_cache_that_is_gone_is_refused_over_a_job(target: str, job: str) -> None:
+def test_a_state_within_a_lost_cache_is_rejected_over_a_job(target: str, job: str) -> None:
     cached = ten(target, job, ordered=True).cache()
     assert len(list(cached)) == 10
     with iter(cached) as iterator:
@@ -192,7 +192,7 @@ def test_a_state_within_a_cache_that_is_gone_is_refused_over_a_job(target: str, 
             next(restored)
 
 
-def test_a_state_at_the_start_of_an_epoch_that_was_begun_is_refused(target: str, job: str) -> None:
+def test_a_state_at_the_start_of_a_partly_read_epoch_is_rejected(target: str, job: str) -> None:
     dataset = ten(target, job)
     assert len(list(dataset)) == 10
     with iter(dataset) as iterator:
@@ -214,15 +214,15 @@ def test_a_state_at_the_start_of_an_epoch_that_was_begun_is_refused(target: str,
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [((), "pass 0"), ((3,), "pass 3"), ((0, 2), "pass 0.2")]
+    ("number", "words"), [((), "epoch 0"), ((3,), "epoch 3"), ((0, 2), "epoch 0.2")]
 )
-def test_a_pass_is_called_by_its_numbers(number: tuple[int, ...], words: str) -> None:
+def test_format_epoch_joins_the_numbers(number: tuple[int, ...], words: str) -> None:
     assert format_epoch(number) == words
 
 
 @pytest.mark.catalogue("LW17")
 @pytest.mark.system
-def test_who_comes_too_late_for_a_pass_hears_which_and_who_read_it(
+def test_a_late_reader_gets_the_epoch_and_the_clients_that_read_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
@@ -232,7 +232,7 @@ def test_who_comes_too_late_for_a_pass_hears_which_and_who_read_it(
             assert sorted(int(each) for each in data.apply(share)) == expected
     (said,) = [each for each in caplog.records if "no elements" in each.getMessage()]
     words = said.getMessage()
-    assert "job 'a' has no elements left for epoch 0: it was read by client " in words
+    assert "job 'a', epoch 0: no elements left, already read by client " in words
     assert "Use another job_name to read the data again" in words
     assert said.levelno == logging.ERROR
 
@@ -246,18 +246,18 @@ USES: dict[str, Callable[[hr.Dataset], Any]] = {
 @pytest.mark.system
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("use", USES)
-def test_training_on_a_job_that_is_used_up_is_an_error(use: str, ordered: bool) -> None:
+def test_training_on_an_exhausted_job_is_an_error(use: str, ordered: bool) -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
         share = distribute("distributed_epoch", cluster.target, job_name="a", ordered=ordered)
         data = hr.Dataset.range(3)
         assert len(list(data.apply(share))) == 3
         training = USES[use](data.apply(share))
-        with pytest.raises(FailedPreconditionError, match=r"job 'a' .* epoch 0: .*job_name"):
+        with pytest.raises(FailedPreconditionError, match=r"job 'a', epoch 0: .*job_name"):
             list(training)
 
 
 @pytest.mark.system
-def test_a_reader_that_comes_too_late_for_an_epoch_that_others_read_has_an_empty_one() -> None:
+def test_a_late_reader_of_a_shared_epoch_gets_no_elements() -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
         share = distribute("distributed_epoch", cluster.target, job_name="a")
         one, other, third = (hr.Dataset.range(3).apply(share) for _ in range(3))

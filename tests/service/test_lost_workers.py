@@ -1,4 +1,4 @@
-"""Workers and clients that stop, or die at any instant, while an epoch is read; what is in hand."""
+"""Workers and clients that stop or die during an epoch, and elements in flight."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def several(x: Any) -> hr.Dataset:
     ],
     ids=["interleave", "flat_map", "shuffle"],
 )
-def test_a_worker_that_stops_hands_back_nothing_of_which_something_was_given(
-    plan: Any, read: int
-) -> None:
+def test_a_stopping_worker_keeps_partially_delivered_splits(plan: Any, read: int) -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
         reader = iter(dealt(cluster, plan()))
         got = [int(next(reader)) for _ in range(read)]
@@ -67,7 +65,7 @@ def test_a_worker_that_stops_hands_back_nothing_of_which_something_was_given(
     assert set(got) <= set(range(2000))
 
 
-def test_a_worker_that_stops_loses_no_element_that_is_a_unit() -> None:
+def test_a_stopping_worker_loses_no_split_of_one_element() -> None:
     with LocalCluster(num_workers=2, processes=False) as cluster:
         reader = iter(dealt(cluster, hr.Dataset.range(3000).map(lambda x: x + 0)))
         got = [int(next(reader)) for _ in range(40)]
@@ -80,7 +78,7 @@ def test_a_worker_that_stops_loses_no_element_that_is_a_unit() -> None:
 
 
 @pytest.mark.parametrize("attempt", range(3))
-def test_a_killed_worker_doubles_nothing_and_loses_next_to_nothing(attempt: int) -> None:
+def test_a_killed_worker_duplicates_nothing_and_loses_little(attempt: int) -> None:
     seed = random.randrange(2**32)
     chance = random.Random(seed)
     with LocalCluster(num_workers=2) as cluster:
@@ -92,7 +90,7 @@ def test_a_killed_worker_doubles_nothing_and_loses_next_to_nothing(attempt: int)
     assert len(got) == 4000, f"seed {seed}: missing {sorted(set(range(4000)) - set(got))}"
 
 
-def test_clients_of_one_job_lose_nothing_of_what_was_on_its_way_to_any_of_them() -> None:
+def test_clients_of_one_job_lose_no_elements_in_flight() -> None:
     got: list[list[int]] = [[], []]
     with LocalCluster(num_workers=2) as cluster:
         plan = hr.Dataset.range(3000).map(slowly)
@@ -112,7 +110,7 @@ def test_clients_of_one_job_lose_nothing_of_what_was_on_its_way_to_any_of_them()
     assert sorted(got[0] + got[1]) == list(range(3000))
 
 
-def test_what_is_lost_of_units_that_were_open_is_at_most_what_was_open() -> None:
+def test_at_most_the_open_splits_are_lost() -> None:
     with LocalCluster(num_workers=2) as cluster:
         plan = hr.Dataset.range(40).interleave(several, cycle_length=4).map(slowly)
         reader = iter(dealt(cluster, plan))
@@ -130,7 +128,7 @@ def deadly(x: Any) -> Any:
     return x
 
 
-def test_an_element_that_kills_its_workers_is_given_up_and_nothing_else_is_lost(
+def test_a_poison_split_is_abandoned_and_nothing_else_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with LocalCluster(num_workers=2) as cluster:
@@ -138,13 +136,13 @@ def test_an_element_that_kills_its_workers_is_given_up_and_nothing_else_is_lost(
         got = [int(value) for value in dealt(cluster, plan, on_data_loss="warn")]
         deaths = len(cluster.workers) - 2
     assert sorted(got) == [value for value in range(300) if value != 77]
-    assert "1 given up after 3 worker processes ended while computing it (127.0.0.1:" in caplog.text
-    assert "(positions 77)" in caplog.text
+    assert "1 abandoned after 3 worker processes died computing it: 127.0.0.1:" in caplog.text
+    assert "(split 77)" in caplog.text
     # Twice while it is one of many, then in halves down to it alone, and thrice there.
     assert deaths <= 6
 
 
-# --- what was sent to a client that closes early, or dies, reaches the others of its job ----------
+# --- elements sent to a client that closes early or dies reach the other clients of its job -------
 
 
 @pytest.fixture
@@ -165,12 +163,15 @@ def shared(target: str, size: int = 2000, batch: int = 1) -> hr.Dataset:
 
 def said_to_be_lost(caplog: pytest.LogCaptureFixture) -> int:
     """Return how many positions a warning said to be lost."""
-    found = [re.search(r"this pass lost up to (\d+)", r.getMessage()) for r in caplog.records]
+    found = [
+        re.search(r"this epoch lost elements of up to (\d+)", r.getMessage())
+        for r in caplog.records
+    ]
     return sum(int(match[1]) for match in found if match is not None)
 
 
 @pytest.mark.parametrize("used", [0, 1, 40])
-def test_what_a_client_that_closes_early_did_not_use_comes_to_the_others(
+def test_unconsumed_elements_of_a_closed_client_go_to_the_others(
     target: str, used: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     early, late = (iter(shared(target)) for _ in range(2))
@@ -178,14 +179,14 @@ def test_what_a_client_that_closes_early_did_not_use_comes_to_the_others(
     got += [int(next(late)) for _ in range(10)]
     early.close()
     got += numbers(late)
-    assert len(set(got)) == len(got), "an element came twice"
+    assert len(set(got)) == len(got), "an element was delivered twice"
     missing = set(range(2000)) - set(got)
     assert len(missing) <= said_to_be_lost(caplog)
     if used < 2:
         assert not missing
 
 
-def test_what_a_client_that_is_killed_did_not_use_comes_to_the_others(
+def test_unconsumed_elements_of_a_killed_client_go_to_the_others(
     target: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -212,7 +213,7 @@ def test_what_a_client_that_is_killed_did_not_use_comes_to_the_others(
     missing = set(range(2000)) - {*got, *rest}
     assert len(missing) <= said_to_be_lost(caplog)
     assert len(set(rest)) == len(rest)
-    # At most what it used after its last acknowledgement comes again.
+    # Only elements consumed after its last acknowledgement may be redelivered.
     assert len(set(rest) & set(got)) <= 3
     assert not missing
 
@@ -236,7 +237,7 @@ def twice(number: int) -> hr.Dataset:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("outstanding", [None, 1])
-def test_a_shuffle_of_values_goes_on_after_many_workers_were_killed(
+def test_a_shuffle_of_values_continues_after_many_killed_workers(
     outstanding: int | None,
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -273,7 +274,7 @@ def test_a_shuffle_of_values_goes_on_after_many_workers_were_killed(
     assert longest < _STANDSTILL
 
 
-# --- `max_outstanding_requests=n`: no more than n elements are made that were not used ------------
+# --- `max_outstanding_requests=n`: at most n unconsumed elements are computed ---------------------
 
 
 MADE: list[int] = []
@@ -296,15 +297,13 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
 
 @pytest.mark.parametrize("most", [2, 3, 16, 100])
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
-def test_no_more_elements_are_made_than_used_and_n_more(
-    cluster: LocalCluster, mode: str, most: int
-) -> None:
+def test_at_most_n_elements_are_computed_ahead(cluster: LocalCluster, mode: str, most: int) -> None:
     dataset = hr.Dataset.range(100_000).map(_noted)
     share = distribute(mode, cluster.target, max_outstanding_requests=most)
     with iter(dataset.apply(share)) as iterator:
         for used in range(0, 400):
             next(iterator)
-            # The one that was yielded now is in use until the next is asked for.
+            # The last returned element counts as in use until the next one is requested.
             assert len(MADE) <= used + most, used
             if used % 100 == 50:
                 time.sleep(0.05)
@@ -323,7 +322,7 @@ def test_one_element_at_a_time() -> None:
             assert len(MADE) <= number + 1
 
 
-def test_what_came_in_one_answer_is_taken_from_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_of_one_reply_are_taken_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     read = RemoteReader.read
 
@@ -346,7 +345,7 @@ def test_what_came_in_one_answer_is_taken_from_it_at_once(monkeypatch: pytest.Mo
     assert max(taken) >= 64, "each is taken on its own"
 
 
-def test_the_last_worker_that_is_killed_leaves_its_units_to_the_next() -> None:
+def test_splits_of_the_last_killed_worker_go_to_the_next() -> None:
     with LocalCluster(num_workers=1) as cluster:
         reader = iter(dealt(cluster, hr.Dataset.range(1500).map(slowly)))
         got = [int(next(reader)) for _ in range(500)]

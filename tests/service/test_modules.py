@@ -33,7 +33,7 @@ from tests.service.reading import numbers
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a folder from which this process imports, and no worker does."""
+    """Return a folder that is on the import path of this process, but not of the workers."""
     before = set(sys.modules)
     (tmp_path / "travelling").mkdir()
     write(tmp_path / "travelling" / "__init__.py", "from travelling.deep import more")
@@ -69,7 +69,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.mark.system
-def test_a_package_travels_with_all_that_is_in_it(folder: Path, cluster: LocalCluster) -> None:
+def test_a_package_is_sent_with_all_its_modules(folder: Path, cluster: LocalCluster) -> None:
     import travelling  # type: ignore[import-not-found]  # noqa: PLC0415
 
     data = hr.Dataset.range(3).map(travelling.more)
@@ -85,14 +85,14 @@ def test_a_package_travels_with_all_that_is_in_it(folder: Path, cluster: LocalCl
 
 
 @pytest.mark.system
-def test_a_package_that_a_function_misses_on_the_worker_is_named(cluster: LocalCluster) -> None:
+def test_a_package_missing_on_the_worker_is_named(cluster: LocalCluster) -> None:
     def uses(x: int) -> int:
         import no_such_package  # type: ignore[import-not-found] # noqa: PLC0415
 
         return int(no_such_package.more(x))
 
     read = hr.Dataset.range(3).map(uses).apply(distribute("distributed_epoch", cluster.target))
-    words = r"no_such_package'; the worker lacks it: .*--preload .*`modules="
+    words = r"no_such_package'; it is not installed on the worker: .*--preload .*`modules="
     with pytest.raises(UserFunctionError, match=words), iter(read) as reader:
         next(reader)
 
@@ -133,7 +133,7 @@ def test_functions_of_a_script_work_in_processes_that_it_spawns(tmp_path: Path) 
 
 
 @pytest.mark.system
-def test_a_module_that_does_not_travel_is_an_error_that_says_how_it_would(
+def test_a_module_missing_on_workers_is_an_error_with_the_fix(
     folder: Path, cluster: LocalCluster
 ) -> None:
     import travelling  # noqa: PLC0415
@@ -152,14 +152,14 @@ def test_a_module_that_does_not_travel_is_an_error_that_says_how_it_would(
     [
         ("travelling", TypeError, "must be a list of modules"),
         (sys, TypeError, "must be a list of modules"),
-        (None, TypeError, "must be a list of modules or their names, got None"),
-        ([3], TypeError, r"`modules\[0\]` must be a module or its name, got 3"),
-        (["json", 3], ValueError, r"`modules\[0\]` is 'json', which every worker has"),
-        ([hr.io], ValueError, "every worker has"),
+        (None, TypeError, "must be a list of modules or module names, got None"),
+        ([3], TypeError, r"`modules\[0\]` must be a module or a module name, got 3"),
+        (["json", 3], ValueError, r"`modules\[0\]` is 'json', which is installed on every worker"),
+        ([hr.io], ValueError, "installed on every worker"),
         (["no_such_module"], ValueError, "No module named 'no_such_module'"),
     ],
 )
-def test_what_is_no_module_is_refused(modules: Any, kind: type[Exception], text: str) -> None:
+def test_invalid_modules_are_rejected(modules: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         distribute("parallel_epochs", "127.0.0.1:1", modules=modules)
 
@@ -172,7 +172,7 @@ def test_a_module_that_cannot_be_pickled_is_named_and_not_the_dataset() -> None:
     try:
         plan = hr.Dataset.range(3).map(holder.add).plan
         assert load_plan(dump_plan(plan))
-        with pytest.raises(FailedPreconditionError, match=r"`modules`: holder\).*lock") as caught:
+        with pytest.raises(FailedPreconditionError, match=r"`modules` \(holder\).*lock") as caught:
             dump_with(check_modules(["holder"]), plan)
         assert "RangeSource" not in str(caught.value)
         own = threading.Lock()
@@ -182,7 +182,7 @@ def test_a_module_that_cannot_be_pickled_is_named_and_not_the_dataset() -> None:
         del sys.modules["holder"]
 
 
-def test_what_was_registered_before_stays_and_all_else_goes(folder: Path) -> None:
+def test_modules_registered_before_stay_registered(folder: Path) -> None:
     import alone  # type: ignore[import-not-found]  # noqa: PLC0415
 
     travelling = alone.deep
@@ -198,9 +198,7 @@ def test_what_was_registered_before_stays_and_all_else_goes(folder: Path) -> Non
         cloudpickle.unregister_pickle_by_value(alone)
 
 
-def test_a_module_that_holds_what_cannot_travel_is_named(
-    folder: Path, cluster: LocalCluster
-) -> None:
+def test_an_unpicklable_module_is_named(folder: Path, cluster: LocalCluster) -> None:
     import alone  # noqa: PLC0415
 
     alone.lock = threading.Lock()
@@ -229,17 +227,17 @@ def test_a_file_is_imported_under_its_own_name(folder: Path) -> None:
     ("name", "text"),
     [
         ("no_such_module", "No module named"),
-        ("/nowhere/thing.py", "there is no Python file"),
-        ("/nowhere/json.py", "there is another module 'json'"),
+        ("/nowhere/thing.py", "does not exist"),
+        ("/nowhere/json.py", "another module named 'json' is already imported"),
     ],
 )
-def test_what_cannot_be_imported_is_named(name: str, text: str) -> None:
+def test_a_failed_import_is_named(name: str, text: str) -> None:
     with pytest.raises(ImportError, match=text):
         preload(name)
     assert "thing" not in sys.modules
 
 
-def test_a_file_that_raises_is_not_left_behind(folder: Path) -> None:
+def test_a_file_that_raises_is_removed_from_sys_modules(folder: Path) -> None:
     write(folder / "preloaded.py", "raise ImportError('not today')")
     with pytest.raises(ImportError, match="not today"):
         preload(str(folder / "preloaded.py"))
@@ -247,7 +245,7 @@ def test_a_file_that_raises_is_not_left_behind(folder: Path) -> None:
 
 
 @pytest.mark.system
-def test_workers_import_what_is_to_be_preloaded(folder: Path) -> None:
+def test_workers_import_the_preload_modules(folder: Path) -> None:
     write(folder / "preloaded.py", "def half(x): return x // 2")
     path = str(folder / "preloaded.py")
     preload(path)

@@ -41,7 +41,7 @@ KEPT = {
 
 @pytest.mark.parametrize("protocol", ["local", "shm", "tcp"])
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
-def test_what_a_consumer_writes_is_seen_by_nobody_else(mode: str, protocol: str) -> None:
+def test_consumers_do_not_see_each_others_writes(mode: str, protocol: str) -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
         for name, make in KEPT.items():
             expected = list(make())

@@ -1,4 +1,4 @@
-"""Positions in no order: what `next` returned counts, and anybody goes on from there."""
+"""Unordered positions, which count returned elements and can be resumed by any reader."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ def taken(iterator: Any, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_rest_is_read_by_other_workers_and_in_one_process_from_any_place(
-    plan: str, service: str
-) -> None:
+def test_any_position_resumes_on_other_workers_and_in_one_process(plan: str, service: str) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -95,18 +93,18 @@ def restored(dataset: hr.Dataset, state: str) -> Any:
     return iterator
 
 
-def test_a_state_of_rows_is_small_however_far_it_is(service: str) -> None:
+def test_a_state_of_rows_is_small_at_any_position(service: str) -> None:
     dataset = hr.Dataset.range(100_000).shuffle(1000).map(lambda x: x)
     iterator = iter(dataset.apply(distribute(DYNAMIC, service)))
     for count in (1, 5000, 60_000):
         taken(iterator, count)
         state = iterator.get_state()
-        assert state["at"].keys() == {"positions"}
+        assert state["position"].keys() == {"positions"}
         assert len(json.dumps(state)) < 8192
     iterator.close()
 
 
-def test_what_a_prefetch_and_a_batch_after_it_hold_is_not_counted(service: str) -> None:
+def test_elements_held_by_prefetch_and_batch_are_not_counted(service: str) -> None:
     over = hr.Dataset.range(500).map(lambda x: x).apply(distribute(DYNAMIC, service))
     dataset = over.map(lambda x: x * 2).batch(8).prefetch(5)
     iterator = iter(dataset)
@@ -118,9 +116,7 @@ def test_what_a_prefetch_and_a_batch_after_it_hold_is_not_counted(service: str) 
 
 
 @pytest.mark.parametrize("step", [lambda ds: ds.shuffle(10), lambda ds: ds.unbatch()])
-def test_a_step_that_holds_elements_over_no_order_has_no_state_and_is_named(
-    step: Any, service: str
-) -> None:
+def test_a_buffering_step_over_unordered_elements_has_no_state(step: Any, service: str) -> None:
     over = hr.Dataset.range(60).batch(5).apply(distribute(DYNAMIC, service))
     iterator = iter(step(over))
     next(iterator)
@@ -130,7 +126,7 @@ def test_a_step_that_holds_elements_over_no_order_has_no_state_and_is_named(
 
 
 @pytest.mark.parametrize("plan", ["rows", "shuffled rows", "batches"])
-def test_a_state_of_one_process_is_gone_on_from_over_the_service(plan: str, service: str) -> None:
+def test_a_single_process_state_resumes_over_the_service(plan: str, service: str) -> None:
     make = PLANS[plan]
     iterator = iter(make())
     first = taken(iterator, 11)
@@ -144,7 +140,7 @@ def test_a_state_of_one_process_is_gone_on_from_over_the_service(plan: str, serv
     assert Counter(first + some + rest) == Counter(first + numbers_of(iterator))
 
 
-def test_a_state_in_no_order_is_refused_where_there_is_to_be_one(service: str) -> None:
+def test_an_unordered_state_is_rejected_by_ordered_reading(service: str) -> None:
     dataset = PLANS["files"]()
     iterator = iter(dataset.apply(distribute(DYNAMIC, service)))
     taken(iterator, 9)
@@ -155,7 +151,7 @@ def test_a_state_in_no_order_is_refused_where_there_is_to_be_one(service: str) -
         in_order.set_state(state)
 
 
-def test_a_state_counts_what_next_returned_though_workers_are_killed() -> None:
+def test_a_state_counts_returned_elements_although_workers_are_killed() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -177,13 +173,13 @@ def test_a_state_counts_what_next_returned_though_workers_are_killed() -> None:
     assert Counter(got) == everything
 
 
-def test_a_state_of_other_data_is_refused_by_the_number_of_units(service: str) -> None:
+def test_a_state_with_another_number_of_splits_is_rejected(service: str) -> None:
     rows = np.arange(400)
     iterator = iter(hr.Dataset.from_tensor_slices(rows).apply(distribute(DYNAMIC, service)))
     taken(iterator, 390)
     state = iterator.get_state()
     iterator.close()
-    state["at"]["positions"]["delivered"] = [[395, 420]]
+    state["position"]["positions"]["delivered"] = [[395, 420]]
     again = restored(hr.Dataset.from_tensor_slices(rows), json.dumps(state))
     with pytest.raises(FailedPreconditionError, match=r"up to 420 were delivered.* 400"):
         next(again)
@@ -193,7 +189,7 @@ def test_a_state_of_other_data_is_refused_by_the_number_of_units(service: str) -
     ("mode", "visitation"),
     [(ShardingPolicy.OFF, None), (ShardingPolicy.DYNAMIC, "at_most_once")],
 )
-def test_where_elements_are_not_visited_exactly_once_the_error_says_what_would_do(
+def test_a_state_without_exactly_once_is_rejected_with_the_fix(
     mode: ShardingPolicy, visitation: str | None, service: str
 ) -> None:
     dataset = hr.Dataset.range(60).apply(distribute(mode, service, visitation=visitation))
@@ -205,7 +201,7 @@ def test_where_elements_are_not_visited_exactly_once_the_error_says_what_would_d
 
 
 @pytest.mark.parametrize("plan", ["rows", "files", "shuffled values"])
-def test_all_clients_of_a_job_get_one_state_and_any_number_goes_on_from_it(plan: str) -> None:
+def test_clients_of_a_job_get_one_state_that_any_number_resumes(plan: str) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -251,13 +247,15 @@ def in_parallel(calls: list[Any]) -> list[Any]:
         return [future.result(60.0) for future in [pool.submit(call) for call in calls]]
 
 
-def test_a_client_that_does_not_say_where_it_stands_is_named_after_a_while() -> None:
+def test_a_client_without_a_contributed_position_is_named() -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
         dataset = PLANS["rows"]()
         first, second = (iter(one_of(dataset, cluster, wait_timeout=0.5)) for _ in range(2))
         taken(first, 3)
         taken(second, 3)
-        with pytest.raises(DeadlineExceededError, match=r"waited 0\.5 s for the place of .*-\d+-"):
+        with pytest.raises(
+            DeadlineExceededError, match=r"waited 0\.5 s for the positions of .*-\d+-"
+        ):
             first.get_state()
         second.close()
         with pytest.raises(FailedPreconditionError, match=r"1 of 2 clients .* have left"):
@@ -285,7 +283,7 @@ OTHER_TERMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("plan", OTHER_TERMS)
-def test_a_place_of_one_process_is_gone_on_from_exactly_or_refused(
+def test_a_single_process_position_resumes_exactly_or_is_rejected(
     service: str, plan: str, ordered: bool
 ) -> None:
     dataset = OTHER_TERMS[plan]()

@@ -18,7 +18,7 @@ _BEFORE = {
 
 
 @pytest.mark.parametrize("first", list(_BEFORE))
-def test_a_program_that_ends_with_an_open_iterator_says_goodbye(first: str) -> None:
+def test_a_program_that_ends_with_an_open_iterator_closes_it(first: str) -> None:
     with (
         DispatchServer() as dispatcher,
         WorkerServer(WorkerConfig(dispatcher.target.removeprefix("tcp://"))),
@@ -37,7 +37,7 @@ def test_a_program_that_ends_with_an_open_iterator_says_goodbye(first: str) -> N
             timeout=120,
         )
         assert (result.returncode, result.stderr) == (0, "")
-        # It was there, and its goodbye came before its end: nothing is left to time out.
+        # The client closed its iteration before it ended, so no timeout is pending.
         stats = dispatcher.stats()
         assert ([job.name for job in stats.jobs], stats.clients) == (["a"], 0)
 

@@ -29,7 +29,7 @@ def numbers(ranges: object) -> set[int]:
 
 
 @given(pairs=PAIRS)
-def test_a_union_has_all_numbers_in_ranges_that_are_apart(pairs: list[tuple[int, int]]) -> None:
+def test_a_union_has_all_numbers_in_disjoint_ranges(pairs: list[tuple[int, int]]) -> None:
     found = union(pairs)
     assert numbers(found) == numbers(pairs)
     assert total_length(found) == len(numbers(pairs))
@@ -37,7 +37,7 @@ def test_a_union_has_all_numbers_in_ranges_that_are_apart(pairs: list[tuple[int,
 
 
 @given(whole=PAIRS, part=PAIRS, least=st.integers(0, 40))
-def test_a_difference_has_what_is_in_one_and_not_in_the_other(
+def test_a_difference_excludes_the_second_set(
     whole: list[tuple[int, int]], part: list[tuple[int, int]], least: int
 ) -> None:
     left = subtract(union(whole), union(part))
@@ -50,7 +50,7 @@ def test_a_difference_has_what_is_in_one_and_not_in_the_other(
 
 
 @given(runs=PAIRS, dealt=PAIRS, data=st.data())
-def test_units_in_dealt_order_are_found_in_the_stream(
+def test_splits_in_assignment_order_are_located_in_the_stream(
     runs: list[tuple[int, int]], dealt: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     stream = [unit for start, stop in runs for unit in range(start, stop)]
@@ -64,7 +64,7 @@ def test_units_in_dealt_order_are_found_in_the_stream(
 
 
 @given(runs=PAIRS, units=PAIRS, first=st.integers(0, 9))
-def test_units_of_the_stream_are_found_in_dealt_order(
+def test_splits_of_the_stream_are_converted_to_assignment_order(
     runs: list[tuple[int, int]], units: list[tuple[int, int]], first: int
 ) -> None:
     stream = [unit for start, stop in runs for unit in range(start, stop)]

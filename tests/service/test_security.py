@@ -1,4 +1,4 @@
-"""A service with keys: who has them reads, who has none is told so at once."""
+"""A service with keys: clients with keys can read, others get an error at once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_dataset_is_read_through_a_service_with_keys(tmp_path: Path) -> None:
             assert sorted(int(x) for x in dataset) == list(range(1, 21))
 
 
-def test_whoever_has_no_key_or_another_is_refused(tmp_path: Path) -> None:
+def test_clients_without_a_valid_key_are_rejected(tmp_path: Path) -> None:
     new_keys(tmp_path / "keys")
     new_keys(tmp_path / "others")
     servers = Security.load(tmp_path / "keys", "server")
@@ -56,7 +56,7 @@ def test_whoever_has_no_key_or_another_is_refused(tmp_path: Path) -> None:
                 hr.Dataset.range(3).apply(read)
 
 
-def test_what_is_for_workers_is_refused_to_the_keys_of_a_client(tmp_path: Path) -> None:
+def test_worker_requests_are_rejected_for_client_keys(tmp_path: Path) -> None:
     new_keys(tmp_path / "keys")
     servers = Security.load(tmp_path / "keys", "server")
     client = Security.load(tmp_path / "keys", "client")
@@ -67,7 +67,9 @@ def test_what_is_for_workers_is_refused_to_the_keys_of_a_client(tmp_path: Path) 
             DispatcherStub(address, security=client) as stub,
         ):
             register = messages.RegisterWorker(worker_id="thief", address=worker.address)
-            with pytest.raises(UnauthenticatedError, match="RegisterWorker is for workers"):
+            with pytest.raises(
+                UnauthenticatedError, match="RegisterWorker is reserved for workers"
+            ):
                 stub.call(register)
             ask = messages.GetTask(worker_id=known_worker(stub), task_id=4000)
             with pytest.raises(UnauthenticatedError, match="authorized_workers"):
@@ -81,7 +83,7 @@ def known_worker(stub: DispatcherStub) -> str:
     return known.worker_id
 
 
-def test_a_client_fetches_the_plan_of_what_it_reads_in_order_by_an_id(tmp_path: Path) -> None:
+def test_ordered_reading_by_id_fetches_the_plan(tmp_path: Path) -> None:
     new_keys(tmp_path / "keys")
     servers = Security.load(tmp_path / "keys", "server")
     client = Security.load(tmp_path / "keys", "client")
@@ -101,7 +103,7 @@ def test_a_client_fetches_the_plan_of_what_it_reads_in_order_by_an_id(tmp_path: 
             assert [batch.tolist() for batch in read] == [batch.tolist() for batch in data]
 
 
-def test_whoever_is_listed_as_a_worker_may_do_what_workers_do(tmp_path: Path) -> None:
+def test_listed_worker_keys_may_send_worker_requests(tmp_path: Path) -> None:
     new_keys(tmp_path / "keys")
     new_keys(tmp_path / "worker")
     listed = (tmp_path / "worker" / "client.key").read_text()
@@ -117,6 +119,6 @@ def test_whoever_is_listed_as_a_worker_may_do_what_workers_do(tmp_path: Path) ->
         assert [each.worker_id for each in stub.call(messages.GetStatus()).workers] == ["w"]
 
 
-def test_an_address_that_others_can_reach_needs_keys() -> None:
+def test_a_public_address_needs_keys() -> None:
     with pytest.raises(ValueError, match="headrace keys new"):
         DispatchServer(DispatcherConfig(host="0.0.0.0"))

@@ -81,7 +81,7 @@ def test_each_iteration_is_a_whole_epoch(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.catalogue("OP9")
-def test_repeat_after_distribute_reads_repetitions_in_order(cluster: LocalCluster) -> None:
+def test_repeat_after_distribute_reads_epochs_in_order(cluster: LocalCluster) -> None:
     assert numbers(off(cluster, hr.Dataset.range(10)).repeat(5)) == list(range(10)) * 5
 
 
@@ -102,7 +102,7 @@ def test_every_worker_delivers_a_copy(cluster: LocalCluster, credit: int | None)
     assert sorted(numbers(dataset)) == sorted(list(range(10)) * 3)
 
 
-def test_the_report_says_which_worker_delivered(cluster: LocalCluster) -> None:
+def test_the_delivery_report_counts_elements_by_worker(cluster: LocalCluster) -> None:
     cluster.add_worker()
     dataset = off(cluster, hr.Dataset.range(10))
     list(dataset)
@@ -128,13 +128,13 @@ def test_two_readers_of_a_job_share_its_elements(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.catalogue("OP20")
-def test_jobs_of_different_names_are_apart(cluster: LocalCluster) -> None:
+def test_jobs_of_different_names_are_independent(cluster: LocalCluster) -> None:
     datasets = [off(cluster, hr.Dataset.range(10), job_name=name) for name in ("a", "b")]
     assert [numbers(dataset) for dataset in datasets] == [list(range(10))] * 2
 
 
 @pytest.mark.catalogue("OP21")
-def test_readers_share_a_job_repetition_by_repetition(cluster: LocalCluster) -> None:
+def test_readers_share_a_job_epoch_by_epoch(cluster: LocalCluster) -> None:
     first, second = (off(cluster, hr.Dataset.range(10), job_name="job") for _ in range(2))
     assert numbers(first) == list(range(10))
     assert numbers(second) == []
@@ -143,7 +143,7 @@ def test_readers_share_a_job_repetition_by_repetition(cluster: LocalCluster) -> 
 
 
 @pytest.mark.catalogue("OP22")
-def test_shared_repetitions_come_once_each(cluster: LocalCluster) -> None:
+def test_shared_epochs_are_delivered_once_each(cluster: LocalCluster) -> None:
     first, second = (
         iter(off(cluster, hr.Dataset.range(100), job_name="job").repeat(3)) for _ in range(2)
     )
@@ -168,10 +168,10 @@ WAYS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("mode", "options"), WAYS)
-def test_who_asks_what_elements_look_like_takes_none_of_a_named_job(
+def test_inspecting_the_spec_takes_no_element_of_a_named_job(
     cluster: LocalCluster, mode: str, options: dict[str, Any]
 ) -> None:
-    """Only a look at an element can tell: it is that of a reading of its own."""
+    """Only reading an element can tell; this uses a separate iteration."""
     read = distribute(mode, cluster.target, job_name="job", **options)
     dataset = hr.Dataset.range(30).map(lambda x: np.full(2, x)).apply(read)
     spec = hr.ArraySpec((None,), np.int64)
@@ -185,7 +185,7 @@ def test_who_asks_what_elements_look_like_takes_none_of_a_named_job(
     assert dataset.element_spec == spec
 
 
-def test_a_look_takes_none_of_a_named_job_that_a_function_opens(
+def test_inspecting_a_nested_dataset_takes_no_element_of_a_job(
     cluster: LocalCluster,
 ) -> None:
     def opened(number: Any) -> hr.Dataset:
@@ -222,7 +222,7 @@ def test_job_names_are_scoped_by_dataset_id(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.catalogue("OP49")
-def test_an_id_that_was_not_registered_is_refused_at_the_call(cluster: LocalCluster) -> None:
+def test_an_unregistered_id_is_rejected_at_the_call(cluster: LocalCluster) -> None:
     with pytest.raises(hr.errors.NotFoundError, match=r"Dataset id UnregisteredID not found\."):
         from_dataset_id("parallel_epochs", cluster.target, "UnregisteredID")
 
@@ -294,7 +294,7 @@ def test_a_dataset_without_elements_ends(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.catalogue("OP61")
-def test_the_last_batch_is_kept_by_each_worker(cluster: LocalCluster) -> None:
+def test_each_worker_delivers_its_last_partial_batch(cluster: LocalCluster) -> None:
     cluster.add_worker()
     batches = list(off(cluster, hr.Dataset.range(10).batch(1000)))
     assert [batch.tolist() for batch in batches] == [list(range(10))] * 2
@@ -322,7 +322,7 @@ def test_the_last_batch_is_kept_by_each_worker(cluster: LocalCluster) -> None:
         ),
     ],
 )
-def test_cardinality_is_known_where_workers_do_not_matter(
+def test_cardinality_is_known_if_independent_of_workers(
     cluster: LocalCluster, plan: hr.Dataset, mode: str, expected: int
 ) -> None:
     dataset_id = register_dataset(cluster.target, plan)
@@ -337,24 +337,22 @@ def test_local_readers_read_the_workers_of_their_process(cluster: LocalCluster) 
 
 
 @pytest.mark.parametrize("taken", [0, 40])
-def test_a_state_of_a_remote_iterator_is_refused_when_it_is_asked_for(
-    cluster: LocalCluster, taken: int
-) -> None:
+def test_get_state_of_a_remote_iterator_is_rejected(cluster: LocalCluster, taken: int) -> None:
     dataset = off(cluster, hr.Dataset.range(100)).map(lambda x: x + 1).batch(2)
     with iter(dataset) as iterator:
         for _ in range(taken):
             next(iterator)
         for ask in (iterator.get_state, iterator.state_dict):
             with pytest.raises(
-                hr.errors.FailedPreconditionError, match="cannot be restored in the middle"
+                hr.errors.FailedPreconditionError, match="can be restored within an epoch only"
             ) as caught:
                 ask()
     # It says what would do.
-    assert "reads the dataset in this process, without `distribute`" in str(caught.value)
+    assert "or save the state of an iterator without `distribute`" in str(caught.value)
 
 
 @pytest.mark.catalogue("OP23")
-def test_a_reader_skips_the_repetitions_that_another_has_had(cluster: LocalCluster) -> None:
+def test_a_reader_skips_epochs_that_another_has_read(cluster: LocalCluster) -> None:
     fast, slow = (off(cluster, hr.Dataset.range(10), job_name="job").repeat() for _ in range(2))
     with iter(fast) as ahead, iter(slow) as behind:
         assert [int(next(ahead)) for _ in range(30)] == list(range(10)) * 3

@@ -66,7 +66,7 @@ def rest_of(dataset: Dataset, state: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("below", BELOW)
 @pytest.mark.parametrize("above", [*ABOVE, *IN_ORDER_ONLY])
-def test_in_order_a_state_goes_on_where_distribute_stands_at_the_same_step(
+def test_an_ordered_state_resumes_with_distribute_at_the_same_step(
     below: str, above: str, service: str
 ) -> None:
     step = {**ABOVE, **IN_ORDER_ONLY}[above]
@@ -81,7 +81,7 @@ def test_in_order_a_state_goes_on_where_distribute_stands_at_the_same_step(
 @pytest.mark.parametrize("is_ordered", [True, False])
 @pytest.mark.parametrize("below", BELOW)
 @pytest.mark.parametrize("above", ABOVE)
-def test_a_state_of_steps_after_distribute_is_no_state_of_one_process_nor_the_other_way_round(
+def test_states_with_and_without_steps_after_distribute_differ(
     below: str, above: str, is_ordered: bool, service: str
 ) -> None:
     here = ABOVE[above](BELOW[below]())
@@ -94,7 +94,7 @@ def test_a_state_of_steps_after_distribute_is_no_state_of_one_process_nor_the_ot
         except FailedPreconditionError:
             assert dataset is whole, "it has no states: the client runs a step of the whole stream"
     for state in kept:
-        is_after = state["at"].get("served") == [2]
+        is_after = state["position"].get("service_steps") == [2]
         others = [here, whole] if is_after else [over]
         for dataset in others:
             with iter(dataset) as iterator:
@@ -106,7 +106,7 @@ def test_a_state_of_steps_after_distribute_is_no_state_of_one_process_nor_the_ot
                     assert "Restore it with `distribute` where it was" in str(caught.value)
 
 
-def test_a_state_is_refused_where_distribute_stands_at_another_step(service: str) -> None:
+def test_a_state_with_distribute_at_another_step_is_rejected(service: str) -> None:
     dataset = Dataset.range(60).map(tripled)
     share = distribute(DYNAMIC, service, ordered=True)
     _, state = state_after(dataset.apply(share).map(tripled).batch(4), 3)
@@ -116,7 +116,7 @@ def test_a_state_is_refused_where_distribute_stands_at_another_step(service: str
 
 
 @pytest.mark.parametrize("step", [lambda ds: ds, lambda ds: ds.map(tripled)])
-def test_a_state_in_no_order_is_refused_where_the_rest_is_to_be_in_order(
+def test_an_unordered_state_after_distribute_is_rejected_in_order(
     step: Callable[[Dataset], Dataset], service: str
 ) -> None:
     dataset = Dataset.range(60).map(tripled)
@@ -125,14 +125,14 @@ def test_a_state_in_no_order_is_refused_where_the_rest_is_to_be_in_order(
         rest_of(step(dataset.apply(distribute(DYNAMIC, service, ordered=True))), state)
 
 
-def test_a_state_is_refused_by_the_policy_where_that_has_none(service: str) -> None:
+def test_a_state_is_rejected_by_policies_without_states(service: str) -> None:
     dataset = Dataset.range(60).map(tripled)
     _, state = state_after(dataset.apply(distribute(DYNAMIC, service)), 9)
     with pytest.raises(FailedPreconditionError, match=r"Use ShardingPolicy\.DYNAMIC"):
         rest_of(dataset.apply(distribute(ShardingPolicy.OFF, service)), state)
 
 
-# --- states of one process that cannot be gone on from over the service are refused by name -------
+# --- single-process states that cannot be resumed over the service are rejected -------------------
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def state_of(dataset, taken):
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
 @pytest.mark.parametrize("plan", OPENING)
-def test_in_any_order_one_of_a_step_that_would_open_datasets_here_is_refused(cluster, plan, taken):
+def test_a_state_of_a_step_that_opens_datasets_here_is_rejected(cluster, plan, taken):
     state = state_of(OPENING[plan](), taken)
     iterator = iter(OPENING[plan]().apply(distribute(DYNAMIC, cluster.target)))
     with iterator, pytest.raises(FailedPreconditionError, match="would open datasets"):
@@ -185,16 +185,16 @@ def test_in_any_order_one_of_a_step_that_would_open_datasets_here_is_refused(clu
 @pytest.mark.parametrize("which", [{}, {"num_consumers": 1, "consumer_index": 0, "job_name": "j"}])
 @pytest.mark.parametrize("taken", [0, 1, 2])
 @pytest.mark.parametrize("plan", CACHED)
-def test_in_order_one_of_a_cache_that_keeps_nothing_there_is_refused(cluster, plan, taken, which):
+def test_a_single_process_state_of_a_cache_is_rejected(cluster, plan, taken, which):
     state = state_of(CACHED[plan](), taken)
     terms = distribute(DYNAMIC, cluster.target, ordered=True, **which)
     iterator = iter(CACHED[plan]().apply(terms))
-    with iterator, pytest.raises(FailedPreconditionError, match=r"cache.* keeps nothing"):
+    with iterator, pytest.raises(FailedPreconditionError, match=r"cache.* caches nothing"):
         iterator.set_state(state)
 
 
 @pytest.mark.parametrize("plan", ["scan", "take"])
-def test_a_place_over_a_cache_that_was_saved_over_the_service_is_gone_on_from(cluster, plan):
+def test_a_service_state_of_a_cache_resumes(cluster, plan):
     def read():
         return CACHED[plan]().apply(distribute(DYNAMIC, cluster.target, ordered=True))
 

@@ -38,7 +38,7 @@ def poll(found, seconds=20.0):
     raise AssertionError("it did not happen")
 
 
-def test_slow_workers_show_as_waiting_clients_and_a_step_that_takes_the_time():
+def test_slow_workers_appear_in_client_waits_and_step_times():
     with DispatchServer() as dispatcher, worker_of(dispatcher):
         dataset = hr.Dataset.range(100_000).map(slowly).batch(2)
         share = distribute(ShardingPolicy.DYNAMIC, dispatcher.target, job_name="training")
@@ -63,7 +63,7 @@ def test_slow_workers_show_as_waiting_clients_and_a_step_that_takes_the_time():
     assert client.elements > 0
 
 
-def test_a_client_that_does_not_read_shows_as_a_task_that_waits_for_clients():
+def test_a_slow_client_appears_as_a_task_waiting_for_clients():
     with DispatchServer() as dispatcher, worker_of(dispatcher):
         share = distribute("parallel_epochs", dispatcher.target)
         with iter(hr.Dataset.range(10_000_000).batch(100).apply(share)) as batches:
@@ -158,7 +158,7 @@ def test_every_metric_has_a_well_formed_name_and_help(service):
                 assert sample.name.endswith("_total") == (family.type == "counter"), sample.name
 
 
-def test_a_dispatcher_tells_of_its_service(service):
+def test_a_dispatcher_exports_metrics_of_its_service(service):
     dispatcher, _ = service
     found = values(dispatcher.metrics_address)
     assert found["headrace_workers",] == 1
@@ -170,7 +170,7 @@ def test_a_dispatcher_tells_of_its_service(service):
     assert found["headrace_workers_lost_total",] == 0
 
 
-def test_a_worker_tells_of_its_work(service):
+def test_a_worker_exports_metrics_of_its_tasks(service):
     _, worker = service
     found = values(worker.metrics_address)
     assert found["headrace_worker_registered",] == 1
@@ -189,7 +189,7 @@ def test_both_are_ready_while_they_serve(service):
 
 def test_a_worker_without_its_dispatcher_is_healthy_and_not_ready(service):
     dispatcher, worker = service
-    # One without a journal: whoever starts there next does not know this worker.
+    # Without a journal, a restarted dispatcher does not know this worker.
     port = int(dispatcher.target.rpartition(":")[2])
     dispatcher.stop()
     assert urlopen(f"http://{worker.metrics_address}/healthz", timeout=20).status == 200
@@ -199,7 +199,7 @@ def test_a_worker_without_its_dispatcher_is_healthy_and_not_ready(service):
             try:
                 urlopen(f"http://{worker.metrics_address}/readyz", timeout=20).close()
             except HTTPError as error:
-                return error.code == 503 and b"does not know" in error.read()
+                return error.code == 503 and b"is not registered" in error.read()
             return False
 
         wait_for(refused)
@@ -208,7 +208,7 @@ def test_a_worker_without_its_dispatcher_is_healthy_and_not_ready(service):
 def test_a_metrics_port_that_is_taken_starts_nothing():
     with DispatchServer(DispatcherConfig(metrics_port=0)) as first:
         port = int(first.metrics_address.rpartition(":")[2])
-        with pytest.raises(OSError, match=f"metrics cannot be served at port {port}"):
+        with pytest.raises(OSError, match=f"cannot serve metrics at port {port}"):
             DispatchServer(DispatcherConfig(metrics_port=port))
 
 

@@ -10,8 +10,8 @@ import pytest
 import headrace as hr
 from headrace.errors import AlreadyExistsError, FailedPreconditionError
 from headrace.service import LocalCluster, ShardingPolicy, distribute
+from tests.service.mixed_workers import Site
 from tests.service.reading import numbers, wait_until
-from tests.service.site import Site
 
 pytestmark = pytest.mark.system
 
@@ -35,9 +35,7 @@ def test_without_tags_auto_and_any_read_all_workers_and_local_its_own(site: Site
 
 @pytest.mark.catalogue("WT1", "WT8")
 @pytest.mark.parametrize("tags", [("COLOCATED",), ("colocated", "COLOCATED_2", "other")])
-def test_tagged_workers_of_other_processes_are_left_to_those(
-    site: Site, tags: tuple[str, ...]
-) -> None:
+def test_tagged_workers_of_other_processes_are_skipped(site: Site, tags: tuple[str, ...]) -> None:
     site.add(1, *tags)
     site.add(2, *tags, remote=True)
     assert site.read() == list(range(100))
@@ -45,7 +43,7 @@ def test_tagged_workers_of_other_processes_are_left_to_those(
 
 
 @pytest.mark.catalogue("WT2", "WT4")
-def test_an_untagged_worker_elsewhere_is_read_as_well(site: Site) -> None:
+def test_an_untagged_remote_worker_is_read_too(site: Site) -> None:
     site.add(1, "COLOCATED")
     site.add(2, "COLOCATED", remote=True)
     site.add(1, remote=True)
@@ -54,7 +52,7 @@ def test_an_untagged_worker_elsewhere_is_read_as_well(site: Site) -> None:
 
 
 @pytest.mark.catalogue("WT3")
-def test_the_own_worker_needs_no_tag(site: Site) -> None:
+def test_a_local_worker_needs_no_tag(site: Site) -> None:
     site.add(2, "COLOCATED", remote=True)
     site.add(1)
     assert site.read() == list(range(100))
@@ -67,7 +65,7 @@ def test_other_tags_change_nothing(site: Site) -> None:
 
 
 @pytest.mark.catalogue("WT7")
-def test_workers_that_join_are_read_or_left_alone_by_their_tags(site: Site) -> None:
+def test_new_workers_are_read_or_skipped_by_their_tags(site: Site) -> None:
     site.add(1, "COLOCATED")
     site.add(1, "COLOCATED", remote=True)
     share = distribute(OFF, site.dispatcher.target)
@@ -79,7 +77,7 @@ def test_workers_that_join_are_read_or_left_alone_by_their_tags(site: Site) -> N
         wait_until(lambda: bool(next(iterator)) and len(hr.service.delivery_report(dataset)) == 3)
 
 
-def test_a_client_that_has_only_workers_to_pass_over_waits_and_reads_one_that_comes(
+def test_a_client_with_only_skipped_workers_waits_for_another(
     site: Site,
 ) -> None:
     site.add(1, "COLOCATED", remote=True)
@@ -89,7 +87,7 @@ def test_a_client_that_has_only_workers_to_pass_over_waits_and_reads_one_that_co
         assert [int(x) for x in iterator] == [0, 1, 2]
 
 
-# --- readers of the workers of their own process, beside workers of others ------------------------
+# --- readers of local workers, with workers of other processes present ----------------------------
 
 
 TEN = list(range(10))
@@ -119,7 +117,7 @@ def test_each_local_worker_delivers_a_copy_and_no_other_does(
 
 @pytest.mark.catalogue("LW9")
 @pytest.mark.parametrize(("local", "remote"), [(0, 1), (0, 3), (3, 1)])
-def test_without_tags_auto_reads_whoever_is_there(site: Site, local: int, remote: int) -> None:
+def test_without_tags_auto_reads_all_workers(site: Site, local: int, remote: int) -> None:
     site.add(local)
     site.add(remote, remote=True)
     assert sorted(site.read(size=10)) == sorted((local + remote) * TEN)
@@ -143,14 +141,14 @@ def test_clients_of_one_job_share_the_copies_of_all_workers(site: Site) -> None:
 
 
 @pytest.mark.catalogue("LW10")
-def test_where_no_worker_is_local_an_error_says_so(site: Site) -> None:
+def test_a_missing_local_worker_is_an_error(site: Site) -> None:
     site.add(1, remote=True)
     with pytest.raises(FailedPreconditionError, match="Local reads require local workers"):
         numbers(site.over(hr.Dataset.range(10), "LOCAL"))
 
 
 @pytest.mark.catalogue("LW11")
-def test_those_who_share_a_job_read_the_same_workers(site: Site) -> None:
+def test_readers_of_a_job_read_the_same_workers(site: Site) -> None:
     site.add(1)
     ten = hr.Dataset.range(10)
     with iter(site.over(ten, "AUTO", job_name="job")) as first:

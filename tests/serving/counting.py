@@ -1,4 +1,4 @@
-"""A server's core that only counts, and a journal for it."""
+"""A server core that only counts, with its journal format."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Decided:
 
 @dataclass
 class Counter:
-    """Adds what it is asked to add, and 1000 with each tick that comes 10 s after the last."""
+    """Adds requested numbers, and 1000 at each tick at least 10 s after the previous one."""
 
     state: Count
     since: float
@@ -121,7 +121,7 @@ def begin(state: Count, now: float) -> tuple[Counter, Sequence[Added]]:
 
 
 class Asked(Request):
-    """A request whose answer is kept."""
+    """A request that records its reply."""
 
     def __init__(self, message: msgspec.Struct) -> None:
         self.message, self.buffers, self.peer = message, (), "test"

@@ -1,4 +1,4 @@
-"""Connections know which answer belongs to which request, and what is lost with a connection."""
+"""Tests of `PeerConnections`: matching of replies to requests, and lost requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 10.0
 
 
 class Peer:
-    """A server that answers when it is told to."""
+    """A server that replies when the test requests it."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -49,7 +49,7 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.005)
 
 
-def test_an_answer_comes_with_its_request(peer: Peer, connections: Any) -> None:
+def test_reply_is_returned_with_its_request(peer: Peer, connections: Any) -> None:
     for name in ("one", "two"):
         connections.send("peer", Ping(), name)
     wait_for(lambda: len(peer.requests) == 2)
@@ -73,7 +73,7 @@ def test_requests_are_lost_with_their_connection(peer: Peer, connections: Any) -
     assert (event.peer, event.requests) == ("peer", ["one", "two"])
 
 
-def test_the_answer_to_a_request_that_has_expired_is_left_out(peer: Peer, connections: Any) -> None:
+def test_reply_to_an_expired_request_is_dropped(peer: Peer, connections: Any) -> None:
     connections.send("peer", Ping(), "old", expires=-1.0)
     connections.send("peer", Ping(), "new")
     wait_for(lambda: len(peer.requests) == 2)
@@ -85,7 +85,7 @@ def test_the_answer_to_a_request_that_has_expired_is_left_out(peer: Peer, connec
     assert [event.request for event in found] == ["new"]
 
 
-def test_nothing_comes_of_a_peer_that_was_dropped(peer: Peer, connections: Any) -> None:
+def test_dropped_peer_produces_no_events(peer: Peer, connections: Any) -> None:
     connections.send("peer", Ping(), "one")
     wait_for(lambda: peer.requests)
     peer.requests[0].reply(Done())

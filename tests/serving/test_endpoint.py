@@ -1,4 +1,4 @@
-"""The endpoint says over HTTP what a server says of itself, and waits for nobody."""
+"""Tests of the HTTP endpoint for metrics and health."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ask(endpoint, path, method="GET"):
         connection.close()
 
 
-def test_it_serves_the_metrics_of_the_process_and_of_the_server():
+def test_metrics_include_those_of_the_process_and_the_server():
     with serving(lambda: [GaugeMetricFamily("headrace_here", "Something.", value=7)]) as endpoint:
         status, text = ask(endpoint, "/metrics")
     assert status == 200
@@ -46,7 +46,7 @@ def test_it_serves_the_metrics_of_the_process_and_of_the_server():
     assert "headrace_splits_assigned_total" in text
 
 
-def test_it_is_healthy_before_it_is_ready_and_says_what_it_waits_for():
+def test_endpoint_is_healthy_before_ready_and_gives_the_reason():
     reasons = ["the journal is being read", ""]
     with serving(why_not_ready=lambda: reasons.pop(0)) as endpoint:
         assert ask(endpoint, "/healthz") == (200, "ok\n")
@@ -54,20 +54,20 @@ def test_it_is_healthy_before_it_is_ready_and_says_what_it_waits_for():
         assert ask(endpoint, "/readyz") == (200, "ready\n")
 
 
-def test_an_unknown_page_is_told_which_there_are():
+def test_unknown_page_lists_the_existing_ones():
     with serving() as endpoint:
         status, text = ask(endpoint, "/")
     assert status == 404
     assert "/metrics, /healthz, /readyz" in text
 
 
-def test_it_can_only_be_read():
+def test_endpoint_supports_reads_only():
     with serving() as endpoint:
         assert ask(endpoint, "/metrics", "POST")[0] == 501
         assert ask(endpoint, "/metrics", "HEAD") == (200, "")
 
 
-def test_metrics_that_cannot_be_had_now_are_an_error_that_says_why():
+def test_failing_metrics_are_503_with_the_reason():
     def fail():
         raise OSError("the journal cannot be used")
 
@@ -76,11 +76,11 @@ def test_metrics_that_cannot_be_had_now_are_an_error_that_says_why():
         assert ask(endpoint, "/healthz")[0] == 200
 
 
-def test_a_port_that_is_taken_is_refused_with_what_would_do():
+def test_port_in_use_is_an_error_with_a_remedy():
     with serving() as first:
         port = int(first.address.rpartition(":")[2])
         with (
-            pytest.raises(OSError, match=f"metrics cannot be served at port {port} .*another port"),
+            pytest.raises(OSError, match=f"cannot serve metrics at port {port} .*another port"),
             serving(port=port),
         ):
             pass
@@ -91,7 +91,7 @@ def test_a_host_of_another_machine_is_refused():
         pass
 
 
-def test_a_connection_that_says_nothing_keeps_no_other_waiting(monkeypatch):
+def test_silent_connection_does_not_block_others(monkeypatch):
     monkeypatch.setattr("headrace.serving.endpoint._Handler.timeout", 0.5)
     with serving() as endpoint:
         host, _, port = endpoint.address.rpartition(":")
@@ -108,12 +108,12 @@ def test_a_forked_child_does_not_keep_the_port():
         assert ask(endpoint, "/healthz")[0] == 200
 
 
-def test_it_can_be_closed_twice():
+def test_close_is_idempotent():
     with serving() as endpoint:
         endpoint.close()
 
 
-def test_connections_beyond_a_bound_are_closed_at_once_and_slow_ones_soon(monkeypatch):
+def test_excess_and_slow_connections_are_closed(monkeypatch):
     monkeypatch.setattr(endpoints, "_TIMEOUT_SECONDS", 0.3)
     with serving() as endpoint, contextlib.ExitStack() as stack:
         host, _, port = endpoint.address.rpartition(":")
@@ -125,6 +125,6 @@ def test_connections_beyond_a_bound_are_closed_at_once_and_slow_ones_soon(monkey
             with contextlib.suppress(OSError):
                 each.sendall(b"G")
         for each in slow:
-            with contextlib.suppress(OSError):  # reset, for what was sent was not read
+            with contextlib.suppress(OSError):  # reset, since the sent data was not read
                 assert each.recv(1) == b"", "it was ended without an answer"
         assert ask(endpoint, "/healthz") == (200, "ok\n")

@@ -1,4 +1,4 @@
-"""The mark remembers how many records were kept, as far as it can."""
+"""Tests of the high-water mark, which stores the number of the last record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "mark"
 
 
-def test_a_new_mark_says_nothing_and_an_old_one_the_last_number(path: Path) -> None:
+def test_mark_returns_none_if_new_and_else_the_last_number(path: Path) -> None:
     mark = HighWaterMark(path)
     assert mark.read() is None
     for number in (0, 1, 2**63, 7):
@@ -29,7 +29,7 @@ def test_a_new_mark_says_nothing_and_an_old_one_the_last_number(path: Path) -> N
 
 
 @pytest.mark.parametrize("found", [b"", b"short", bytes(20), b"headrace" + bytes(12), bytes(4096)])
-def test_a_mark_that_cannot_be_read_says_nothing(path: Path, found: bytes) -> None:
+def test_unreadable_mark_returns_none(path: Path, found: bytes) -> None:
     path.write_bytes(found)
     mark = HighWaterMark(path)
     assert mark.read() is None
@@ -38,7 +38,7 @@ def test_a_mark_that_cannot_be_read_says_nothing(path: Path, found: bytes) -> No
     mark.close()
 
 
-def test_every_changed_byte_is_noticed(path: Path) -> None:
+def test_every_changed_byte_is_detected(path: Path) -> None:
     mark = HighWaterMark(path)
     mark.write(1234567)
     whole = path.read_bytes()
@@ -48,7 +48,7 @@ def test_every_changed_byte_is_noticed(path: Path) -> None:
     mark.close()
 
 
-def test_a_mark_that_cannot_be_used_is_said_once_and_hinders_nobody(
+def test_unusable_mark_is_logged_once_and_not_an_error(
     tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nowhere = HighWaterMark(tmp_path / "no directory" / "mark")
@@ -56,7 +56,7 @@ def test_a_mark_that_cannot_be_used_is_said_once_and_hinders_nobody(
     assert nowhere.read() is None
     nowhere.close()
     (record,) = caplog.records
-    assert "no directory/mark cannot be used" in record.getMessage()
+    assert "cannot use the high-water mark" in record.getMessage()
     caplog.clear()
     path.touch()
     mark = HighWaterMark(path)

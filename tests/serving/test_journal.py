@@ -1,4 +1,4 @@
-"""Facts are kept, in order, across a crash; what was kept and is gone is not taken for nothing."""
+"""Tests of the journal: events survive a crash in order, and missing ones are detected."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def rows(path: Path) -> int:
     return int(count)
 
 
-def test_an_empty_journal_is_the_first_state(journal: SqliteJournal[Added, Count]) -> None:
+def test_empty_journal_replays_to_the_initial_state(journal: SqliteJournal[Added, Count]) -> None:
     journal.close()
     assert read_again(journal.path.parent) == Count()
 
 
-def test_what_was_appended_is_there_again(journal: SqliteJournal[Added, Count]) -> None:
+def test_appended_events_are_replayed(journal: SqliteJournal[Added, Count]) -> None:
     for fact in FACTS:
         journal.append([fact])
     journal.close()
     assert read_again(journal.path.parent) == KEPT
 
 
-def test_facts_of_one_call_are_one_record(journal: SqliteJournal[Added, Count]) -> None:
+def test_events_of_one_call_are_one_record(journal: SqliteJournal[Added, Count]) -> None:
     journal.append(FACTS)
     journal.append([])
     journal.close()
@@ -79,7 +79,7 @@ def test_facts_of_one_call_are_one_record(journal: SqliteJournal[Added, Count]) 
     assert rows(journal.path) == 1
 
 
-def test_a_snapshot_takes_the_place_of_many_facts(either: Journal[Added, Count]) -> None:
+def test_snapshot_replaces_many_events(either: Journal[Added, Count]) -> None:
     state = either.replay()
     for fact in FACTS:
         either.append([fact])
@@ -103,7 +103,7 @@ def read(journal: Journal[Added, Count], key: bytes, total: int) -> bytes:
     return blob
 
 
-def test_blobs_are_kept_in_parts_and_handed_out(either: Journal[Added, Count]) -> None:
+def test_blobs_are_stored_and_read_in_parts(either: Journal[Added, Count]) -> None:
     blob = os.urandom(1000)
     for part in parts_of(blob, 300):
         either.append([], [part])
@@ -113,7 +113,7 @@ def test_blobs_are_kept_in_parts_and_handed_out(either: Journal[Added, Count]) -
     assert read(either, b"key", 500) == blob[:500]
 
 
-def test_blobs_that_nobody_needs_are_dropped(either: Journal[Added, Count]) -> None:
+def test_unused_blobs_are_dropped(either: Journal[Added, Count]) -> None:
     either.append([], [*parts_of(b"whole", 2, b"a"), *parts_of(b"beginning of another", 2, b"b")])
     either.drop_blobs(except_for={b"a"})
     assert read(either, b"a", 5) == b"whole"
@@ -121,7 +121,7 @@ def test_blobs_that_nobody_needs_are_dropped(either: Journal[Added, Count]) -> N
         either.read_blob(BlobPosition(b"b", 0))
 
 
-def test_a_damaged_blob_is_reported(tmp_path: Path) -> None:
+def test_damaged_blob_is_reported(tmp_path: Path) -> None:
     with contextlib.closing(SqliteJournal(tmp_path, FORMAT)) as journal:
         journal.append([], parts_of(b"plan", 2))
     with contextlib.closing(sqlite3.connect(journal.path, isolation_level=None)) as database:
@@ -134,11 +134,11 @@ def test_a_damaged_blob_is_reported(tmp_path: Path) -> None:
             journal.read_blob(BlobPosition(b"another", 0))
 
 
-# --- whose it is, and what it is -------------------------------------------------------------
+# --- ownership and file format ----------------------------------------------------------------
 
 
-def test_a_directory_has_one_owner(journal: SqliteJournal[Added, Count], tmp_path: Path) -> None:
-    with pytest.raises(FailedPreconditionError, match="another counter uses the journal"):
+def test_directory_has_a_single_owner(journal: SqliteJournal[Added, Count], tmp_path: Path) -> None:
+    with pytest.raises(FailedPreconditionError, match="in use by another counter"):
         SqliteJournal(tmp_path, FORMAT)
     code = """
 import pathlib, sys
@@ -153,12 +153,12 @@ SqliteJournal(pathlib.Path(sys.argv[1]), FORMAT)
         check=False,
         cwd=Path(__file__).parents[2],
     )
-    assert "another counter uses the journal" in other.stderr
+    assert "in use by another counter" in other.stderr
     journal.close()
     SqliteJournal(tmp_path, FORMAT).close()
 
 
-def test_a_file_that_is_no_journal_is_reported_by_name(tmp_path: Path) -> None:
+def test_file_that_is_not_a_journal_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"this is no database, but long enough to be one" * 100)
     with pytest.raises(DataLossError, match=FILE):
         SqliteJournal(tmp_path, FORMAT)
@@ -166,18 +166,19 @@ def test_a_file_that_is_no_journal_is_reported_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("inside", "said"),
-    [("", "is a file and cannot hold the counter's journal"), ("deeper", "cannot be made .Not a")],
+    [
+        ("", "is a file, but the counter's journal requires"),
+        ("deeper", "cannot create the directory .*Not a"),
+    ],
 )
-def test_a_directory_that_cannot_be_is_reported_by_name(
-    tmp_path: Path, inside: str, said: str
-) -> None:
+def test_directory_that_cannot_be_created_is_named(tmp_path: Path, inside: str, said: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FailedPreconditionError, match=said) as caught:
         SqliteJournal(tmp_path / "file" / inside, FORMAT)
     assert str(tmp_path / "file" / inside) in str(caught.value)
 
 
-def test_a_journal_of_another_format_is_refused(
+def test_journal_of_another_format_is_refused(
     journal: SqliteJournal[Added, Count], tmp_path: Path
 ) -> None:
     journal.close()
@@ -196,12 +197,15 @@ def test_a_journal_of_another_format_is_refused(
         ("UPDATE events SET body = X'00' WHERE number = 3", "record 3"),
         ("UPDATE events SET checksum = 1 WHERE number = 2", "record 2"),
         ("DELETE FROM events WHERE number = 4", "record 4 is missing"),
-        ("DELETE FROM events WHERE number > 20", "up to 25 were kept, and those after 20 are gone"),
-        ("DELETE FROM events", "up to 25 were kept, and those after 0 are gone"),
+        (
+            "DELETE FROM events WHERE number > 20",
+            "up to 25 were written, but those after 20 are missing",
+        ),
+        ("DELETE FROM events", "up to 25 were written, but those after 0 are missing"),
         ("DROP TABLE events", "no such table"),
     ],
 )
-def test_damage_is_reported_with_its_place(
+def test_damage_is_reported_with_its_location(
     journal: SqliteJournal[Added, Count], tmp_path: Path, damage: str, said: str
 ) -> None:
     for fact in FACTS:
@@ -217,10 +221,10 @@ def test_damage_is_reported_with_its_place(
         assert "or begin to count again" in str(caught.value)
 
 
-def test_what_cannot_be_written_was_not_written(journal: SqliteJournal[Added, Count]) -> None:
+def test_failed_write_changes_nothing(journal: SqliteJournal[Added, Count]) -> None:
     journal.append(FACTS[:3])
     journal._database.execute("PRAGMA query_only = ON")
-    with pytest.raises(UnavailableError, match="cannot be written"):
+    with pytest.raises(UnavailableError, match="cannot write journal"):
         journal.append(FACTS[3:])
     journal._database.execute("PRAGMA query_only = OFF")
     journal.append(FACTS[3:])
@@ -228,7 +232,7 @@ def test_what_cannot_be_written_was_not_written(journal: SqliteJournal[Added, Co
     assert read_again(journal.path.parent) == KEPT
 
 
-def test_a_full_disk_refuses_and_harms_nothing(tmp_path: Path) -> None:
+def test_full_disk_fails_writes_and_loses_nothing(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path, FORMAT)
     journal.replay()
     journal.append(FACTS[:3])
@@ -252,20 +256,20 @@ SqliteJournal(Path(sys.argv[1]), FORMAT)
 """
 
 
-def test_no_room_for_a_new_journal_is_no_damage(tmp_path: Path) -> None:
+def test_full_disk_at_creation_is_not_reported_as_damage(tmp_path: Path) -> None:
     made = subprocess.run(
         [sys.executable, "-c", NO_ROOM, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert "UnavailableError" in made.stderr
-    assert "make room on the disk" in made.stderr
+    assert "free disk space" in made.stderr
     assert not (tmp_path / f"{LOG}-damaged").exists()
 
 
-# --- the mark --------------------------------------------------------------------------------
+# --- high-water mark --------------------------------------------------------------------------
 
 
 def begun(directory: Path) -> None:
-    """Leave 25 records in a directory, all of them in the log, as a kill does."""
+    """Write 25 records to a directory, all of them in the log, as after a kill."""
     source = directory / "source"
     journal = SqliteJournal(source, FORMAT)
     journal.replay()
@@ -276,12 +280,12 @@ def begun(directory: Path) -> None:
     journal.close()
 
 
-def test_a_log_that_was_cut_is_refused_until_its_owner_says_otherwise(tmp_path: Path) -> None:
+def test_truncated_log_is_refused_until_the_mark_is_deleted(tmp_path: Path) -> None:
     begun(tmp_path)
     log = tmp_path / LOG
     os.truncate(log, log.stat().st_size * 2 // 3)
     for _ in range(2):
-        with pytest.raises(DataLossError, match="records up to 25 were kept") as caught:
+        with pytest.raises(DataLossError, match="records up to 25 were written") as caught:
             read_again(tmp_path)
     assert f"delete {tmp_path / MARK}" in str(caught.value)
     (tmp_path / MARK).unlink()
@@ -305,72 +309,70 @@ def scribble_at_its_head(log: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut, scribble_at_its_head])
-def test_a_damaged_log_is_kept_as_it_was_found(
-    tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_damaged_log_is_saved_unchanged(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     begun(tmp_path)
     damage(tmp_path / LOG)
     found = (tmp_path / LOG).read_bytes()
     for _ in range(2):
-        with pytest.raises(DataLossError, match="records up to 25 were kept") as caught:
+        with pytest.raises(DataLossError, match="records up to 25 were written") as caught:
             read_again(tmp_path)
-        assert f"is kept in {tmp_path / LOG}-damaged" in str(caught.value)
+        assert f"was saved in {tmp_path / LOG}-damaged" in str(caught.value)
         assert (tmp_path / f"{LOG}-damaged").read_bytes() == found
 
 
-def test_a_log_that_is_gone_is_not_said_to_be_kept(tmp_path: Path) -> None:
+def test_missing_log_is_not_reported_as_saved(tmp_path: Path) -> None:
     begun(tmp_path)
     (tmp_path / LOG).unlink()
     with pytest.raises(DataLossError) as caught:
         read_again(tmp_path)
-    assert "is kept in" not in str(caught.value)
+    assert "was saved in" not in str(caught.value)
     assert not (tmp_path / f"{LOG}-damaged").exists()
 
 
-def test_the_logs_of_two_mishaps_are_kept_apart(tmp_path: Path) -> None:
+def test_logs_of_two_failures_are_saved_separately(tmp_path: Path) -> None:
     for name in (f"{LOG}-damaged", f"{LOG}-damaged-2"):
         begun(tmp_path)
         os.truncate(tmp_path / LOG, 1000)
-        with pytest.raises(DataLossError, match=f"is kept in {tmp_path / name}$"):
+        with pytest.raises(DataLossError, match=f"was saved in {tmp_path / name}$"):
             read_again(tmp_path)
         for file in (FILE, MARK):
             (tmp_path / file).unlink()
         shutil.rmtree(tmp_path / "source")
 
 
-def test_a_log_beside_a_file_that_is_no_journal_is_kept(tmp_path: Path) -> None:
+def test_log_next_to_a_file_that_is_not_a_journal_is_saved(tmp_path: Path) -> None:
     begun(tmp_path)
     os.truncate(tmp_path / LOG, 100)
     found = (tmp_path / LOG).read_bytes()
     (tmp_path / FILE).write_bytes(b"this is no database, but long enough to be one" * 100)
-    with pytest.raises(DataLossError, match="is kept in"):
+    with pytest.raises(DataLossError, match="was saved in"):
         SqliteJournal(tmp_path, FORMAT)
     assert (tmp_path / f"{LOG}-damaged").read_bytes() == found
 
 
 @pytest.mark.parametrize("taken", [[LOG], [FILE], [FILE, LOG]])
-def test_files_that_are_gone_are_missed(tmp_path: Path, taken: list[str]) -> None:
+def test_missing_files_are_detected(tmp_path: Path, taken: list[str]) -> None:
     begun(tmp_path)
     for name in taken:
         (tmp_path / name).unlink()
-    with pytest.raises(DataLossError, match="records up to 25 were kept, and those after 0 are"):
+    with pytest.raises(DataLossError, match="records up to 25 were written, but those after 0 are"):
         read_again(tmp_path)
 
 
-def test_a_copy_without_the_mark_is_taken_for_whole_with_a_warning(
+def test_copy_without_a_mark_is_accepted_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun(tmp_path)
     (tmp_path / MARK).unlink()
     assert read_again(tmp_path) == KEPT
     (record,) = caplog.records
-    assert "whether records are missing after 25, nobody can tell" in record.getMessage()
+    assert "cannot detect whether records after 25 are missing" in record.getMessage()
     caplog.clear()
     assert read_again(tmp_path) == KEPT
     assert caplog.records == []
 
 
-def test_records_beyond_the_mark_are_good(tmp_path: Path) -> None:
+def test_records_beyond_the_mark_are_valid(tmp_path: Path) -> None:
     begun(tmp_path)
     mark = (tmp_path / "source" / MARK).read_bytes()
     journal = SqliteJournal(tmp_path, FORMAT)
@@ -381,7 +383,7 @@ def test_records_beyond_the_mark_are_good(tmp_path: Path) -> None:
     assert read_again(tmp_path) == Count(total=326, added=26)
 
 
-def test_a_mark_that_cannot_be_written_hinders_nobody(
+def test_unwritable_mark_does_not_fail_appends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / MARK).mkdir()
@@ -390,7 +392,7 @@ def test_a_mark_that_cannot_be_written_hinders_nobody(
     journal.append(FACTS)
     journal.close()
     assert read_again(tmp_path) == KEPT
-    assert "cannot be used" in caplog.text
+    assert "cannot use the high-water mark" in caplog.text
 
 
 WRITER = """
@@ -412,7 +414,7 @@ while True:
 
 
 def kill_a_writer(directory: Path, records: int) -> int:
-    """Write so many records in a process, and kill it; return the last one that it spoke of."""
+    """Write `records` records in a process, and kill it; return the last one that it reported."""
     writer = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(directory)],
         stdout=subprocess.PIPE,
@@ -457,7 +459,7 @@ DAMAGES: list[Callable[[Path, random.Random], None]] = [take, cut, cut, overwrit
 
 
 @pytest.mark.heavy
-def test_whatever_becomes_of_the_log_of_a_killed_process_nothing_is_lost_in_silence(
+def test_damage_to_the_log_of_a_killed_process_is_never_silent(
     tmp_path: Path,
 ) -> None:
     seed = random.randrange(2**32)
@@ -475,7 +477,7 @@ def test_whatever_becomes_of_the_log_of_a_killed_process_nothing_is_lost_in_sile
                 assert damage is not tear, f"seed {seed}: nothing that was kept is damaged"
                 refused += 1
             else:
-                # One more may have been kept than was said, never one less.
+                # One record more than reported may have been written, but never one less.
                 assert state.added - said in (0, 1), f"seed {seed}, {damage.__name__}"
                 assert state.total == state.added * (state.added + 1) // 2
                 accepted += 1
@@ -510,7 +512,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("end", ["close", "drop", "exit"])
-def test_a_forked_child_that_ends_takes_nothing_with_it(tmp_path: Path, end: str) -> None:
+def test_exit_of_a_forked_child_leaves_the_journal_intact(tmp_path: Path, end: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FORKED, str(tmp_path), end],
         capture_output=True,

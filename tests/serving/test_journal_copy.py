@@ -1,4 +1,4 @@
-"""A journal that is being written can be read, of one moment, and is left as it is."""
+"""Tests of consistent copies of a journal while it is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def files(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_what_was_kept_can_be_read_while_the_owner_writes_on(journal, tmp_path):
+def test_journal_can_be_copied_while_its_owner_writes(journal, tmp_path):
     for number in range(5):
         journal.append([Added(number)])
         assert read(tmp_path)[1].total == sum(range(number + 1))
@@ -49,7 +49,7 @@ def test_reading_changes_nothing(journal, tmp_path):
     assert read(tmp_path)[1].total == 3
 
 
-def test_after_a_snapshot_the_state_begins_there(journal, tmp_path):
+def test_copy_starts_at_the_snapshot(journal, tmp_path):
     for number in range(12):
         journal.append([Added(number)])
     journal.compact(Count(total=sum(range(12)), added=12))
@@ -59,13 +59,13 @@ def test_after_a_snapshot_the_state_begins_there(journal, tmp_path):
     assert state == Count(total=sum(range(12)) + 100, added=13)
 
 
-def test_a_journal_that_was_closed_can_be_read(journal, tmp_path):
+def test_closed_journal_can_be_copied(journal, tmp_path):
     journal.append([Added(7)])
     journal.close()
     assert read(tmp_path)[1].total == 7
 
 
-def test_a_copy_that_is_not_of_one_moment_is_made_again(journal, tmp_path, monkeypatch):
+def test_inconsistent_copy_is_repeated(journal, tmp_path, monkeypatch):
     journal.append([Added(1)])
     copyfile, copied = journal_copy.shutil.copyfile, []
 
@@ -81,13 +81,13 @@ def test_a_copy_that_is_not_of_one_moment_is_made_again(journal, tmp_path, monke
     assert len(copied) > 2
 
 
-def test_where_there_is_none_an_error_names_the_file(tmp_path):
+def test_missing_journal_is_an_error_that_names_the_file(tmp_path):
     with pytest.raises(NotFoundError, match=FORMAT.file_name):
         JournalCopy(tmp_path, FORMAT)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_record_and_another_format_are_errors_that_say_so(journal, tmp_path):
+def test_damaged_record_and_other_format_are_errors(journal, tmp_path):
     journal.append([Added(1)])
     journal.close()
     database = sqlite3.connect(tmp_path / FORMAT.file_name, isolation_level=None)

@@ -1,4 +1,4 @@
-"""Requests are decided, kept and answered; what could not be kept did not happen."""
+"""Tests of `JournaledCore`: requests are decided, journaled, applied and answered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ask(core: Core, *requests: msgspec.Struct) -> list[Any]:
 
 
 class Disk(MemoryJournal[Added, Count]):
-    """A journal whose disk can be full, and that writes down what it is given."""
+    """A journal that records its input, and whose disk can be full."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT)
@@ -54,7 +54,7 @@ class Disk(MemoryJournal[Added, Count]):
             self.kept.append([fact.by for fact in events])
 
     def close(self) -> None:
-        """Keep everything."""
+        """Record the events."""
 
 
 @pytest.fixture
@@ -74,9 +74,7 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal[
     journal.close()
 
 
-def test_requests_in_hand_are_kept_together_before_anyone_is_answered(
-    core: Core, disk: Disk
-) -> None:
+def test_pending_requests_are_journaled_together_before_any_reply(core: Core, disk: Disk) -> None:
     seen: list[list[list[int]]] = []
 
     class Watched(Asked):
@@ -90,7 +88,7 @@ def test_requests_in_hand_are_kept_together_before_anyone_is_answered(
     assert seen == [[[100], [1, 2, 3]]] * 3
 
 
-def test_a_core_begins_once_with_what_the_journal_holds(disk: Disk, clock: ManualClock) -> None:
+def test_core_replays_the_journal_once(disk: Disk, clock: ManualClock) -> None:
     for total in (101, 102, 103):
         core = JournaledCore(disk, begin, owner="counter", clock=clock)
         assert ask(core, Add(1)) == [Total(total)]
@@ -98,7 +96,7 @@ def test_a_core_begins_once_with_what_the_journal_holds(disk: Disk, clock: Manua
     assert disk.kept == [[100], [1], [1], [1]]
 
 
-def test_a_refusal_is_the_business_of_the_one_who_asked(
+def test_refused_request_affects_only_its_caller(
     core: Core, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused, answered = ask(core, Add(0), Add(5))
@@ -108,7 +106,7 @@ def test_a_refusal_is_the_business_of_the_one_who_asked(
 
 
 @pytest.mark.parametrize("by", [-1, 666])
-def test_an_error_of_its_own_costs_only_the_request_that_met_it(
+def test_internal_error_fails_only_its_request(
     journal: Journal[Added, Count], caplog: pytest.LogCaptureFixture, by: int
 ) -> None:
     core = JournaledCore(journal, begin, owner="counter")
@@ -116,14 +114,14 @@ def test_an_error_of_its_own_costs_only_the_request_that_met_it(
         before, failed, after = ask(core, Add(1), Add(by), Add(2))
     assert (before, after) == (Total(101), Total(103))
     assert type(failed) is HeadraceError
-    assert "the counter could not carry out Add: KeyError inside it" in str(failed)
+    assert "internal error in the counter: KeyError during Add" in str(failed)
     assert journal.replay() == Count(total=103, added=3)
     (record,) = caplog.records
     assert f"the counter failed at Add(by={by})" in record.getMessage()
     core.close()
 
 
-def test_what_could_not_be_kept_did_not_happen(
+def test_events_that_cannot_be_journaled_are_not_applied(
     core: Core, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.is_full = True
@@ -136,7 +134,7 @@ def test_what_could_not_be_kept_did_not_happen(
     assert core.decider.state == disk.replay()
 
 
-def test_a_journal_that_cannot_be_used_is_said_at_once_and_then_from_time_to_time(
+def test_unusable_journal_is_logged_at_once_and_then_periodically(
     core: Core, disk: Disk, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.is_full = True
@@ -153,7 +151,7 @@ def test_a_journal_that_cannot_be_used_is_said_at_once_and_then_from_time_to_tim
     assert said() == 2
 
 
-def test_time_is_what_the_clock_says(core: Core, disk: Disk, clock: ManualClock) -> None:
+def test_decisions_use_the_clock_of_the_core(core: Core, disk: Disk, clock: ManualClock) -> None:
     for _ in range(25):
         clock.advance(1.0)
         core.tick()
@@ -166,7 +164,7 @@ def test_time_is_what_the_clock_says(core: Core, disk: Disk, clock: ManualClock)
     assert ask(core, Add(1)) == [Total(2101)]
 
 
-def test_blobs_are_kept_read_and_forgotten_when_nobody_needs_them(
+def test_blobs_are_stored_read_and_dropped_when_unused(
     journal: Journal[Added, Count], clock: ManualClock
 ) -> None:
     core = JournaledCore(journal, begin, owner="counter", clock=clock)
@@ -182,7 +180,7 @@ def test_blobs_are_kept_read_and_forgotten_when_nobody_needs_them(
     core.close()
 
 
-def test_facts_are_counted_once_they_are_kept(disk: Disk, clock: ManualClock) -> None:
+def test_events_are_counted_after_they_are_journaled(disk: Disk, clock: ManualClock) -> None:
     kept: list[Added] = []
     core = JournaledCore(disk, begin, owner="counter", clock=clock, on_journaled=kept.extend)
     ask(core, Add(1), Add(666), Add(2))
@@ -192,7 +190,7 @@ def test_facts_are_counted_once_they_are_kept(disk: Disk, clock: ManualClock) ->
     assert [fact.by for fact in kept] == [1, 2]
 
 
-def test_a_core_that_is_closed_answers_nobody(core: Core, clock: ManualClock) -> None:
+def test_closed_core_refuses_requests(core: Core, clock: ManualClock) -> None:
     core.close()
     assert ask(core, Add(1)) == [None]
     clock.advance(100.0)

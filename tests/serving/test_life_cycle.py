@@ -1,4 +1,4 @@
-"""A server is started once and stopped once, by whomever, whenever."""
+"""Tests of `LifeCycle`: a server starts once and stops once, from any thread at any time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 20.0
 
 
 class Lamp(LifeCycle):
-    """Keeps three things, and writes down what becomes of them."""
+    """Opens three resources, and records how they are closed."""
 
     def __init__(self, story: list[str], during: Callable[[Lamp, str], None] | None = None) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ CLOSED = ["close third", "close second", "close first"]
 
 
 @pytest.mark.catalogue("SL7", "SL9", "SL11")
-def test_it_starts_once_and_closes_in_reverse_once() -> None:
+def test_server_starts_once_and_closes_in_reverse_order_once() -> None:
     story: list[str] = []
     lamp = Lamp(story)
     lamp.start()
@@ -58,14 +58,14 @@ def test_it_starts_once_and_closes_in_reverse_once() -> None:
         lamp.start()
 
 
-def test_a_with_block_stops_what_was_started_in_it() -> None:
+def test_with_block_stops_a_server_started_in_it() -> None:
     story: list[str] = []
     with Lamp(story) as lamp:
         lamp.start()
     assert story == OPENED + CLOSED
 
 
-def test_what_never_started_stops_too_and_never_starts() -> None:
+def test_server_stopped_before_start_never_starts() -> None:
     lamp = Lamp([])
     lamp.stop()
     lamp.join()
@@ -75,7 +75,7 @@ def test_what_never_started_stops_too_and_never_starts() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("port in use"), KeyboardInterrupt()])
-def test_what_a_failed_start_had_made_is_closed(error: BaseException) -> None:
+def test_failed_start_closes_its_resources(error: BaseException) -> None:
     def fail(lamp: Lamp, name: str) -> None:
         if name == "second":
             raise error
@@ -91,7 +91,7 @@ def test_what_a_failed_start_had_made_is_closed(error: BaseException) -> None:
         lamp.start()
 
 
-def test_everything_is_closed_also_if_one_of_them_cannot_be() -> None:
+def test_failing_close_does_not_prevent_the_others() -> None:
     def refuse() -> None:
         raise OSError("will not close")
 
@@ -108,7 +108,7 @@ def test_everything_is_closed_also_if_one_of_them_cannot_be() -> None:
     lamp.stop()
 
 
-def test_stop_from_another_thread_ends_a_start_that_waits() -> None:
+def test_stop_from_another_thread_interrupts_start() -> None:
     waits = threading.Event()
 
     def wait(lamp: Lamp, name: str) -> None:
@@ -133,11 +133,11 @@ def test_stop_from_another_thread_ends_a_start_that_waits() -> None:
     assert {"close first", "close second"} <= set(lamp.story)
     starter.join()
     assert [type(error) for error in outcome] == [CancelledError]
-    # What was made after the stop was closed on the spot.
+    # A resource that is opened after the stop is closed at once.
     assert sorted(lamp.story) == sorted(OPENED + CLOSED)
 
 
-def test_a_start_that_stumbles_over_what_was_closed_under_its_hands_was_called_off() -> None:
+def test_error_of_a_start_during_stop_is_a_cancellation() -> None:
     def stumble(lamp: Lamp, name: str) -> None:
         stopper = threading.Thread(target=lamp.stop)
         stopper.start()
@@ -150,7 +150,7 @@ def test_a_start_that_stumbles_over_what_was_closed_under_its_hands_was_called_o
     assert isinstance(caught.value.__cause__, OSError)
 
 
-def test_whoever_stops_second_returns_when_everything_is_closed() -> None:
+def test_second_stop_returns_when_everything_is_closed() -> None:
     closing, go_on = threading.Event(), threading.Event()
 
     def dawdle() -> None:
@@ -173,14 +173,14 @@ def test_whoever_stops_second_returns_when_everything_is_closed() -> None:
     assert lamp.story == OPENED + CLOSED
 
 
-def test_what_is_closed_may_stop_the_server_again() -> None:
+def test_closed_resource_may_stop_the_server_again() -> None:
     lamp = Lamp([], lambda lamp, name: lamp._on_stop(lamp.stop))
     lamp.start()
     lamp.stop()
     assert lamp.story == OPENED + CLOSED
 
 
-def test_what_is_dropped_stops() -> None:
+def test_dropped_server_stops() -> None:
     story: list[str] = []
     lamp = Lamp(story)
     lamp.start()
@@ -191,7 +191,7 @@ def test_what_is_dropped_stops() -> None:
     assert story == OPENED + CLOSED
 
 
-def test_a_constructor_that_failed_leaves_nothing_to_stop() -> None:
+def test_failed_constructor_leaves_nothing_to_stop() -> None:
     class Broken(Lamp):
         def __init__(self) -> None:
             raise ValueError("no such thing")
@@ -201,7 +201,7 @@ def test_a_constructor_that_failed_leaves_nothing_to_stop() -> None:
     gc.collect()
 
 
-def test_a_forked_child_leaves_it_to_its_parent() -> None:
+def test_forked_child_does_not_stop_the_server() -> None:
     story: list[str] = []
     lamp = Lamp(story)
     lamp.start()
@@ -231,7 +231,7 @@ with Lamp() as lamp:
 
 
 @pytest.mark.heavy
-def test_ctrl_c_gets_through_to_whoever_waits() -> None:
+def test_ctrl_c_interrupts_join() -> None:
     process = subprocess.Popen([sys.executable, "-c", WAITER], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

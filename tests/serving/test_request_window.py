@@ -1,4 +1,4 @@
-"""Requests, their answers, who was heard from, and how much there was per second."""
+"""Tests of request windows, unacknowledged replies, heartbeats and rates."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from headrace.serving.rpc import Done, Message, Ping, Stub, TypedRequest, reply_
 from headrace.transport import inprocess
 from headrace.transport.channel import Request
 
-# --- the asking end --------------------------------------------------------------------------
+# --- requesting side --------------------------------------------------------------------------
 
 
-def test_answers_are_taken_in_the_order_of_their_numbers() -> None:
+def test_replies_are_accepted_in_order_of_their_numbers() -> None:
     window: RequestWindow[str] = RequestWindow()
     first, second = window.allocate(), window.allocate()
 
@@ -31,7 +31,7 @@ def test_answers_are_taken_in_the_order_of_their_numbers() -> None:
     assert window.accept(first, "a") == [(0, "a"), (1, "b")]
 
 
-def test_an_answer_that_comes_twice_is_taken_once() -> None:
+def test_duplicate_reply_is_accepted_once() -> None:
     window: RequestWindow[str] = RequestWindow()
     number = window.allocate()
 
@@ -39,7 +39,7 @@ def test_an_answer_that_comes_twice_is_taken_once() -> None:
     assert window.accept(number, "a") == []
 
 
-def test_what_was_used_up_is_acknowledged_and_no_more() -> None:
+def test_only_consumed_replies_are_acknowledged() -> None:
     window: RequestWindow[str] = RequestWindow()
     for number in (window.allocate(), window.allocate(), window.allocate()):
         window.accept(number, "x")
@@ -51,7 +51,7 @@ def test_what_was_used_up_is_acknowledged_and_no_more() -> None:
     assert window.num_outstanding == 1
 
 
-def test_after_a_lost_connection_the_unanswered_are_repeated_in_order() -> None:
+def test_unanswered_requests_are_resent_in_order_after_a_disconnect() -> None:
     window: RequestWindow[str] = RequestWindow()
     for _ in range(4):
         window.allocate()
@@ -75,16 +75,16 @@ def test_elements_seen_before_are_not_new() -> None:
     assert not window.record_elements(20, 1)
 
 
-def test_elements_that_come_late_because_their_request_was_refused_at_first_are_new() -> None:
+def test_late_elements_of_a_retried_request_are_new() -> None:
     window: RequestWindow[str] = RequestWindow()
 
     assert [window.record_elements(first, 1) for first in (2, 0, 1)] == [True] * 3
     assert [window.record_elements(first, 1) for first in (2, 0, 1)] == [False] * 3
 
 
-def test_what_was_seen_is_remembered_in_bounded_memory() -> None:
+def test_seen_elements_take_bounded_memory() -> None:
     window: RequestWindow[str] = RequestWindow()
-    # Every other element goes to somebody else.
+    # Every other element goes to another client.
     for first in range(0, 20_000, 2):
         assert window.record_elements(first, 1)
     assert len(window._seen_ranges) <= 64
@@ -106,7 +106,7 @@ def test_elements_are_new_once(pieces: list[tuple[int, int]]) -> None:
 
 
 @given(st.integers(1, 40), st.randoms(use_true_random=False))
-def test_whatever_is_lost_or_repeated_each_answer_comes_once_in_order(
+def test_replies_arrive_once_in_order_despite_losses_and_duplicates(
     count: int, chance: random.Random
 ) -> None:
     window: RequestWindow[int] = RequestWindow()
@@ -127,10 +127,10 @@ def test_whatever_is_lost_or_repeated_each_answer_comes_once_in_order(
     assert window.acknowledged == len(taken)
 
 
-# --- the answering end -----------------------------------------------------------------------
+# --- replying side ----------------------------------------------------------------------------
 
 
-def test_a_repeated_number_gets_the_same_frame() -> None:
+def test_repeated_request_number_gets_the_same_frame() -> None:
     delivery: UnacknowledgedReplies[str] = UnacknowledgedReplies()
     delivery.acknowledge("a", 0, now=0.0)
     delivery.record("a", 0, "frame")
@@ -140,7 +140,7 @@ def test_a_repeated_number_gets_the_same_frame() -> None:
     assert delivery.find("b", 0) is None
 
 
-def test_an_acknowledged_frame_is_forgotten_and_its_number_is_over() -> None:
+def test_acknowledged_frame_is_freed_and_its_number_refused() -> None:
     delivery: UnacknowledgedReplies[str] = UnacknowledgedReplies()
     delivery.acknowledge("a", 0, now=0.0)
     delivery.record("a", 0, "first")
@@ -155,7 +155,7 @@ def test_an_acknowledged_frame_is_forgotten_and_its_number_is_over() -> None:
     assert delivery.num_unacknowledged == 1
 
 
-def test_an_older_acknowledgement_that_comes_late_changes_nothing() -> None:
+def test_late_acknowledgement_changes_nothing() -> None:
     delivery: UnacknowledgedReplies[str] = UnacknowledgedReplies()
     delivery.acknowledge("a", 5, now=0.0)
 
@@ -164,7 +164,7 @@ def test_an_older_acknowledgement_that_comes_late_changes_nothing() -> None:
     assert delivery.is_acknowledged("a", 4)
 
 
-def test_the_frames_of_a_silent_client_are_forgotten_and_others_stay() -> None:
+def test_frames_of_expired_clients_only_are_freed() -> None:
     delivery: UnacknowledgedReplies[str] = UnacknowledgedReplies()
     for client, now in (("silent", 0.0), ("alive", 90.0)):
         delivery.acknowledge(client, 0, now=now)
@@ -178,7 +178,7 @@ def test_the_frames_of_a_silent_client_are_forgotten_and_others_stay() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(0, 5))))
-def test_each_frame_has_one_taker_whatever_is_repeated(
+def test_each_frame_has_a_single_recipient_despite_duplicates(
     requests: list[tuple[str, int, int]],
 ) -> None:
     delivery: UnacknowledgedReplies[int] = UnacknowledgedReplies()
@@ -194,7 +194,7 @@ def test_each_frame_has_one_taker_whatever_is_repeated(
         assert taken.setdefault(found, (client, number)) == (client, number)
 
 
-def test_bytes_are_counted_and_what_is_forgotten_is_returned() -> None:
+def test_bytes_are_counted_and_freed_frames_returned() -> None:
     delivery: UnacknowledgedReplies[str] = UnacknowledgedReplies()
     delivery.acknowledge("a", 0, now=0.0)
     delivery.record("a", 0, "first", 10)
@@ -211,7 +211,7 @@ def test_bytes_are_counted_and_what_is_forgotten_is_returned() -> None:
     assert not delivery.is_expired("a", 2)
 
 
-# --- A request names the type of its reply, and gets that or an error -----------------------------
+# --- typed requests: the reply has the declared type, or is an error ------------------------------
 
 
 class Sum(Message, frozen=True):
@@ -223,7 +223,7 @@ class Add(TypedRequest[Sum], frozen=True):
 
 
 class AddTwice(Add, frozen=True):
-    """Answered as `Add` is."""
+    """Answered like `Add`."""
 
 
 Requests: TypeAlias = Ping | Add | AddTwice
@@ -251,44 +251,44 @@ def stub() -> Iterator[Stub]:
         server.close()
 
 
-def test_the_reply_is_of_the_type_that_the_question_names(stub: Stub) -> None:
+def test_reply_has_the_type_that_the_request_declares(stub: Stub) -> None:
     assert stub.call(Add(numbers=(1, 2, 3))).total == 6
     assert stub.call(AddTwice(numbers=(4,)), timeout=20.0).total == 4
 
 
-def test_an_error_is_raised_as_it_is(stub: Stub) -> None:
+def test_error_reply_is_raised_unchanged(stub: Stub) -> None:
     with pytest.raises(NotFoundError, match="no numbers"):
         stub.call(Add(numbers=()))
 
 
-def test_a_reply_of_another_type_is_an_error_that_says_so(stub: Stub) -> None:
+def test_reply_of_another_type_is_an_error_that_names_both(stub: Stub) -> None:
     with pytest.raises(TypeError) as caught:
         stub.call(Ping())
     assert str(caught.value) == (
-        "the adder at 127.0.0.1:1 answered Ping with Sum where Done is due; is it of another "
+        "the adder at 127.0.0.1:1 replied to Ping with Sum, expected Done; is it another "
         "version of Headrace?"
     )
 
 
-def test_a_channel_that_was_released_is_not_closed_with_its_stub(stub: Stub) -> None:
+def test_released_channel_is_not_closed_with_its_stub(stub: Stub) -> None:
     channel = stub.release()
     stub.close()
     assert channel.call(Add(numbers=(1, 2)), timeout=10)[0] == Sum(total=3)
     channel.close()
 
 
-def test_a_question_that_names_no_reply_is_refused() -> None:
-    with pytest.raises(TypeError, match="TypedRequest names no reply"):
+def test_request_without_a_reply_type_is_refused() -> None:
+    with pytest.raises(TypeError, match="TypedRequest declares no reply type"):
         reply_type(TypedRequest)
 
 
-def test_what_a_question_expects_does_not_travel() -> None:
+def test_reply_type_is_not_sent() -> None:
     sent = msgspec.msgpack.encode(Add(numbers=(1, 2)))
     assert msgspec.msgpack.decode(sent) == {"type": "Add", "numbers": [1, 2]}
     assert msgspec.msgpack.Decoder(Requests).decode(sent) == Add(numbers=(1, 2))
 
 
-def test_every_request_of_the_data_service_names_a_reply_that_its_channel_understands() -> None:
+def test_channels_of_the_data_service_support_all_reply_types() -> None:
     for requests, replies in (
         (messages.DispatcherRequest, messages.DispatcherReply),
         (messages.WorkerRequest, messages.WorkerReply),
@@ -297,10 +297,10 @@ def test_every_request_of_the_data_service_names_a_reply_that_its_channel_unders
         assert expected == set(replies.__args__)
 
 
-# --- who was heard from when, and which silence counts --------------------------------------------
+# --- heartbeats and pauses ------------------------------------------------------------------------
 
 
-def test_whoever_is_known_is_heard_from_and_others_are_not() -> None:
+def test_heartbeats_of_unknown_peers_are_ignored() -> None:
     stamps = LastHeard.all_at(["a", "b"], 10.0)
     assert stamps.record("a", 15.0)
     assert not stamps.record("c", 15.0)
@@ -308,21 +308,21 @@ def test_whoever_is_known_is_heard_from_and_others_are_not() -> None:
     assert stamps == {"a": 15.0, "b": 10.0}
 
 
-def test_who_was_silent_for_longer_is_silent() -> None:
+def test_peers_without_heartbeat_for_the_timeout_are_expired() -> None:
     stamps = LastHeard(a=10.0, b=12.0)
     assert stamps.expired(20.0, 10.0) == []
     assert stamps.expired(21.0, 10.0) == ["a"]
     assert stamps.expired(23.0, 10.0) == ["a", "b"]
 
 
-def test_a_pause_is_nobodys_silence_and_nobody_is_heard_in_the_future() -> None:
+def test_pause_extends_deadlines_but_not_into_the_future() -> None:
     stamps = LastHeard(early=0.0, late=9.0)
     stamps.extend(5.0, 10.0)
     assert stamps == {"early": 5.0, "late": 10.0}
 
 
 @pytest.mark.parametrize("interval", [0.01, 0.25, 1.0])
-def test_a_beat_that_comes_far_too_late_was_a_pause(interval: float) -> None:
+def test_very_late_tick_counts_as_a_pause(interval: float) -> None:
     pulse = PauseDetector(interval, 100.0)
     assert pulse.measure_pause(100.0 + interval) == 0.0
     assert pulse.measure_pause(100.0 + 3 * interval) == 0.0
@@ -330,18 +330,18 @@ def test_a_beat_that_comes_far_too_late_was_a_pause(interval: float) -> None:
     assert pulse.measure_pause(100.0 + 14 * interval) == 0.0
 
 
-# --- A rate is what there was per second lately, and falls to nothing by itself -------------------
+# --- rates: recent amounts per second, which decay to zero ----------------------------------------
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 60.0])
-def test_a_steady_stream_has_its_rate_however_long_it_has_run(seconds):
+def test_steady_stream_has_its_rate_at_any_time(seconds):
     rate = Rate(100.0)
     for step in range(1, int(seconds * 2) + 1):
         rate.add(50.0, 100.0 + step / 2)
     assert rate.read(100.0 + seconds) == pytest.approx(100.0, rel=0.06)
 
 
-def test_what_has_ended_is_forgotten_within_seconds():
+def test_rate_of_an_ended_stream_drops_within_seconds():
     rate = Rate(0.0)
     for step in range(1, 21):
         rate.add(100.0, float(step))
@@ -350,11 +350,11 @@ def test_what_has_ended_is_forgotten_within_seconds():
     assert rate.read(60.0) < 0.1
 
 
-def test_the_first_moment_is_no_flood():
+def test_first_element_does_not_inflate_the_rate():
     rate = Rate(0.0)
     rate.add(10.0, 0.001)
     assert rate.read(0.001) < 12
 
 
-def test_nothing_has_no_rate():
+def test_empty_stream_has_rate_zero():
     assert Rate(5.0).read(5.0) == 0.0

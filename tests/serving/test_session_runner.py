@@ -1,4 +1,4 @@
-"""The runner takes turns on one thread, and ends the waits of others."""
+"""Tests of `SessionRunner`: turns on one thread, and waits of other threads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Counting:
         self.has_ended = True
 
 
-def test_a_wake_and_a_time_that_is_up_make_a_turn() -> None:
+def test_wake_or_timer_starts_a_turn() -> None:
     counting = Counting()
     runner = counting.runner
     runner.start()
@@ -56,7 +56,7 @@ def test_a_wake_and_a_time_that_is_up_make_a_turn() -> None:
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_after_an_error_the_next_turn_comes_if_that_is_wanted(goes_on: bool) -> None:
+def test_session_continues_after_an_error_if_requested(goes_on: bool) -> None:
     counting = Counting(0.0, fails=[2], goes_on=goes_on)
     counting.runner.start()
     assert counting.runner.wait(lambda: counting.turns >= 4, SECONDS) is goes_on
@@ -66,7 +66,7 @@ def test_after_an_error_the_next_turn_comes_if_that_is_wanted(goes_on: bool) -> 
     assert (counting.turns == 2) is not goes_on
 
 
-def test_a_check_may_end_a_wait() -> None:
+def test_check_can_end_a_wait() -> None:
     counting = Counting()
     counting.runner.start()
 

@@ -1,24 +1,25 @@
-"""The simulation kernel, and the data service on it: real cores and sessions, in virtual time.
+"""Simulation of the data service: real cores and sessions in virtual time.
 
-The kernel, which the coordinator and the collectives use as well
-    kernel.py       the clock, the events, processes, faults, the trace
-    network.py      connections: late, cut off for a while, or lost
+Kernel, also used for the coordinator and the collectives
+    kernel.py       clock, events, processes, faults and trace
+    network.py      connections with delays, partitions and losses
 
-The data service, one file for each kind of process
-    dispatcher.py   the dispatcher's core and journal
-    worker.py       a worker's session and its producers
-    client.py       a client's session and its consumer
-    production.py   stand-ins for the engine: units in, portions or files out
+Processes of the data service
+    dispatcher.py   core and journal of the dispatcher
+    worker.py       core of a worker and its producers
+    client.py       read session of a client and its consumer
+    production.py   stand-ins for the engine: splits in, result batches or files out
 
 Runs of the data service
-    scenario.py     what a seed stands for
-    cluster.py      who takes part, and one run from the first event to the last check
-    faults.py       what goes wrong
-    invariants.py   what must hold all the same, in every mode
+    scenario.py     scenario of each seed
+    cluster.py      processes of a run, and the run itself
+    faults.py       injected faults
+    invariants.py   invariants of all modes
 
-Modes that have processes, terms or invariants of their own
+Modes with their own processes, job options or invariants
     coordinated_reads.py  cross_trainer_cache.py  distributed_save.py  static_sharding.py
 
-`python -m tests.simulation SEED` runs a seed again. A new kind of process is a `Process` in a file
-of its own; a new mode is a `CoordinatorCluster` in a file of its own, named in `__main__.py`.
+`python -m tests.simulation SEED` runs a seed again. A new kind of process is a subclass of
+`Process` in its own file; a new mode is a subclass of `Cluster` in its own file, listed in
+`__main__.py`.
 """

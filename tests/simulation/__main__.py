@@ -1,4 +1,4 @@
-"""Run seeds by hand: python -m tests.simulation SEED [SEED ...] [--last N]."""
+"""Run seeds manually: python -m tests.simulation SEED [SEED ...] [--last N]."""
 
 from __future__ import annotations
 
@@ -23,18 +23,26 @@ MODES = {
 
 
 def main() -> int:
-    """Run the seeds of the command line; return 1 if an invariant does not hold for one."""
+    """Run the seeds of the command line; return 1 if an invariant fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("seeds", type=int, nargs="+", help="one, or the first and how many")
-    parser.add_argument("--count", type=int, default=0, help="so many seeds from the first on")
-    parser.add_argument("--last", type=int, default=40, help="lines of the trace of a failure")
+    parser.add_argument(
+        "seeds", type=int, nargs="+", help="seeds to run; with --count, the first one"
+    )
+    parser.add_argument("--count", type=int, default=0, help="number of consecutive seeds to run")
+    parser.add_argument(
+        "--last", type=int, default=40, help="number of trace lines to print after a failure"
+    )
     parser.add_argument("--kind", help="only seeds of this kind")
-    parser.add_argument("--slow", type=float, default=5.0, help="name seeds that take longer")
-    parser.add_argument("--mode", choices=MODES, default=Cluster.mode, help="how clients read")
+    parser.add_argument(
+        "--slow", type=float, default=5.0, help="seconds after which a seed is reported as slow"
+    )
+    parser.add_argument(
+        "--mode", choices=MODES, default=Cluster.mode, help="reading mode of the clients"
+    )
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     seeds = range(args.seeds[0], args.seeds[0] + args.count) if args.count else args.seeds
-    began, failed, done, events = time.perf_counter(), [], 0, 0
+    started_at, failed, done, events = time.perf_counter(), [], 0, 0
     for seed in seeds:
         cluster = MODES[args.mode].of_seed(seed)
         kind = cluster.scenario.kind_name
@@ -54,7 +62,7 @@ def main() -> int:
         took = time.perf_counter() - since
         if took > args.slow:
             print(f"{seed} {kind}: took {took:.1f} s")
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started_at
     print(f"{done} seeds, {len(failed)} failed, {events} events, {seconds:.1f} s; {failed}")
     return bool(failed)
 

@@ -1,7 +1,7 @@
-"""A simulated cluster of the data service: a dispatcher, workers and clients; and one run of it.
+"""Simulated cluster of the data service: a dispatcher, workers and clients; and one run of it.
 
-`CoordinatorCluster(scenario).run()` runs from the first event to the last check. A reading mode
-with processes or invariants of its own has a subclass.
+`Cluster(scenario).run()` runs from the first event to the last check. A reading mode with its own
+processes or invariants has a subclass.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _PLAN = b"a pickled plan"
 _DIGEST = hashlib.sha256(_PLAN).digest()
 PUT_PLAN = PutPlan(digest=_DIGEST, offset=0, total_bytes=len(_PLAN), chunk=_PLAN)
 
-_LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
 _THOROUGH = 0.02
-"""The probability that a look compares the journal with the state."""
+"""Probability that a check compares the journal with the state."""
 
 
 class Cluster:
-    """Everything that takes part in one run.
+    """All processes of one run.
 
     Args:
-        scenario: What the run is.
+        scenario: Scenario of the run.
     """
 
-    mode = "usual"
-    """Of `python -m tests.simulation`."""
+    mode = "default"
+    """Name for `python -m tests.simulation --mode`."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -56,18 +56,18 @@ class Cluster:
         self.workers: list[WorkerProcess] = []
         self.clients: list[ClientProcess] = []
         self.faults = FaultInjector(self)
-        self._num_done = self._num_looks = 0
+        self._num_done = self._num_checks = 0
 
     @classmethod
     def of_seed(cls, seed: int) -> Self:
-        """Return the cluster that a seed stands for in this mode."""
+        """Return the cluster of a seed in this mode."""
         return cls(cls.scenario_of(seed))
 
     @staticmethod
     def scenario_of(seed: int) -> Scenario:
         return scenario_of(seed)
 
-    # --- who is there ---------------------------------------------------------------------------
+    # --- processes ------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start all processes within a few seconds, in any order."""
@@ -100,7 +100,7 @@ class Cluster:
             job_name="job" if scenario.is_named else None,
             epoch=(),
             seed=7,
-            options=self.terms(),
+            options=self.job_options(),
             exclusive_reason="the order" if scenario.in_order else "",
             **options,
         )
@@ -109,7 +109,7 @@ class Cluster:
         return ClientProcess(self.network, name, DISPATCHER, before, opening, consumer)
 
     def registration(self, **options: Any) -> RegisterDataset:
-        """Return what registers the dataset."""
+        """Return the request that registers the dataset."""
         usual = {"cardinality": -2, "num_splits": self.scenario.plan.size, "has_element_ids": True}
         return RegisterDataset(
             token="token",
@@ -119,8 +119,8 @@ class Cluster:
             **usual | options,
         )
 
-    def terms(self) -> JobOptions:
-        """Return how the dataset is read."""
+    def job_options(self) -> JobOptions:
+        """Return the options of the job."""
         scenario, in_order = self.scenario, self.scenario.in_order
         return JobOptions(
             processing_mode=int(scenario.mode),
@@ -131,27 +131,27 @@ class Cluster:
         )
 
     def consumer(self, number: int) -> Consumer:
-        """Return how a client reads."""
+        """Return the options of a client's reading."""
         scenario = self.scenario
         return Consumer(
-            passes=scenario.passes,
+            epochs=scenario.epochs,
             max_outstanding=scenario.max_outstanding,
-            ahead=scenario.ahead,
+            reorder_limit=scenario.reorder_limit,
             think=scenario.think,
             counts_elements=scenario.counts_elements,
         )
 
     @property
-    def staying(self) -> list[WorkerProcess]:
+    def active_workers(self) -> list[WorkerProcess]:
         """Workers that are up, and not draining or stopping."""
-        return [each for each in self.workers if each.is_up and not each.is_leaving]
+        return [each for each in self.workers if each.is_up and not each.is_shutting_down]
 
     @property
     def readings(self) -> list[Reading]:
         return [reading for client in self.clients for reading in client.readings]
 
     def readings_by_iteration(self) -> dict[int, list[Reading]]:
-        """Return the readings that were opened, by the iteration that they are of."""
+        """Return the opened readings by iteration."""
         found: dict[int, list[Reading]] = defaultdict(list)
         for reading in self.readings:
             if reading.iteration_id > 0:
@@ -162,15 +162,15 @@ class Cluster:
         """Return all events of these types that the dispatcher ever journaled."""
         return [each for each in self.dispatcher.disk.history if isinstance(each, types)]
 
-    def next_look(self) -> int:
-        """Return the number of another look at all of them."""
-        self._num_looks += 1
-        return self._num_looks
+    def next_check_number(self) -> int:
+        """Return the number of the next check."""
+        self._num_checks += 1
+        return self._num_checks
 
     @property
     def is_over(self) -> bool:
-        """Whether no client reads any more."""
-        # Asked after each event: a client that is done stays so, and is not looked at again.
+        """Whether all clients are done."""
+        # Evaluated after each event: a client that is done stays so and is not checked again.
         while self._num_done < len(self.clients) and self.clients[self._num_done].is_done:
             self._num_done += 1
         return self.scenario.clients <= len(self.clients) == self._num_done
@@ -181,19 +181,19 @@ class Cluster:
         """Run the scenario, and check all invariants.
 
         Raises:
-            AssertionError: One does not hold; its notes have the seed, the scenario and the last
+            AssertionError: If one fails; its notes have the seed, the scenario and the last
                 lines of the trace.
         """
         with self._report(last):
             self._run()
 
     def run_for(self, seconds: float, arrange: Callable[[], None] = lambda: None) -> None:
-        """Run with no faults but those that are arranged; all is to be over in so many seconds."""
+        """Run with the arranged faults only; all clients must be done within `seconds`."""
         with self._report():
             self.start()
             arrange()
             self.simulation.run(seconds, stop=lambda: self.is_over)
-            require(self.is_over, "all is read in time")
+            require(self.is_over, "all readings end in time")
             self.check_at_end()
 
     def _report(self, last: int = 40) -> Any:
@@ -205,43 +205,43 @@ class Cluster:
         simulation = self.simulation
         self.start()
         self.faults.start()
-        self._look()
+        self._check_regularly()
         simulation.run(self.deadline(), stop=lambda: self.is_over)
         invariants.check_now(self, thoroughly=True)
         late = [each for each in self.clients if not each.is_done]
         require(not late, "all readings end", [each.name for each in late], of=late)
         if self.scenario.kind.is_durable:
-            self._wait_until_all_is_forgotten()
+            self._wait_for_garbage_collection()
             invariants.check_retention(self)
         self.check_at_end()
 
-    def _look(self) -> None:
+    def _check_regularly(self) -> None:
         thoroughly = self.simulation.random.random() < _THOROUGH
         invariants.check_now(self, thoroughly=thoroughly)
-        self.simulation.call_later(_LOOK_SECONDS, self._look)
+        self.simulation.call_later(_CHECK_SECONDS, self._check_regularly)
 
     def check_at_end(self) -> None:
         """Check what must hold once all clients are done."""
         invariants.check_at_end(self)
 
     def may_fail(self, reading: Reading) -> bool:
-        """Whether this mode gives a reading a reason to fail that others do not have."""
+        """Return whether a reading may have failed for a reason specific to this mode."""
         return False
 
     def deadline(self) -> float:
-        """Return by when all clients must be done."""
+        """Return the time by which all clients must be done."""
         scenario, limits, plan = self.scenario, self.scenario.limits, self.scenario.plan
-        elements = plan.size * max(1, plan.parts)
+        elements = plan.size * max(1, plan.max_split_elements)
         work = elements * plan.cost * (scenario.workers + 3) + 10 * len(plan.slow) * plan.slowness
         reading = elements * scenario.think * 3
         waits = 3 * limits.worker_timeout + 2 * limits.client_timeout + 2 * limits.report_timeout
-        return scenario.fault_seconds + 200.0 + scenario.passes * (work + reading + waits)
+        return scenario.fault_seconds + 200.0 + scenario.epochs * (work + reading + waits)
 
-    def _wait_until_all_is_forgotten(self) -> None:
-        """Run until the dispatcher has had time to forget all clients.
+    def _wait_for_garbage_collection(self) -> None:
+        """Run until the dispatcher has had time to remove all clients.
 
-        One that crashed, or whose last request was lost, counts as there until its timeout. All
-        begins again where the dispatcher itself was away, and a paused process forgets nothing.
+        A client that crashed, or whose last request was lost, is kept until its lease expires. The
+        lease starts again if the dispatcher was down, and a paused process removes nothing.
         """
         simulation, limits = self.simulation, self.scenario.limits
         simulation.run(
@@ -257,6 +257,6 @@ class Cluster:
         while simulation.now < due:
             # No client expires sooner than this.
             simulation.run(min(due, simulation.now + limits.client_timeout / 2))
-            # What was under way for long may have made a client heard of late.
-            heard = self.dispatcher.dispatcher.soft_state.client_heartbeats.values()
-            due = max([due, *(each + timeout for each in heard)])
+            # A delayed message may have renewed a client's lease.
+            heartbeats = self.dispatcher.dispatcher.soft_state.client_heartbeats.values()
+            due = max([due, *(each + timeout for each in heartbeats)])

@@ -1,4 +1,4 @@
-"""What all tests of the simulation have in common."""
+"""Fixtures of the simulation's tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _silence() -> Iterator[None]:
-    """Keep what the dispatcher logs of each loss out of the report: the trace has it."""
+    """Disable logging: the trace contains what the dispatcher logs."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

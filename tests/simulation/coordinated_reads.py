@@ -1,14 +1,14 @@
-"""Coordinated reads: all clients are consumers, who read in rounds.
+"""Coordinated reads: all clients are consumers that read in rounds.
 
-What must hold beside the invariants of all runs
-    all consumers of an iteration use the same rounds in the same order, each its own part; where
-    one stops early, the others stop there, or a little later;
-    a round is of one task, and the rounds of a task come from the first one on, without a gap;
-    nothing comes twice, and at the end all have the same number of rounds;
-    where nobody dies, each task lacks at most the elements that are too few for a round.
+Invariants in addition to those of all runs
+    All consumers of an iteration use the same rounds in the same order, each its own part. If one
+    stops early, the others stop at the same round or slightly later.
+    A round belongs to one task, and the rounds of a task are consecutive, from the first one.
+    No element is duplicated, and at the end all consumers have the same number of rounds.
+    If no process crashes, each task lacks at most the elements that are too few for a round.
 
-What does not hold today: where there is nothing to deal of a dataset that cannot be opened, some
-consumers may hear why, and the others that it is at its end.
+Known exception: if a dataset that cannot be opened has no splits, some consumers may receive the
+error and others the end.
 """
 
 from __future__ import annotations
@@ -25,45 +25,46 @@ from headrace.service.dispatcher import events
 from headrace.service.messages import JobOptions
 from tests.simulation.client import GROUP_SECONDS, ClientProcess, Outcome, Reading
 from tests.simulation.cluster import Cluster
-from tests.simulation.invariants import check_alone, check_readings, duplicates, tasks_of
+from tests.simulation.invariants import check_readings, check_separately, duplicates, tasks_of
 from tests.simulation.kernel import require, require_none
 from tests.simulation.production import Atom
 from tests.simulation.scenario import DYNAMIC, OFF, Scenario, scenario_of
 
 __all__ = ["CoordinatedReads"]
 
-_LEFT_BEHIND = (
+_CONSUMER_LOST_MESSAGES = (
     "cannot go on with round",
     "did not take part in round",
     "the current round has already reached",
     "counts as gone",
+    "cannot rejoin it",
 )
-"""What a consumer says that cannot go on because another one is gone, or that counts as gone."""
+"""Parts of errors of a consumer that cannot continue, because one was lost or its lease expired."""
 
 
 class CoordinatedReads(Cluster):
-    """A cluster whose clients read in rounds."""
+    """Cluster whose clients read in rounds."""
 
-    mode = "rounds"
+    mode = "coordinated_reads"
 
     @staticmethod
     def scenario_of(seed: int) -> Scenario:
-        """Return what a seed stands for where all clients read in rounds."""
-        chance = random.Random(f"rounds {seed}")
+        """Return the scenario of a seed in which all clients read in rounds."""
+        rng = random.Random(f"rounds {seed}")
         scenario = scenario_of(seed)
-        plan = dataclasses.replace(scenario.plan, size=chance.choice((0, 3, 20, 60, 150)))
+        plan = dataclasses.replace(scenario.plan, size=rng.choice((0, 3, 20, 60, 150)))
         return dataclasses.replace(
             scenario,
             plan=plan,
-            mode=chance.choice((OFF, DYNAMIC)),
-            clients=chance.choice((1, 2, 2, 3, 5)),
+            mode=rng.choice((OFF, DYNAMIC)),
+            clients=rng.choice((1, 2, 2, 3, 5)),
             limits=dataclasses.replace(scenario.limits, stable_copy_seconds=1e9),
             is_named=True,
             visitation=None,
             in_order=False,
         )
 
-    def terms(self) -> JobOptions:
+    def job_options(self) -> JobOptions:
         scenario = self.scenario
         return JobOptions(processing_mode=int(scenario.mode), num_consumers=scenario.clients)
 
@@ -71,22 +72,22 @@ class CoordinatedReads(Cluster):
         return super().new_client(number, consumer_index=number - 1, **options)
 
     def deadline(self) -> float:
-        return super().deadline() + self.scenario.passes * 2 * GROUP_SECONDS
+        return super().deadline() + self.scenario.epochs * 2 * GROUP_SECONDS
 
     def may_fail(self, reading: Reading) -> bool:
-        """Whether it failed because another consumer is gone, or it may count so itself."""
+        """Return whether it may have failed because a consumer ended or its lease expired."""
         failure = reading.failure
         if not isinstance(failure, FailedPreconditionError | DeadlineExceededError):
             return False
         ended = (Outcome.ENDED, None)
-        gone = any(each.outcome not in ended for each in self.readings)
-        gone = gone or bool(self.journaled(events.ClientLeft))
-        return gone and any(words in str(failure) for words in _LEFT_BEHIND)
+        others_ended = any(each.outcome not in ended for each in self.readings)
+        others_ended = others_ended or bool(self.journaled(events.ClientLeft))
+        return others_ended and any(words in str(failure) for words in _CONSUMER_LOST_MESSAGES)
 
     def check_at_end(self) -> None:
         check_readings(self)
         if not self.scenario.kind.is_durable:
-            check_alone(self)
+            check_separately(self)
             return
         plan = self.scenario.plan
         for iteration_id, readings in self.readings_by_iteration().items():
@@ -94,58 +95,61 @@ class CoordinatedReads(Cluster):
                 _check_agreement(iteration_id, readings)
             self._check_parts(readings)
             if not plan.broken:
-                self._check_what_is_missing(iteration_id, readings)
+                self._check_missing(iteration_id, readings)
 
     def _check_parts(self, readings: Iterable[Reading]) -> None:
-        """Check that nothing comes twice: of a copy, or of all that was dealt."""
-        dealt = self.scenario.mode == ShardingPolicy.DYNAMIC
+        """Check that no element of a copy, or of all splits, is duplicated."""
+        is_dynamic = self.scenario.mode == ShardingPolicy.DYNAMIC
         got: Counter[tuple[int, Atom]] = Counter(
-            (0 if dealt else portion.task.task_id, atom)
+            (0 if is_dynamic else batch.task.task_id, atom)
             for reading in readings
-            for portion in reading.yielded
-            for atom in portion.atoms()
+            for batch in reading.yielded
+            for atom in batch.atoms()
         )
-        require_none(duplicates(got), "nothing comes twice")
+        require_none(duplicates(got), "no element is duplicated")
 
-    def _check_what_is_missing(self, iteration_id: int, readings: list[Reading]) -> None:
+    def _check_missing(self, iteration_id: int, readings: list[Reading]) -> None:
         scenario, plan = self.scenario, self.scenario.plan
         all_ended = all(each.outcome is Outcome.ENDED for each in readings)
-        if scenario.kind.workers_die or not all_ended:
+        if scenario.kind.workers_crash or not all_ended:
             return
         tasks = tasks_of(self, iteration_id)
-        whole = 1
+        num_complete = 1
         if scenario.mode != ShardingPolicy.DYNAMIC:
             finished = self.journaled(events.TaskFinished)
-            whole = len({e.task_id for e in finished if e.task_id in tasks and not e.cut_short})
+            num_complete = len(
+                {e.task_id for e in finished if e.task_id in tasks and not e.cut_short}
+            )
         everything = len(plan.everything())
-        # A short batch for each worker, and elements that are too few for a round.
-        lacking = len(tasks) * (scenario.clients - 1) * plan.joined
-        came = sum(len(each.atoms()) for each in readings)
+        # A short batch per worker, and elements that are too few for a round.
+        max_missing = len(tasks) * (scenario.clients - 1) * plan.batch_size
+        received = sum(len(each.atoms()) for each in readings)
         require(
-            came >= whole * everything - lacking,
-            "no more is lost than makes no round",
-            f"{came} of {whole} x {everything}, at most {lacking} may lack in {len(tasks)} tasks",
+            received >= num_complete * everything - max_missing,
+            "only elements that are too few for a round are missing",
+            f"{received} of {num_complete} x {everything}, at most {max_missing} may be missing",
+            f"in {len(tasks)} tasks",
         )
 
 
 def _check_agreement(iteration_id: int, readings: Iterable[Reading]) -> None:
     longest: list[tuple[int, int]] = max((each.rounds for each in readings), key=len)
     for reading in readings:
-        used = reading.rounds
-        same = len([0 for one, other in zip(used, longest, strict=False) if one == other])
+        rounds = reading.rounds
+        num_equal = len([0 for one, other in zip(rounds, longest, strict=False) if one == other])
         require(
-            same == len(used),
+            num_equal == len(rounds),
             "all consumers use the same rounds",
-            f"{reading.client_id} has {used[same : same + 3]} as round {same} of iteration "
-            f"{iteration_id}, another {longest[same : same + 3]}",
+            f"{reading.client_id} has {rounds[num_equal : num_equal + 3]} as round {num_equal}",
+            f"of iteration {iteration_id}, another {longest[num_equal : num_equal + 3]}",
         )
         if reading.outcome is Outcome.ENDED:
             require(
-                len(used) == len(longest),
+                len(rounds) == len(longest),
                 "all consumers end after the same round",
-                f"{reading.client_id} after {len(used)} of {len(longest)}",
+                f"{reading.client_id} after {len(rounds)} of {len(longest)}",
             )
     next_of: Counter[int] = Counter()
     for task_id, number in longest:
-        require(number == next_of[task_id], "the rounds of a task have no gap", task_id, number)
+        require(number == next_of[task_id], "the rounds of a task are consecutive", task_id, number)
         next_of[task_id] += 1

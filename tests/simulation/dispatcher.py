@@ -1,4 +1,4 @@
-"""The dispatcher as a process: its core, and a journal on a disk that survives the process."""
+"""Dispatcher process: its core, and a journal that survives the process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import msgspec
 
 from headrace.errors import HeadraceError, UnavailableError
-from headrace.service.dispatcher import events as updates
+from headrace.service.dispatcher import events as dispatcher_events
 from headrace.service.dispatcher.core import FORMAT, DispatcherCore
 from headrace.service.dispatcher.dispatcher import Dispatcher
 from headrace.service.dispatcher.events import AnyEvent
@@ -25,32 +25,32 @@ from tests.simulation.network import Network, Request
 
 __all__ = ["Disk", "DispatcherProcess"]
 
-_AT_ONCE = 0.0005
-"""Seconds in which requests gather that are decided together."""
+_BATCHING_SECONDS = 0.0005
+"""Maximum seconds to collect requests into one batch."""
 _COMPACT_AFTER = 500
-"""Events: few, so that many runs go through a snapshot."""
+"""Number of events; small, so that many runs write a snapshot."""
 
-_ENDING = (
-    updates.IterationFinished,
-    updates.DepartedClientReported,
-    updates.ClientLeft,
-    updates.DeliveryReported,
+_LOSS_EVENTS = (
+    dispatcher_events.IterationFinished,
+    dispatcher_events.DepartedClientReported,
+    dispatcher_events.ClientLeft,
+    dispatcher_events.DeliveryReported,
     RoundsReported,
-    updates.ElementsReceived,
-    updates.ElementsConsumed,
-    updates.WorkerLost,
-    updates.WorkerLeft,
+    dispatcher_events.ElementsReceived,
+    dispatcher_events.ElementsConsumed,
+    dispatcher_events.WorkerLost,
+    dispatcher_events.WorkerLeft,
 )
-"""Events that may change what a finished iteration has lost."""
+"""Events that may change the losses of a finished iteration."""
 
 
 class Disk(MemoryJournal[AnyEvent, DispatcherState]):
-    """A journal that outlives whoever writes it, and may be full."""
+    """Journal that survives its process and may be full."""
 
     def __init__(self) -> None:
         super().__init__(FORMAT, compact_after=_COMPACT_AFTER)
         self.is_full = False
-        #: Every event that was ever kept.
+        #: Every event ever appended.
         self.history: list[AnyEvent] = []
 
     def append(self, events: Sequence[AnyEvent], blobs: Sequence[BlobPart] = ()) -> None:
@@ -60,24 +60,24 @@ class Disk(MemoryJournal[AnyEvent, DispatcherState]):
         self.history += events
 
     def close(self) -> None:
-        """Leave everything where it is."""
+        """Keep all data."""
 
 
 class _Core(DispatcherCore):
-    """A core whose own errors end the run."""
+    """Core whose internal errors end the run."""
 
     def _internal_error(self, request: msgspec.Struct, error: Exception) -> HeadraceError:
         raise AssertionError(f"the dispatcher failed at {request}") from error
 
 
 class DispatcherProcess(Process):
-    """Decides requests in batches, and ticks.
+    """Handles requests in batches, and runs timers.
 
     Args:
-        network: Where it listens.
-        address: At which address.
-        limits: How long what is waited for.
-        is_durable: Whether its journal survives it.
+        network: Network of the simulation.
+        address: Address to listen at.
+        limits: Timeouts of the dispatcher.
+        is_durable: Whether its journal survives a crash.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class DispatcherProcess(Process):
         super().__init__(network, "dispatcher")
         self.address, self.limits, self.is_durable = address, limits, is_durable
         self.disk = Disk()
-        #: The slots of workers.
+        #: Fixed list of workers.
         self.worker_addresses: tuple[str, ...] = ()
-        self._in_hand: list[Request] = []
-        #: Since when it knows each worker.
+        self._pending_requests: list[Request] = []
+        #: Registration time of each worker.
         self.registered_at: dict[str, float] = {}
-        #: What of each iteration that is finished it would say, or has said, to be lost.
-        self.said_lost: dict[int, tuple[LostSplits, ...]] = {}
+        #: Reported losses of each finished iteration.
+        self.reported_losses: dict[int, tuple[LostSplits, ...]] = {}
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The state and what decides; read from the disk again where that must be."""
+        """The dispatcher with its state, read from the journal again if necessary."""
         decider = self.core._open()
         assert isinstance(decider, Dispatcher)
         return decider
@@ -110,7 +110,7 @@ class DispatcherProcess(Process):
         if not self.is_durable:
             self.disk = Disk()
             self.registered_at = {}
-        self._in_hand = []
+        self._pending_requests = []
         self.core = _Core(
             self.disk,
             self.limits,
@@ -118,16 +118,16 @@ class DispatcherProcess(Process):
             clock=lambda: self.simulation.now,
             random_bytes=lambda size: self.incarnation.to_bytes(size),
         )
-        self.network.listen(self, self.address, self._take, accepts_repeats=True)
+        self.network.listen(self, self.address, self._request_received, accepts_repeats=True)
         self.call_later(self.limits.tick_interval, self._tick)
 
-    def _take(self, request: Request) -> None:
-        if not self._in_hand:
-            self.call_later(self.simulation.random.random() * _AT_ONCE, self._handle)
-        self._in_hand.append(request)
+    def _request_received(self, request: Request) -> None:
+        if not self._pending_requests:
+            self.call_later(self.simulation.random.random() * _BATCHING_SECONDS, self._handle)
+        self._pending_requests.append(request)
 
     def _handle(self) -> None:
-        requests, self._in_hand = self._in_hand, []
+        requests, self._pending_requests = self._pending_requests, []
         with self.logged_events():
             try:
                 self.core.handle(requests)
@@ -145,34 +145,34 @@ class DispatcherProcess(Process):
 
     @contextmanager
     def logged_events(self) -> Iterator[None]:
-        """Have the trace, and what is remembered here, follow the events of a change."""
+        """Record the events that the block journals."""
         before = len(self.disk.history)
         yield
         events = self.disk.history[before:]
         for event in events:
             self.log("journals", event)
-            if isinstance(event, updates.WorkerRegistered):
+            if isinstance(event, dispatcher_events.WorkerRegistered):
                 self.registered_at.setdefault(event.worker_id, self.simulation.now)
-            elif isinstance(event, updates.WorkerLost | updates.WorkerLeft):
+            elif isinstance(event, dispatcher_events.WorkerLost | dispatcher_events.WorkerLeft):
                 self.registered_at.pop(event.worker_id, None)
-        if any(isinstance(event, _ENDING) for event in events):
+        if any(isinstance(event, _LOSS_EVENTS) for event in events):
             for iteration_id, iteration in self.state.iterations.items():
                 if iteration.finished:
                     policy = policy_of(self.state, iteration)
-                    self.said_lost[iteration_id] = policy.lost_splits(self.state, iteration)
+                    self.reported_losses[iteration_id] = policy.lost_splits(self.state, iteration)
 
     def check(self) -> None:
-        """Compare what is known with what was kept."""
+        """Compare the state with the journal."""
         dispatcher = self.dispatcher
         validate(dispatcher.state)
-        assert self.disk.replay() == dispatcher.state, "the journal says something else"
-        presence, state = dispatcher.soft_state, dispatcher.state
-        assert presence.worker_heartbeats.keys() == state.workers.keys()
-        assert presence.client_heartbeats.keys() == state.clients.keys()
+        assert self.disk.replay() == dispatcher.state, "the journal disagrees with the state"
+        soft_state, state = dispatcher.soft_state, dispatcher.state
+        assert soft_state.worker_heartbeats.keys() == state.workers.keys()
+        assert soft_state.client_heartbeats.keys() == state.clients.keys()
         assert (
-            presence.idle_since.keys()
-            == presence.last_assignments.keys()
+            soft_state.idle_since.keys()
+            == soft_state.last_assignments.keys()
             == state.iterations.keys()
         )
-        assert presence.last_task_losses.keys() <= state.iterations.keys()
-        assert presence.refusing_workers <= presence.worker_heartbeats.keys()
+        assert soft_state.last_task_losses.keys() <= state.iterations.keys()
+        assert soft_state.refusing_workers <= soft_state.worker_heartbeats.keys()

@@ -1,7 +1,7 @@
-"""Distributed saves: workers write files, the dispatcher counts them, no client reads.
+"""Distributed saves: workers write files, the dispatcher commits them, no client reads.
 
-What must hold beside the invariants of all runs: the save ends; where it did not fail, the files
-that count hold each element once; it fails only where an element raises, or workers died.
+Invariants in addition to those of all runs: the save ends; unless it failed, the committed files
+contain each element once; it fails only if an element raises or workers crashed.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tests.simulation.scenario import DYNAMIC, Scenario, scenario_of
 __all__ = ["DistributedSave"]
 
 _SAVE = "0" * 16
-_MOST_DEATHS = 3
+_MAX_DEATHS = 3
 
 
 class DistributedSave(Cluster):
-    """Workers, a dispatcher, and a user who asks it to save and looks after the directory."""
+    """Cluster with a publisher that starts a save and manages its directory."""
 
-    mode = "save"
+    mode = "distributed_save"
 
     @staticmethod
     def scenario_of(seed: int) -> Scenario:
-        """Return what a seed stands for where a dataset is saved."""
+        """Return the scenario of a seed in which a dataset is saved."""
         scenario = scenario_of(seed)
         name = scenario.kind_name
         return dataclasses.replace(
             scenario,
             in_order=False,
-            kind_name="everything" if name == "forgetful" else name,
+            kind_name="all faults" if name == "no journal" else name,
             mode=DYNAMIC,
             visitation=None,
             clients=0,
@@ -50,7 +50,7 @@ class DistributedSave(Cluster):
 
     def start(self) -> None:
         super().start()
-        self.simulation.call_later(1.0, self._look_after_directory)
+        self.simulation.call_later(1.0, self._manage_directory)
 
     @property
     def is_over(self) -> bool:
@@ -58,16 +58,16 @@ class DistributedSave(Cluster):
             (save := self.dispatcher.state.saves.get(_SAVE)) and save.is_closed
         )
 
-    def _look_after_directory(self) -> None:
-        self.simulation.call_later(self.simulation.random.random(), self._look_after_directory)
+    def _manage_directory(self) -> None:
+        self.simulation.call_later(self.simulation.random.random(), self._manage_directory)
         if self.dispatcher.is_running:
             with self.dispatcher.logged_events():
                 try:
-                    self._do_what_is_due()
+                    self._advance_save()
                 except HeadraceError as error:
-                    self.simulation.log("directory", "cannot be looked after", error)
+                    self.simulation.log("directory", "request fails", error)
 
-    def _do_what_is_due(self) -> None:
+    def _advance_save(self) -> None:
         if _SAVE not in self.dispatcher.state.saves:
             self._ask(PUT_PLAN)
             registered = self._ask(self.registration(anonymous=True))
@@ -95,7 +95,9 @@ class DistributedSave(Cluster):
         save = self.dispatcher.state.saves[_SAVE]
         require(save.is_closed, "a save ends", save)
         if save.error:
-            require(self._may_have_failed(save.error), "a save fails for a reason", save.error)
+            require(
+                self._may_have_failed(save.error), "a save fails for a permitted reason", save.error
+            )
             return
         saved = Counter(
             tuple(atom)
@@ -104,12 +106,12 @@ class DistributedSave(Cluster):
             for atom in json.loads(file.form)
         )
         everything = self.scenario.plan.everything()
-        require_none(duplicates(saved), "nothing is saved twice")
-        require_none(sorted(everything - saved.keys()), "everything is saved")
-        require_none(sorted(saved.keys() - everything), "nothing is saved that is not there")
+        require_none(duplicates(saved), "no element is saved twice")
+        require_none(sorted(everything - saved.keys()), "every element is saved")
+        require_none(sorted(saved.keys() - everything), "only existing elements are saved")
 
     def _may_have_failed(self, error: str) -> bool:
         plan, deaths = self.scenario.plan, len(self.journaled(events.WorkerLost))
         raises = "raises" in error and bool(plan.failing)
-        kills = "given up, because" in error and deaths >= _MOST_DEATHS
+        kills = "given up, because" in error and deaths >= _MAX_DEATHS
         return plan.broken or raises or kills

@@ -1,4 +1,4 @@
-"""Faults of the data service: at random for a while, then all is repaired."""
+"""Faults of the data service, injected at random times and repaired at the end."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 __all__ = ["FaultInjector"]
 
 _MARGIN = 1.5
-"""Seconds less than a timeout that a harmless pause lasts: a heartbeat, and delays."""
-_BREATH = 3.0
-"""Seconds between two pauses of one process that are to be harmless."""
+"""Seconds by which a harmless pause is shorter than a timeout, for a heartbeat and delays."""
+_PAUSE_GAP = 3.0
+"""Seconds between two harmless pauses of one process."""
 _RESTART_SECONDS = 0.5
-"""After which a supervisor replaces a worker process."""
+"""Seconds after which a supervisor replaces a worker process."""
 
 
 class FaultInjector:
-    """Injects the faults of a scenario: each is a method without an underscore.
+    """Injects the faults of a scenario; each public method is a fault, `start` apart.
 
     Args:
-        cluster: Where.
+        cluster: The cluster.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -35,7 +35,7 @@ class FaultInjector:
         self._paused_until: dict[str, float] = {}
 
     def start(self) -> None:
-        """Inject faults for the seconds of the scenario, and repair everything then."""
+        """Inject faults for the duration given by the scenario, then repair everything."""
         scenario = self._cluster.scenario
         until = scenario.fault_seconds + 1.0
         if scenario.kind.faults and scenario.fault_seconds:
@@ -46,7 +46,7 @@ class FaultInjector:
         self._supervise_workers()
 
     def _repair(self) -> None:
-        """End all faults but pauses, which last as long as they do."""
+        """End all faults except pauses, which have fixed durations."""
         cluster = self._cluster
         self.are_over = True
         self._simulation.log("faults", "are over")
@@ -54,24 +54,24 @@ class FaultInjector:
         cluster.dispatcher.disk.is_full = False
         if not cluster.dispatcher.is_up:
             cluster.dispatcher.start()
-        if not cluster.staying:
+        if not cluster.active_workers:
             cluster.add_worker()
 
     def _supervise_workers(self) -> None:
-        """Restart workers whose process a unit ended, and see that there is one in the end."""
+        """Restart workers killed by splits, and keep at least one worker at the end."""
         cluster = self._cluster
         for worker in cluster.workers:
-            if not worker.is_up and worker.was_killed_by_a_unit:
+            if not worker.is_up and worker.was_killed_by_split:
                 worker.start()
-        if self.are_over and not cluster.staying:
+        if self.are_over and not cluster.active_workers:
             cluster.add_worker()
         self._simulation.call_later(_RESTART_SECONDS, self._supervise_workers)
 
     def _pause(self, process: Process | None, most: float) -> None:
-        """Pause a process that had time to be heard since its last pause."""
+        """Pause a process unless its last pause ended a moment ago."""
         seconds, now = self._simulation.duration(most), self._simulation.now
         if process is not None and now >= self._paused_until.get(process.name, 0.0):
-            self._paused_until[process.name] = now + seconds + _BREATH
+            self._paused_until[process.name] = now + seconds + _PAUSE_GAP
             process.pause(seconds)
 
     # --- the network ----------------------------------------------------------------------------
@@ -92,16 +92,16 @@ class FaultInjector:
         if process is not None:
             self._network.reset(process)
 
-    def part_briefly(self) -> None:
-        self._part(1.4)
+    def partition_briefly(self) -> None:
+        self._partition(1.4)
 
-    def part_for_long(self) -> None:
-        self._part(40.0)
+    def partition_for_long(self) -> None:
+        self._partition(40.0)
 
-    def _part(self, most: float) -> None:
-        """Part a worker from another process, or sometimes a client from the dispatcher."""
+    def _partition(self, max_seconds: float) -> None:
+        """Partition a worker from another process, or sometimes a client from the dispatcher."""
         cluster, choose = self._cluster, self._simulation.choose_running
-        seconds = self._simulation.duration(most)
+        seconds = self._simulation.duration(max_seconds)
         one: Process | None = choose(cluster.workers)
         other: Process | None = choose([cluster.dispatcher, *cluster.clients])
         if one is None or other is None:
@@ -123,7 +123,7 @@ class FaultInjector:
 
     def fill_disk(self) -> None:
         disk = self._cluster.dispatcher.disk
-        if disk.history:  # else the dispatcher could not start
+        if disk.history:  # otherwise the dispatcher could not start
             disk.is_full = True
             self._simulation.log("disk", "is full")
             seconds = self._simulation.duration(5.0)
@@ -146,11 +146,11 @@ class FaultInjector:
                 worker.start_in(self._simulation.duration(20.0))
 
     def add_worker(self) -> None:
-        if len(self._cluster.staying) < 2 * self._cluster.scenario.workers:
+        if len(self._cluster.active_workers) < 2 * self._cluster.scenario.workers:
             self._cluster.add_worker()
 
     def drain_worker(self) -> None:
-        worker = self._simulation.choose_running(self._cluster.staying)
+        worker = self._simulation.choose_running(self._cluster.active_workers)
         if worker is not None:
             worker.drain(10_000.0)
 

@@ -13,15 +13,15 @@ and checks invariants:
         simulation.run(60.0, stop=lambda: client.is_done)
         require(client.is_done, "each request is answered", of=[client])
 
-Everything that happens is an event in one queue, and all randomness is `simulation.random`, so a
-seed gives the same run each time. `report` adds the seed and the trace to an error. A process that
-crashes never runs what it had scheduled; one that is paused runs it when it resumes. A message is
-late, comes twice, is cut off by a partition for a while, or is lost with its connection. Requests
-on one connection keep their order, as do answers; those on several connections do not.
+Every event is in one queue, and all randomness is `simulation.random`, so a seed gives the same run
+each time. `report` adds the seed and the trace to an error. A process that
+crashes never runs its scheduled events; a paused one runs them when it resumes. A message may be
+delayed, duplicated, held back by a partition, or lost with its connection. Requests on one
+connection keep their order, as do replies; those on several connections do not.
 
-The kernel knows nothing of what is simulated: the data service (this package), the coordinator of
-parameter servers (`tests/coordinator/simulation.py`), and collectives
-(`tests/distribute/collective_server/test_simulation.py`) use it.
+The kernel is independent of the simulated system. Its users are the data service (this package),
+the coordinator of parameter servers (`tests/coordinator/simulation.py`), and collectives
+(`tests/distribute/collective_server/test_simulation.py`).
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ SILENCE_TIMEOUT = 12.0
 """Seconds of silence after which a connection is lost, as in `transport.zeromq`."""
 _TRACE_LENGTH = 200_000
 _MAX_EVENTS_PER_MS = 100_000
-"""Events in a millisecond that are taken for an endless loop."""
+"""Maximum events in a millisecond; more are considered an endless loop."""
 _TICK = 1e-9
-"""Seconds by which a clock advances at least while somebody sleeps."""
+"""Minimum seconds by which the clock advances during a sleep."""
 
 
 class InvariantError(AssertionError):
-    """An invariant does not hold.
+    """Failure of an invariant.
 
     Args:
-        message: Which, and what was found.
-        processes: Names of the processes whose events explain it; none: all.
+        message: The invariant and the observed state.
+        processes: Names of the processes whose events explain it; empty for all.
     """
 
     def __init__(self, message: str, processes: Iterable[str] = ()) -> None:
@@ -64,7 +64,7 @@ class InvariantError(AssertionError):
 
 
 def require(holds: bool, invariant: str, *about: object, of: Iterable[Process] = ()) -> None:
-    """Raise InvariantError unless an invariant holds."""
+    """Raise InvariantError if an invariant fails."""
     if not holds:
         message = f"{invariant}: {' '.join(map(str, about))}"
         raise InvariantError(message, [each.name for each in of])
@@ -73,7 +73,7 @@ def require(holds: bool, invariant: str, *about: object, of: Iterable[Process] =
 def require_none(
     found: Iterable[object], invariant: str, *about: object, of: Iterable[Process] = ()
 ) -> None:
-    """Raise InvariantError, with the first five, if there is something that must not be."""
+    """Raise InvariantError with the first five items if there are any."""
     items = list(found)
     about = f"{items[:5]} ({len(items)} in all)", *about
     require(not items, invariant, *about, of=of)
@@ -89,10 +89,10 @@ class _Event(NamedTuple):
 
 
 class Simulation:
-    """The clock, the event queue, the randomness and the trace of one run.
+    """Clock, event queue, randomness and trace of one run.
 
     Args:
-        seed: Of all randomness.
+        seed: Seed of all randomness.
     """
 
     def __init__(self, seed: int) -> None:
@@ -100,7 +100,7 @@ class Simulation:
         self.random = random.Random(seed)
         self.now = 0.0
         self.event_count = 0
-        #: How often each fault was injected.
+        #: Number of injections of each fault.
         self.fault_counts: Counter[str] = Counter()
         self._events: list[_Event] = []
         self._last_number = 0
@@ -114,7 +114,7 @@ class Simulation:
         *,
         is_timer: bool = False,
     ) -> None:
-        """Schedule an event; one of a process happens only if that does not crash before."""
+        """Schedule an event; a crash of its process cancels it."""
         incarnation = 0 if process is None else process.incarnation
         self._last_number += 1
         event = _Event(self.now + delay, self._last_number, process, incarnation, is_timer, action)
@@ -129,7 +129,7 @@ class Simulation:
             if self.now > since + 0.001:
                 since, count = self.now, 0
             count += 1
-            require(count <= _MAX_EVENTS_PER_MS, "time goes on", f"{count} events in 1 ms")
+            require(count <= _MAX_EVENTS_PER_MS, "time advances", f"{count} events in 1 ms")
             process = event.process
             if process is not None:
                 if event.incarnation != process.incarnation or not process.is_up:
@@ -166,7 +166,7 @@ class Simulation:
         return self.random.choice(running) if running else None
 
     def duration(self, most: float) -> float:
-        """Return seconds for a fault to last: short ones are as likely as long ones."""
+        """Return a random duration of a fault, log-uniform up to `most` seconds."""
         return float(most ** self.random.random()) - 1.0 if most > 1.0 else most
 
     # --- the trace ------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Simulation:
         self._trace.append((self.now, who, what, values))
 
     def trace(self, of: Collection[str] = (), last: int = 60) -> list[str]:
-        """Return the last lines, of all or of those whose names are given."""
+        """Return the last lines, of all processes or of the named ones."""
         chosen = [each for each in self._trace if not of or any(name in each[1] for name in of)]
         return [
             f"{at:10.4f}  {who:24} {what} {' '.join(map(str, values))}"
@@ -198,24 +198,24 @@ class Simulation:
 
 
 class Process:
-    """A process, which starts, pauses, crashes and starts again; subclasses say what it does.
+    """Process that starts, pauses, crashes and restarts; subclasses define its behaviour.
 
     Args:
-        network: What connects it with others.
-        name: Its name in the trace.
+        network: Network of the simulation.
+        name: Name in the trace.
     """
 
     def __init__(self, network: Network, name: str) -> None:
         self.network, self.simulation = network, network.simulation
         self.name = name
-        #: How often it was started.
+        #: Number of starts.
         self.incarnation = 0
         self.is_up = False
         self.paused_at: float | None = None
-        #: When the last pause of this incarnation ended, and how long the longest was.
+        #: End of the last pause since the start, and the longest pause.
         self.resumed_at = self.longest_pause = 0.0
         self.deferred_events: list[_Event] = []
-        #: By number, which grows: randomness must not depend on the order of a set.
+        #: Connections by number: randomness must not depend on the order of a set.
         self.connections: dict[int, Connection] = {}
         self._alarm = math.inf
 
@@ -228,7 +228,7 @@ class Process:
         return self.is_up and not self.is_paused
 
     def start(self) -> None:
-        """Start a new incarnation."""
+        """Start the process."""
         assert not self.is_up, self.name
         self.is_up = True
         self.incarnation += 1
@@ -237,19 +237,19 @@ class Process:
         self.log("starts")
 
     def start_in(self, seconds: float) -> None:
-        """Start after a delay, unless it is up by then."""
+        """Start after a delay, unless it has started by then."""
         self.simulation.call_later(seconds, lambda: None if self.is_up else self.start())
 
     def crash(self, why: str = "crashes") -> None:
-        """End this incarnation at once; its connections are refused from now on."""
+        """End the process at once; its connections are refused from now on."""
         if self.is_up:
             self.log(why)
             self.is_up, self.paused_at = False, None
             self.deferred_events.clear()
-            self._lose_connections(refused=True, why=f"{self.name} is gone")
+            self._lose_connections(refused=True, why=f"{self.name} has crashed")
 
     def pause(self, seconds: float) -> None:
-        """Do nothing for a while; others lose their connections if it takes too long."""
+        """Process no events for a while; connections are lost if the pause is too long."""
         if not self.is_running:
             return
         self.log("pauses for", f"{seconds:.3f} s")
@@ -288,11 +288,11 @@ class Process:
         self.simulation.log(self.name, what, *values)
 
     def call_later(self, delay: float, action: Callable[[], None]) -> None:
-        """Do something after a delay, if this incarnation lasts."""
+        """Schedule an action, which a crash cancels."""
         self.simulation.call_later(delay, action, self, is_timer=True)
 
     def wake_in(self, seconds: float) -> None:
-        """Call `woken` after so many seconds, or before if that was asked for earlier."""
+        """Call `woken` after `seconds`, or at an earlier time requested before."""
         delay = max(0.0, seconds) + _TICK
         due = self.simulation.now + delay
         if due < self._alarm and seconds < math.inf:
@@ -305,4 +305,4 @@ class Process:
             self.woken()
 
     def woken(self) -> None:
-        """Do what is due."""
+        """Handle a wake-up."""

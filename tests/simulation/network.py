@@ -1,4 +1,4 @@
-"""The network of a simulation: connections that are late, cut off for a while, or lost."""
+"""Network of a simulation: connections with delays, partitions and losses."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ OnClientLost: TypeAlias = Callable[["Connection"], None]
 
 @dataclass
 class Conditions:
-    """How messages travel at present."""
+    """Current transmission conditions."""
 
     latency: float = 0.001
     late: float = 0.0
-    """The probability that a message is late."""
+    """Probability that a message is delayed."""
     lateness: float = 1.0
-    """Seconds that it is late at most."""
+    """Maximum delay in seconds."""
     twice: float = 0.0
-    """The probability that a request is delivered twice, to a server that accepts repeats."""
+    """Probability that a request is delivered twice to a server that accepts repeats."""
 
 
 class _Listener(NamedTuple):
@@ -42,10 +42,10 @@ class _Listener(NamedTuple):
 
 
 class Network:
-    """Who listens where, and what gets through.
+    """Listeners, connections and partitions.
 
     Args:
-        simulation: Where it is.
+        simulation: The simulation.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -53,7 +53,7 @@ class Network:
         self.conditions = Conditions()
         self.connection_count = 0
         self._listeners: dict[str, _Listener] = {}
-        #: Pairs of names -> until when nothing gets from one to the other.
+        #: End of each partition by pair of process names.
         self._partitions: dict[frozenset[str], float] = {}
 
     def listen(
@@ -65,11 +65,11 @@ class Network:
         accepts_repeats: bool = False,
         on_client_lost: OnClientLost | None = None,
     ) -> None:
-        """Have a process handle requests to an address while it is up.
+        """Register a process as the listener at an address while it is up.
 
         Args:
-            process: Which.
-            address: Where.
+            process: The listening process.
+            address: Address to listen at.
             handle: Called with each request.
             accepts_repeats: Whether requests may be delivered twice.
             on_client_lost: Called with a connection that was lost, after its last request.
@@ -77,12 +77,12 @@ class Network:
         self._listeners[address] = _Listener(process, handle, accepts_repeats, on_client_lost)
 
     def find(self, address: str) -> _Listener | None:
-        """Return who listens at an address."""
+        """Return the listener at an address, or None."""
         found = self._listeners.get(address)
         return None if found is None or not found.process.is_up else found
 
     def partition(self, one: Process, other: Process, seconds: float) -> None:
-        """Let nothing get from one to the other for a while."""
+        """Block messages between two processes for a while."""
         pair = frozenset((one.name, other.name))
         until = self.simulation.now + seconds
         self._partitions[pair] = max(until, self._partitions.get(pair, 0.0))
@@ -91,24 +91,24 @@ class Network:
             if self._partitions.get(pair, 0.0) > self.simulation.now:
                 for each in list(one.connections.values()):
                     if {each.client, each.server} == {one, other}:
-                        each.lose(refused=False, why="nothing gets through")
+                        each.lose(refused=False, why="partitioned")
 
         if seconds > SILENCE_TIMEOUT:
             self.simulation.call_later(SILENCE_TIMEOUT, give_up)
 
     def reset(self, process: Process) -> None:
-        """Break one connection of a process, or none if it has none."""
+        """Break one connection of a process, if it has any."""
         connections = [each for each in process.connections.values() if each.server is not None]
         if connections:
             self.simulation.random.choice(connections).lose(refused=True, why="reset")
 
     def heal(self) -> None:
-        """End all partitions, and whatever makes messages late."""
+        """End all partitions and delays."""
         self.conditions = Conditions()
         self._partitions.clear()
 
     def delay(self, one: Process, other: Process) -> float:
-        """Return how long a message takes that is sent now."""
+        """Return the transmission time of a message sent now."""
         random, conditions = self.simulation.random, self.conditions
         delay = conditions.latency * (0.5 + random.random())
         if conditions.late and random.random() < conditions.late:
@@ -120,42 +120,42 @@ class Network:
 
 
 class Request:
-    """A request as the server sees it.
+    """Request as received by the server.
 
     Attributes:
-        connection: Through which it came.
-        message: What is asked.
-        is_repeat: Whether it was delivered before; nobody hears the answer.
+        connection: Connection that delivered it.
+        message: Message of the request.
+        is_repeat: Whether it was delivered before; its reply is dropped.
     """
 
     def __init__(
-        self, connection: Connection, ticket: int, message: Any, *, is_repeat: bool = False
+        self, connection: Connection, number: int, message: Any, *, is_repeat: bool = False
     ) -> None:
         self.connection, self.message, self.is_repeat = connection, message, is_repeat
-        self._ticket = ticket
+        self._number = number
 
     def reply(self, message: Any, content: Any = None) -> None:
         if not self.is_repeat:
-            self.connection.answer(self._ticket, message, content)
+            self.connection.answer(self._number, message, content)
 
     def fail(self, error: Exception) -> None:
         self.reply(decode_error(encode_error(error)))
 
     def drop(self) -> None:
-        """Break the connection in place of an answer."""
+        """Break the connection instead of replying."""
         if not self.is_repeat:
             self.connection.lose(refused=True, why="reset before an answer")
 
 
 class Link:
-    """A client's way to one address; it connects when something is to be sent.
+    """Client side of connections to one address; connects when a request is sent.
 
     Args:
-        network: To which the address belongs.
-        client: Who sends.
-        address: To which.
-        answered: Called with a ticket, the message that answers it, and its content.
-        lost: Called once when a connection breaks on which requests are unanswered.
+        network: Network of the address.
+        client: Sending process.
+        address: Address of the server.
+        answered: Called with a request number, the reply and its content.
+        lost: Called once when a connection with unanswered requests breaks.
     """
 
     def __init__(
@@ -165,19 +165,19 @@ class Link:
         self.answered, self.lost = answered, lost
         self.unanswered: set[int] = set()
         self.connection: Connection | None = None
-        self._last_ticket = 0
+        self._last_number = 0
 
     def send(self, message: Any) -> int:
-        """Send a request; return its ticket."""
+        """Send a request; return its number."""
         if self.connection is None or (self.connection.is_lost and not self.unanswered):
             self.connection = Connection(self)
-        self._last_ticket += 1
-        self.unanswered.add(self._last_ticket)
-        self.connection.send(self._last_ticket, message)
-        return self._last_ticket
+        self._last_number += 1
+        self.unanswered.add(self._last_number)
+        self.connection.send(self._last_number, message)
+        return self._last_number
 
     def close(self) -> None:
-        """Forget everything; requests that were sent arrive."""
+        """Drop the connection; requests that were sent still arrive."""
         if self.connection is not None:
             self.connection.forget()
         self.connection = None
@@ -185,11 +185,11 @@ class Link:
 
 
 class Connection:
-    """One connection of a link, from the first message to its loss.
+    """Connection of a link, from its first message to its loss.
 
-    A crashed server refuses it at once. A server that is paused or cut off is only silent, and the
-    connection is lost after `SILENCE_TIMEOUT`. Answers that are under way are lost with it;
-    requests perhaps.
+    A crashed server refuses it at once. A paused or partitioned server is silent, and
+    the connection is lost after `SILENCE_TIMEOUT`. Replies in transit are lost with it; requests
+    may be lost or arrive.
     """
 
     def __init__(self, link: Link) -> None:
@@ -200,12 +200,12 @@ class Connection:
         self.client.connections[self.number] = self
         self._lost_at = math.inf
         self._requests_survive = self._is_established = False
-        #: When the last request arrives, and the last answer.
+        #: Arrival times of the last request and the last reply.
         self._request_at = self._answer_at = 0.0
         self._listener = self._network.find(link.address)
         self.server = None if self._listener is None else self._listener.process
         if self.server is None:
-            self.lose(refused=True, why=f"nobody listens at {link.address}")
+            self.lose(refused=True, why=f"no listener at {link.address}")
             return
         self.server.connections[self.number] = self
         if self.server.is_paused:
@@ -219,14 +219,14 @@ class Connection:
         if not self._is_established and self.server is not None and self.server.is_paused:
             self.lose(refused=False, why=f"{self.server.name} does not answer")
 
-    def send(self, ticket: int, message: Any) -> None:
-        """Send a request, and perhaps once more."""
+    def send(self, number: int, message: Any) -> None:
+        """Send a request, sometimes twice."""
         if self.is_lost or self.server is None or self._listener is None:
-            return  # the loss is on its way
+            return  # the client will be notified of the loss
         network, simulation, listener = self._network, self._simulation, self._listener
         delay = network.delay(self.client, self.server)
         arrival = self._request_at = max(self._request_at, simulation.now + delay)
-        request = Request(self, ticket, message)
+        request = Request(self, number, message)
 
         def deliver() -> None:
             if arrival <= self._lost_at or self._requests_survive:
@@ -236,12 +236,12 @@ class Connection:
         simulation.call_later(arrival - simulation.now, deliver, self.server)
         twice = network.conditions.twice
         if listener.accepts_repeats and twice and simulation.random.random() < twice:
-            repeat = Request(self, ticket, message, is_repeat=True)
+            repeat = Request(self, number, message, is_repeat=True)
             later = arrival - simulation.now + network.delay(self.client, self.server)
             simulation.call_later(later, lambda: listener.handle(repeat), self.server)
 
-    def answer(self, ticket: int, message: Any, content: Any) -> None:
-        """Send an answer back."""
+    def answer(self, number: int, message: Any, content: Any) -> None:
+        """Send a reply."""
         if self.is_lost or self.server is None:
             return
         simulation, link = self._simulation, self._link
@@ -249,14 +249,14 @@ class Connection:
         arrival = self._answer_at = max(self._answer_at, simulation.now + delay)
 
         def deliver() -> None:
-            if link.connection is self and arrival <= self._lost_at and ticket in link.unanswered:
-                link.unanswered.discard(ticket)
-                link.answered(ticket, message, content)
+            if link.connection is self and arrival <= self._lost_at and number in link.unanswered:
+                link.unanswered.discard(number)
+                link.answered(number, message, content)
 
         simulation.call_later(arrival - simulation.now, deliver, self.client)
 
     def lose(self, *, refused: bool, why: str) -> None:
-        """Break; each end hears of it."""
+        """Break the connection and notify both ends."""
         if self.is_lost:
             return
         simulation, link, listener = self._simulation, self._link, self._listener
@@ -266,20 +266,20 @@ class Connection:
         error = UnavailableError(f"the connection to {link.address} was lost: {why}")
         error.refused = refused
 
-        def tell_client() -> None:
+        def notify_client() -> None:
             if link.connection is self and link.unanswered:
                 link.unanswered.clear()
                 link.lost(error)
 
         simulation.log(self.client.name, "loses", link.address, why)
         latency = simulation.random.random() * self._network.conditions.latency
-        simulation.call_later(latency, tell_client, self.client)
+        simulation.call_later(latency, notify_client, self.client)
         if listener is not None and (on_client_lost := listener.on_client_lost) is not None:
             last = self._request_at - simulation.now if self._requests_survive else 0.0
             simulation.call_later(max(0.0, last), lambda: on_client_lost(self), listener.process)
 
     def forget(self) -> None:
-        """Let neither end look after this connection."""
+        """Remove the connection from both ends."""
         for end in (self.client, self.server):
             if end is not None:
                 end.connections.pop(self.number, None)

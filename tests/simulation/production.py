@@ -1,8 +1,8 @@
-"""Stand-ins for the engine: what a task's producer makes of its units, by arithmetic.
+"""Stand-ins for the engine: compute the elements of splits arithmetically.
 
-An *atom* is (unit, number in the unit). An element is a tuple of atoms: of one, or of several where
-a batch joins them. Portions say of units what `service/worker/producer.py` says of them, by the
-same functions; the states that these read are made here, as plans make them.
+An *atom* is (split, number within the split). An element is a tuple of atoms: one, or several if
+elements are batched. Result batches report splits as `service/worker/producer.py` does, with the
+same functions; the states that these functions read have the form of real plans' states.
 """
 
 from __future__ import annotations
@@ -41,277 +41,288 @@ Atom: TypeAlias = tuple[int, int]
 Element: TypeAlias = tuple[Atom, ...]
 
 _HELD_BACK_SECONDS = 0.02
-_PORTION_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is read."""
+    """Dataset to read."""
 
     size: int
-    """Number of units."""
-    parts: int = 1
-    """A unit has 0 to so many elements; 1: exactly one."""
-    window: int = 1
-    """Units that are open at once; 1: one after the other."""
-    mixed: int = 1
-    """Elements that a shuffle of values holds, above the units."""
-    omits: bool = False
-    """A filter above that leaves some elements out."""
-    joined: int = 1
-    """Elements that a batch above all that joins to one."""
+    """Number of splits."""
+    max_split_elements: int = 1
+    """Maximum elements per split; 1 means exactly one."""
+    cycle_length: int = 1
+    """Number of splits open at once, as in an interleave; 1 reads them in succession."""
+    shuffle_buffer: int = 1
+    """Buffer size of a shuffle of elements; 1 disables shuffling."""
+    filters: bool = False
+    """Whether a filter after the shuffle drops some elements."""
+    batch_size: int = 1
+    """Number of elements per batch, the last step."""
     cost: float = 0.0
-    """Seconds for each element."""
+    """Seconds per element."""
     bytes: int = 100
-    """Of each element."""
+    """Bytes per element."""
     slow: frozenset[int] = frozenset()
-    """Units that take `slowness` seconds more."""
+    """Splits that take `slowness` additional seconds."""
     slowness: float = 30.0
-    deadly: frozenset[int] = frozenset()
-    """Units that end the process that begins them."""
+    poison: frozenset[int] = frozenset()
+    """Splits that kill the process that starts them."""
     failing: frozenset[int] = frozenset()
-    """Units whose first element raises."""
+    """Splits whose first element raises."""
     broken: bool = False
     """The plan cannot be opened."""
 
-    def count(self, unit: int) -> int:
-        """Return how many elements a unit has, those that raise included."""
-        return 1 if self.parts == 1 else (unit * 2654435761 >> 7) % (self.parts + 1)
+    def count(self, split: int) -> int:
+        """Return the number of elements of a split, including those that raise."""
+        return (
+            1
+            if self.max_split_elements == 1
+            else (split * 2654435761 >> 7) % (self.max_split_elements + 1)
+        )
 
-    def atoms(self, unit: int) -> list[Atom]:
-        """Return the atoms of a unit that come where nothing is lost."""
+    def atoms(self, split: int) -> list[Atom]:
+        """Return the atoms of a split that are delivered if none are lost."""
         return [
-            (unit, k)
-            for k in range(self.count(unit))
-            if not (self.raises(unit, k) or self.omitted(unit, k))
+            (split, k)
+            for k in range(self.count(split))
+            if not (self.raises(split, k) or self.filtered(split, k))
         ]
 
     def everything(self) -> set[Atom]:
-        """Return all atoms that come, or raise."""
+        """Return all atoms that are delivered or raise."""
         return {
-            (unit, k)
-            for unit in range(self.size)
-            for k in range(self.count(unit))
-            if not self.omitted(unit, k)
+            (split, k)
+            for split in range(self.size)
+            for k in range(self.count(split))
+            if not self.filtered(split, k)
         }
 
-    def omitted(self, unit: int, k: int) -> bool:
-        """Whether an element is left out."""
-        return self.omits and not self.raises(unit, k) and (unit * 31 + k) % 3 == 1
+    def filtered(self, split: int, k: int) -> bool:
+        """Return whether the filter drops an element."""
+        return self.filters and not self.raises(split, k) and (split * 31 + k) % 3 == 1
 
-    def rows(self, unit: int) -> int:
-        """Return how many elements a unit has that do not raise: so many ordinals."""
-        return self.count(unit) - sum(self.raises(unit, k) for k in range(min(1, self.count(unit))))
+    def rows(self, split: int) -> int:
+        """Return the number of elements of a split that do not raise, which have ordinals."""
+        return self.count(split) - sum(
+            self.raises(split, k) for k in range(min(1, self.count(split)))
+        )
 
     def ordinal(self, atom: Atom) -> int:
-        """Return the ordinal of an element; of one that raises, that of the next."""
+        """Return the ordinal of an element, or of the next one if it raises."""
         return atom[1] - (atom[1] > 0 and self.raises(atom[0], 0))
 
-    def raises(self, unit: int, k: int) -> bool:
-        """Whether an element raises."""
-        return k == 0 and unit in self.failing
+    def raises(self, split: int, k: int) -> bool:
+        """Return whether an element raises."""
+        return k == 0 and split in self.failing
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Units for a producer."""
+    """Splits for a producer."""
 
     start: int
     stop: int
-    alone: bool = False
+    deliver_at_once: bool = False
     rows: Ranges = ()
-    """Not empty: one unit, of which only these ordinals are wanted."""
+    """If not empty, the grant is one split, and only these ordinals are needed."""
     is_pause: bool = False
-    """No units now: what is held is to be given."""
+    """No splits now: held elements must be delivered."""
 
 
 class Need(enum.Enum):
-    """What a producer waits for."""
+    """Event that a producer waits for."""
 
-    ROOM = "room for another portion"
-    UNITS = "units: a `SplitGrant`, or None where no more come"
-    DEATH = "its process dies"
+    ROOM = "room for another batch"
+    SPLITS = "splits: a `SplitGrant`, or None after the last"
+    DEATH = "crash of its process"
 
 
 Production: TypeAlias = Generator[Need | float | ResultBatch, Grant | None, str | None]
-"""Yields what it needs, seconds that it takes, and portions; returns why it failed, if it did."""
+"""Yields needs, seconds of work and result batches; returns the reason of a failure, or None."""
 
 
 class _Stream:
-    """The elements of a plan in their order, and the state of its steps."""
+    """Elements of a plan in order, and the state of its steps."""
 
     NOTHING: Atom = (-1, -1)
-    """In place of an atom: look for units to open once more."""
+    """Instead of an atom: check again whether to open splits."""
 
     def __init__(
-        self, plan: Plan, chance: random.Random, *, is_dealt: bool, shard: int, of: int
+        self, plan: Plan, rng: random.Random, *, assigns_splits: bool, shard: int, num_shards: int
     ) -> None:
-        self.plan, self._chance, self.is_dealt = plan, chance, is_dealt
+        self.plan, self._rng, self.assigns_splits = plan, rng, assigns_splits
         self.order = AssignmentOrder()
         self._granted: deque[tuple[int, Ranges]] = deque()
-        if not is_dealt:
-            self._granted.extend((unit, ALL_ORDINALS) for unit in range(shard, plan.size, of))
-        self._ended = not is_dealt
+        if not assigns_splits:
+            self._granted.extend(
+                (split, ALL_ORDINALS) for split in range(shard, plan.size, num_shards)
+            )
+        self._is_exhausted = not assigns_splits
         self.has_paused = False
-        #: (place in dealt order, unit, its elements that are to come)
+        #: (number in assignment order, split, its remaining elements)
         self._open: list[tuple[int, int, deque[Atom]]] = []
-        #: What the shuffle holds: elements with the places of their units.
-        self._held: list[tuple[int, Atom]] = []
-        self.handed = 0
-        self._knows_end = True
-        self.is_alone = False
-        #: (unit, elements) of units that ended, and were not yet said to have.
+        #: Elements in the shuffle buffer, with the numbers of their splits.
+        self._shuffled: list[tuple[int, Atom]] = []
+        self.num_opened = 0
+        self._has_reached_end = True
+        self.delivers_at_once = False
+        #: (split, elements) of ended splits that were not reported yet.
         self.ends: list[tuple[int, int]] = []
-        #: The batch that is being filled, and the oldest place that was open when it was begun.
-        self.batch: list[Atom] = []
-        self._batch_place = 0
+        #: The unfinished batch, and the lowest open split number when it was started.
+        self.unfinished_batch: list[Atom] = []
+        self._batch_number = 0
 
     def take(self, grant: Grant | None) -> None:
         if grant is None:
-            self._ended = True
+            self._is_exhausted = True
             return
         if grant.is_pause:
             self.has_paused = True
             return
         rows = grant.rows or ALL_ORDINALS
-        self._granted.extend((unit, rows) for unit in range(grant.start, grant.stop))
+        self._granted.extend((split, rows) for split in range(grant.start, grant.stop))
         self.order.assign(grant.start, grant.stop, grant.rows)
-        self.is_alone = grant.alone
+        self.delivers_at_once = grant.deliver_at_once
 
     def open_next(self) -> int | Need | None:
-        """Open units until the window is full; return a unit that was opened, or what is needed."""
-        if len(self._open) >= self.plan.window:
+        """Open a split if the cycle is not full; return the split, or what is needed."""
+        if len(self._open) >= self.plan.cycle_length:
             return None
-        self._knows_end = self._ended or bool(self._granted)
+        self._has_reached_end = self._is_exhausted or bool(self._granted)
         if not self._granted:
-            return None if self._ended or self.has_paused else Need.UNITS
-        unit, rows = self._granted.popleft()
-        # An element that raises goes with the one after it.
+            return None if self._is_exhausted or self.has_paused else Need.SPLITS
+        split, rows = self._granted.popleft()
+        # An element that raises belongs to the ordinal of the next one.
         wanted = deque(
-            (unit, k)
-            for k in range(self.plan.count(unit))
-            if any(start <= self.plan.ordinal((unit, k)) < stop for start, stop in rows)
+            (split, k)
+            for k in range(self.plan.count(split))
+            if any(start <= self.plan.ordinal((split, k)) < stop for start, stop in rows)
         )
         if wanted:
-            self._open.append((self.handed, unit, wanted))
+            self._open.append((self.num_opened, split, wanted))
         if rows[-1][1] < END_ORDINAL:
-            wanted.append((unit, -1))  # it is not read to its end
+            wanted.append((split, -1))  # it is not read to the end
         elif not wanted:
-            self.ends.append((unit, self.plan.rows(unit)))
-        self.handed += 1
-        return unit
+            self.ends.append((split, self.plan.rows(split)))
+        self.num_opened += 1
+        return split
 
     def next_atom(self) -> Atom | None:
-        """Return the next atom, once no unit need be opened; None: there are no more."""
-        while self._open and len(self._held) < self.plan.mixed:
-            which = self._chance.randrange(len(self._open)) if self.plan.window > 1 else 0
-            place, unit, left = self._open[which]
-            atom = left.popleft()
-            if not left:
-                self.ends.append((unit, self.plan.rows(unit)))
-            if not left or left[0][1] < 0:
-                del self._open[which]
+        """Return the next atom once no split must be opened; None at the end."""
+        while self._open and len(self._shuffled) < self.plan.shuffle_buffer:
+            index = self._rng.randrange(len(self._open)) if self.plan.cycle_length > 1 else 0
+            number, split, remaining = self._open[index]
+            atom = remaining.popleft()
+            if not remaining:
+                self.ends.append((split, self.plan.rows(split)))
+            if not remaining or remaining[0][1] < 0:
+                del self._open[index]
             if self.plan.raises(*atom):
                 return atom  # no step holds an error
-            self._held.append((place, atom))
-            if self.plan.mixed > 1 and len(self._open) < self.plan.window:
+            self._shuffled.append((number, atom))
+            if self.plan.shuffle_buffer > 1 and len(self._open) < self.plan.cycle_length:
                 return self.NOTHING if self._may_open else self._draw()
         return self._draw()
 
     @property
     def _may_open(self) -> bool:
-        """Whether another unit is to be opened before anything is drawn."""
-        return bool(self._granted) or not (self._ended or self.has_paused)
+        """Whether another split is opened before an element is drawn."""
+        return bool(self._granted) or not (self._is_exhausted or self.has_paused)
 
     def _draw(self) -> Atom | None:
-        if not self._held:
+        if not self._shuffled:
             return None
-        places = [place for place, _, _ in self._open] + [place for place, _ in self._held]
-        if not self.batch:
-            self._batch_place = min(places)
-        which = self._chance.randrange(len(self._held)) if self.plan.mixed > 1 else 0
-        return self._held.pop(which)[1]
+        numbers = [number for number, _, _ in self._open] + [number for number, _ in self._shuffled]
+        if not self.unfinished_batch:
+            self._batch_number = min(numbers)
+        index = self._rng.randrange(len(self._shuffled)) if self.plan.shuffle_buffer > 1 else 0
+        return self._shuffled.pop(index)[1]
 
     def state(self) -> Any:
-        """Return what the states of the plan's steps would be."""
-        held = [{"assigned": place} for place, _, _ in self._open]
-        held += [{"assigned": place} for place, _ in self._held]
-        held += [{"assigned": self._batch_place}] * bool(self.batch)
-        if self.plan.window > 1 or self.plan.joined > 1 or self.plan.mixed > 1:
-            return {"held": held, "input": {"assigned": self.handed}}
-        if not held and self.plan.parts > 1 and self.handed and not self._knows_end:
-            # That a unit has no more elements shows when another is asked for.
-            return {"index": {"assigned": self.handed - 1}, "ordinal": 1}
+        """Return the state that the plan's steps would have."""
+        held = [{"assigned": number} for number, _, _ in self._open]
+        held += [{"assigned": number} for number, _ in self._shuffled]
+        held += [{"assigned": self._batch_number}] * bool(self.unfinished_batch)
+        if self.plan.cycle_length > 1 or self.plan.batch_size > 1 or self.plan.shuffle_buffer > 1:
+            return {"held": held, "input": {"assigned": self.num_opened}}
+        if (
+            not held
+            and self.plan.max_split_elements > 1
+            and self.num_opened
+            and not self._has_reached_end
+        ):
+            # The end of a split is detected when its next element is requested.
+            return {"index": {"assigned": self.num_opened - 1}, "ordinal": 1}
         if not held:
-            return {"index": {"assigned": self.handed}, "ordinal": 0}
+            return {"index": {"assigned": self.num_opened}, "ordinal": 0}
         return {"index": held[0], "ordinal": self._open[0][2][0][1] if self._open else 1}
 
 
-def frame_of(portion: ResultBatch) -> Any:
-    """Return what is sent of a portion, as `service/worker/batch_frames.py` does."""
-    return (
-        portion.buffers if portion.row_range is None else portion.buffers[slice(*portion.row_range)]
-    )
+def frame_of(batch: ResultBatch) -> Any:
+    """Return the frames of a batch, like `service/worker/batch_frames.py`."""
+    return batch.buffers if batch.row_range is None else batch.buffers[slice(*batch.row_range)]
 
 
 def produce(
     plan: Plan,
-    chance: random.Random,
+    rng: random.Random,
     *,
-    is_dealt: bool,
-    origins: bool = False,
-    most: int = MAX_BATCH_ELEMENTS,
-    portion_bytes: int | None = None,
-    most_now: Callable[[], int | None] = lambda: None,
+    assigns_splits: bool,
+    has_ids: bool = False,
+    max_elements: int = MAX_BATCH_ELEMENTS,
+    max_batch_bytes: int | None = None,
+    requested_elements: Callable[[], int | None] = lambda: None,
     shard: int = 0,
-    of: int = 1,
+    num_shards: int = 1,
     in_order: bool = False,
     to_files: bool = False,
 ) -> Production:
-    """Produce a task's portions, as `service/worker/producer.py` does.
+    """Produce a task's result batches, like `service/worker/producer.py`.
 
-    Where nothing is dealt, shard `shard` of `of` is each `of`-th unit. For files, all units are
-    said to be whole at the end.
+    Without assigned splits, shard `shard` is every `num_shards`-th split. For files, all splits are
+    reported as complete at the end.
     """
-    most_bytes = min(_PORTION_BYTES, portion_bytes or _PORTION_BYTES)
+    batch_bytes = min(_BATCH_BYTES, max_batch_bytes or _BATCH_BYTES)
     if plan.broken:
         yield ResultBatch(first_element=0, error=UserFunctionError("the plan cannot be opened"))
         return "its plan cannot be opened"
-    stream = _Stream(plan, chance, is_dealt=is_dealt, shard=shard, of=of)
-    account = _Account(stream, origins)
+    stream = _Stream(plan, rng, assigns_splits=assigns_splits, shard=shard, num_shards=num_shards)
+    account = _Account(stream, has_ids)
     limit = 1
     while True:
         yield Need.ROOM
-        limit = min(limit, most_now() or limit)
+        limit = min(limit, requested_elements() or limit)
         elements: list[Element] = []
         count = 0
-        was_parted = False
+        was_flushed = False
         error: UserFunctionError | None = None
         state: Any = None
         at_end = False
         seconds = 0.0
-        while count < limit and count * plan.bytes < most_bytes:
-            needed = stream.open_next()
-            if needed is Need.UNITS:
+        while count < limit and count * plan.bytes < batch_bytes:
+            opened = stream.open_next()
+            if opened is Need.SPLITS:
                 if elements:
-                    # Nothing that is ready waits with the producer.
-                    yield account.portion(elements)
+                    # Ready elements do not wait with the producer.
+                    yield account.batch(elements)
                     elements = []
-                    was_parted = True
-                stream.take((yield Need.UNITS))
+                    was_flushed = True
+                stream.take((yield Need.SPLITS))
                 continue
-            if isinstance(needed, int):
-                if needed in plan.deadly:
+            if isinstance(opened, int):
+                if opened in plan.poison:
                     yield Need.DEATH
-                if needed in plan.slow:
+                if opened in plan.slow:
                     yield plan.slowness
                     seconds += plan.slowness
                 continue
-            # What comes before an element that raises says nothing of that element's unit.
+            # Elements before one that raises do not report the latter's split.
             state = stream.state() if plan.failing else None
             atom = stream.next_atom()
             if atom is not None and plan.raises(*atom):
-                error = UserFunctionError(f"unit {atom[0]} raises")
+                error = UserFunctionError(f"split {atom[0]} raises")
                 break
             if atom is _Stream.NOTHING:
                 continue
@@ -319,51 +330,53 @@ def produce(
                 if plan.cost:
                     yield plan.cost
                     seconds += plan.cost
-                if plan.omitted(*atom):
+                if plan.filtered(*atom):
                     continue
-                stream.batch.append(atom)
-            if stream.batch and (atom is None or len(stream.batch) == plan.joined):
-                elements.append(tuple(stream.batch))
+                stream.unfinished_batch.append(atom)
+            if stream.unfinished_batch and (
+                atom is None or len(stream.unfinished_batch) == plan.batch_size
+            ):
+                elements.append(tuple(stream.unfinished_batch))
                 count += 1
-                stream.batch = []
+                stream.unfinished_batch = []
             if atom is None and stream.has_paused:
                 if elements:
-                    yield account.portion(elements)
+                    yield account.batch(elements)
                     elements = []
-                yield account.whole()
-                stream.has_paused, was_parted = False, True
+                yield account.complete()
+                stream.has_paused, was_flushed = False, True
                 continue
             if atom is None:
                 at_end = True
                 break
-            at_once = seconds > _HELD_BACK_SECONDS or stream.is_alone or was_parted
-            if not stream.batch and elements and at_once:
+            at_once = seconds > _HELD_BACK_SECONDS or stream.delivers_at_once or was_flushed
+            if not stream.unfinished_batch and elements and at_once:
                 break
         if elements:
-            yield account.portion(elements, None if error is None else state)
+            yield account.batch(elements, None if error is None else state)
         if at_end:
             if in_order and stream.ends:
                 yield account.ends()
             if to_files:
-                yield account.whole()
+                yield account.complete()
             return None
         if error is not None:
             yield account.error(error, atom)
-        elif not was_parted:
-            wanted = next_batch_limit(limit, count, count * plan.bytes, seconds, most_bytes)
-            limit = min(most, wanted)
+        elif not was_flushed:
+            wanted = next_batch_limit(limit, count, count * plan.bytes, seconds, batch_bytes)
+            limit = min(max_elements, wanted)
 
 
 class _Account:
-    """Counts elements and units for the portions."""
+    """Counts elements and splits for the result batches."""
 
-    def __init__(self, stream: _Stream, origins: bool) -> None:
-        self._stream, self._says_origins = stream, origins
-        self._first = self._units = self._touched = 0
+    def __init__(self, stream: _Stream, has_ids: bool) -> None:
+        self._stream, self._has_ids = stream, has_ids
+        self._first = self._num_complete = self._delivered_end = 0
 
-    def portion(self, elements: list[Element], state: Any = None) -> ResultBatch:
-        before, first = self._units, self._first
-        self._count_units(state)
+    def batch(self, elements: list[Element], state: Any = None) -> ResultBatch:
+        before, first = self._num_complete, self._first
+        self._count_splits(state)
         self._first += len(elements)
         return ResultBatch(
             first_element=first,
@@ -371,97 +384,99 @@ class _Account:
             buffers=elements,  # type: ignore[arg-type]
             size=len(elements) * self._stream.plan.bytes,
             done_from=before,
-            done_to=self._units,
-            delivered_end=self._touched,
-            mode_data=self._origins(elements, says_ends=state is None),
+            done_to=self._num_complete,
+            delivered_end=self._delivered_end,
+            mode_data=self._element_ids(elements, reports_ends=state is None),
         )
 
     def ends(self) -> ResultBatch:
-        """Return what says of the last units that they ended."""
+        """Return a batch that reports the ends of the last splits."""
         return ResultBatch(
             first_element=self._first,
-            done_from=self._units,
-            done_to=self._units,
-            delivered_end=self._touched,
-            mode_data=self._origins([]),
+            done_from=self._num_complete,
+            done_to=self._num_complete,
+            delivered_end=self._delivered_end,
+            mode_data=self._element_ids([]),
         )
 
-    def whole(self) -> ResultBatch:
-        """Return what says that all units so far are whole."""
-        before = self._units
-        self._units = self._touched = self._stream.handed
+    def complete(self) -> ResultBatch:
+        """Return a batch that reports all opened splits as complete."""
+        before = self._num_complete
+        self._num_complete = self._delivered_end = self._stream.num_opened
         return ResultBatch(
             first_element=self._first,
             done_from=before,
-            done_to=self._units,
-            delivered_end=self._touched,
-            mode_data=self._origins([]),
+            done_to=self._num_complete,
+            delivered_end=self._delivered_end,
+            mode_data=self._element_ids([]),
         )
 
     def error(self, error: UserFunctionError, atom: Atom) -> ResultBatch:
-        before = self._units
+        before = self._num_complete
         failed, failed_at = -1, (0, 0)
-        if self._says_origins:
-            failed_at = 0, 1  # the first of its unit
-            place = (atom[0], 1, self._stream.plan.ordinal(atom), 1)
-            failed = self._stream.order.element_ids([place], [])[0][0]
-        self._count_units()
+        if self._has_ids:
+            failed_at = 0, 1  # the first of its split
+            number = (atom[0], 1, self._stream.plan.ordinal(atom), 1)
+            failed = self._stream.order.element_ids([number], [])[0][0]
+        self._count_splits()
         return ResultBatch(
             first_element=self._first,
             error=error,
             done_from=before,
-            done_to=self._units,
-            delivered_end=self._touched,
-            mode_data=self._origins([], failed_split=failed, failed_position=failed_at),
+            done_to=self._num_complete,
+            delivered_end=self._delivered_end,
+            mode_data=self._element_ids([], failed_split=failed, failed_position=failed_at),
         )
 
-    def _origins(
-        self, elements: list[Element], *, says_ends: bool = True, **failure: Any
+    def _element_ids(
+        self, elements: list[Element], *, reports_ends: bool = True, **failure: Any
     ) -> ElementIds | None:
-        """Return whence elements are, and which units ended since the last time.
+        """Return the element ids, and the splits that ended since the last call.
 
-        That a unit ended with an error is said with the error, and not before.
+        If a split ended with an error, its end is reported with the error.
         """
-        if not self._says_origins:
+        if not self._has_ids:
             return None
         stream, runs = self._stream, list[ElementIdRun]()
-        for unit, k in (atom for element in elements for atom in element):
-            ordinal = stream.plan.ordinal((unit, k))
-            if runs and runs[-1][0] == unit and runs[-1][2] + runs[-1][3] == ordinal:
-                runs[-1] = (unit, 1, runs[-1][2], runs[-1][3] + 1)
+        for split, k in (atom for element in elements for atom in element):
+            ordinal = stream.plan.ordinal((split, k))
+            if runs and runs[-1][0] == split and runs[-1][2] + runs[-1][3] == ordinal:
+                runs[-1] = (split, 1, runs[-1][2], runs[-1][3] + 1)
             else:
-                runs.append((unit, 1, ordinal, 1))
-        ended = [(unit, 1, count) for unit, count in stream.ends if says_ends]
+                runs.append((split, 1, ordinal, 1))
+        ended = [(split, 1, count) for split, count in stream.ends if reports_ends]
         stream.ends = stream.ends[len(ended) :]
         return ElementIds(runs=stream.order.element_ids(runs, ended), **failure)
 
-    def _count_units(self, state: Any = None) -> None:
-        if self._stream.is_dealt:
+    def _count_splits(self, state: Any = None) -> None:
+        if self._stream.assigns_splits:
             state = self._stream.state() if state is None else state
             begun = count_started_splits(state)
-            self._units = count_complete_splits(state, self._units)
-            self._touched = max(
-                self._touched, self._units, self._stream.handed if begun is None else begun
+            self._num_complete = count_complete_splits(state, self._num_complete)
+            self._delivered_end = max(
+                self._delivered_end,
+                self._num_complete,
+                self._stream.num_opened if begun is None else begun,
             )
 
 
 class FileSteps:
-    """What the producer of a task that writes files does, as `worker/file_producer.py` says.
+    """Producer of a task that writes files, like `modes/distributed_save/producer.py`.
 
-    A file is the list of the atoms in it.
+    A file contains the list of its atoms.
 
     Args:
-        steps: What one for clients does.
-        chance: Decides when files have a good size.
+        steps: Steps of a producer for clients.
+        rng: Decides when files are large enough.
     """
 
-    def __init__(self, steps: Production, chance: random.Random) -> None:
-        self._steps, self._chance = steps, chance
-        self._held: list[Element] = []
-        self._files = self._done = self._touched = self._said = 0
+    def __init__(self, steps: Production, rng: random.Random) -> None:
+        self._steps, self._rng = steps, rng
+        self._elements: list[Element] = []
+        self._files = self._done = self._delivered_end = self._num_reported = 0
 
     def send(self, grant: Grant | None) -> Need | float | ResultBatch:
-        """Go on; return what is needed, how long it takes, or files that are whole."""
+        """Continue; return a need, seconds of work, or complete files."""
         while True:
             step = self._steps.send(grant)
             grant = None
@@ -469,39 +484,39 @@ class FileSteps:
                 return step
             if step.error is not None:
                 raise StopIteration(str(step.error))
-            self._held += step.buffers  # type: ignore[arg-type]
-            self._done, self._touched = step.done_to, max(step.delivered_end, step.done_to)
+            self._elements += step.buffers  # type: ignore[arg-type]
+            self._done, self._delivered_end = step.done_to, max(step.delivered_end, step.done_to)
             if step.num_elements:
-                is_due = self._is_whole and self._chance.random() < 0.2
+                is_due = self._is_complete and self._rng.random() < 0.2
             else:
-                is_due = self._has_whole_ones  # after a pause, or at the end
+                is_due = self._has_complete_files  # after a pause or at the end
             if is_due:
-                return self._say()
+                return self._report()
 
-    def let_wait(self) -> ResultBatch | None:
-        """Return what is whole, where units are waited for in vain."""
-        return self._say() if self._has_whole_ones else None
-
-    @property
-    def _is_whole(self) -> bool:
-        return self._done >= self._touched
+    def defer(self) -> ResultBatch | None:
+        """Return the complete files, if splits are deferred."""
+        return self._report() if self._has_complete_files else None
 
     @property
-    def _has_whole_ones(self) -> bool:
-        return self._is_whole and (bool(self._held) or self._done > self._said)
+    def _is_complete(self) -> bool:
+        return self._done >= self._delivered_end
 
-    def _say(self) -> ResultBatch:
+    @property
+    def _has_complete_files(self) -> bool:
+        return self._is_complete and (bool(self._elements) or self._done > self._num_reported)
+
+    def _report(self) -> ResultBatch:
         files: tuple[SavedFile, ...] = ()
-        if self._held:
-            atoms = json.dumps([atom for element in self._held for atom in element])
-            files = (SavedFile(self._files, len(self._held), 1, atoms),)
+        if self._elements:
+            atoms = json.dumps([atom for element in self._elements for atom in element])
+            files = (SavedFile(self._files, len(self._elements), 1, atoms),)
             self._files += 1
-        before, self._said = self._said, self._done
-        self._held = []
+        before, self._num_reported = self._num_reported, self._done
+        self._elements = []
         return ResultBatch(
             first_element=0,
             files=files,
             done_from=before,
             done_to=self._done,
-            delivered_end=self._touched,
+            delivered_end=self._delivered_end,
         )

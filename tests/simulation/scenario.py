@@ -1,4 +1,4 @@
-"""What a seed stands for: who is there, what is read, what may go wrong, what must hold."""
+"""Scenarios: processes, dataset, faults and expected guarantees of each seed."""
 
 from __future__ import annotations
 
@@ -10,47 +10,52 @@ from headrace.service.config import ShardingPolicy
 from headrace.service.dispatcher.limits import DispatcherLimits
 from tests.simulation.production import Plan
 
-__all__ = ["KINDS", "Kind", "Scenario", "crowd_of", "scenario_of"]
+__all__ = ["KINDS", "Kind", "Scenario", "many_processes_scenario", "scenario_of"]
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A family of scenarios: its faults, and what holds in spite of them."""
+    """Family of scenarios: its faults, and the guarantees that hold with them."""
 
     faults: tuple[str, ...] = ()
     """Methods of `FaultInjector`."""
-    nobody_is_lost: bool = True
-    """The dispatcher declares nobody lost, worker or client."""
-    workers_die: bool = False
-    """What workers had open may be lost, and is said."""
-    clients_go: bool = False
-    """Clients die or close before the end."""
+    no_losses: bool = True
+    """Whether the dispatcher declares no worker or client lost."""
+    workers_crash: bool = False
+    """Whether splits held by workers may be lost, with a report."""
+    clients_leave: bool = False
+    """Whether clients crash or close before the end."""
     is_durable: bool = True
-    """The dispatcher keeps its journal."""
+    """Whether the dispatcher's journal survives restarts."""
 
 
 KINDS: dict[str, Kind] = {
     "calm": Kind(),
-    "network": Kind(faults=("change_conditions", "reset_connection", "part_briefly")),
+    "network": Kind(faults=("change_conditions", "reset_connection", "partition_briefly")),
     "pauses": Kind(
         faults=("change_conditions", "pause_worker", "pause_client", "pause_dispatcher")
     ),
     "restarts": Kind(
         faults=("change_conditions", "restart_dispatcher", "pause_dispatcher", "fill_disk")
     ),
-    "leaving": Kind(faults=("change_conditions", "drain_worker", "add_worker", "pause_client")),
-    "stopping": Kind(faults=("stop_worker", "add_worker", "drain_worker"), workers_die=True),
-    "deaths": Kind(
+    "draining": Kind(faults=("change_conditions", "drain_worker", "add_worker", "pause_client")),
+    "stopping": Kind(faults=("stop_worker", "add_worker", "drain_worker"), workers_crash=True),
+    "kills": Kind(
         faults=("kill_worker", "add_worker", "change_conditions"),
-        workers_die=True,
-        nobody_is_lost=False,
+        workers_crash=True,
+        no_losses=False,
     ),
     "false losses": Kind(
-        faults=("pause_worker_for_long", "part_for_long", "reset_connection", "change_conditions"),
-        workers_die=True,
-        nobody_is_lost=False,
+        faults=(
+            "pause_worker_for_long",
+            "partition_for_long",
+            "reset_connection",
+            "change_conditions",
+        ),
+        workers_crash=True,
+        no_losses=False,
     ),
     "departures": Kind(
         faults=(
@@ -60,20 +65,20 @@ KINDS: dict[str, Kind] = {
             "reset_connection",
             "add_worker",
         ),
-        clients_go=True,
-        nobody_is_lost=False,
+        clients_leave=True,
+        no_losses=False,
     ),
-    "forgetful": Kind(
+    "no journal": Kind(
         faults=("restart_dispatcher", "change_conditions", "pause_dispatcher"),
         is_durable=False,
-        nobody_is_lost=False,
+        no_losses=False,
     ),
-    "everything": Kind(
+    "all faults": Kind(
         faults=(
             "change_conditions",
             "reset_connection",
-            "part_briefly",
-            "part_for_long",
+            "partition_briefly",
+            "partition_for_long",
             "pause_worker",
             "pause_worker_for_long",
             "pause_client",
@@ -88,41 +93,41 @@ KINDS: dict[str, Kind] = {
             "close_client",
             "kill_client",
         ),
-        workers_die=True,
-        clients_go=True,
-        nobody_is_lost=False,
+        workers_crash=True,
+        clients_leave=True,
+        no_losses=False,
     ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One run."""
+    """Description of one run."""
 
     seed: int
     kind_name: str
-    """In `KINDS`."""
+    """Name in `KINDS`."""
     plan: Plan
     mode: ShardingPolicy = DYNAMIC
     visitation: str | None = "exactly_once"
     is_named: bool = False
     workers: int
     clients: int = 1
-    passes: int = 1
+    epochs: int = 1
     limits: DispatcherLimits = field(default_factory=DispatcherLimits)
     max_outstanding: int = 16
     think: float = 0.0
-    """Seconds that a consumer needs for a portion, at most."""
+    """Maximum seconds to consume a batch."""
     fault_seconds: float = 0.0
-    """How long faults are injected."""
+    """Seconds during which faults are injected."""
     seconds_between_faults: float = 1.0
-    """On average."""
+    """Mean seconds between faults."""
     counts_elements: bool = False
-    """`max_outstanding` is of elements, and not of requests with whatever they bring."""
+    """Whether `max_outstanding` limits elements instead of requests."""
     in_order: bool = False
-    """Whether elements come in order."""
-    ahead: int = 20
-    """How many may be at a client before their turn: so few that this is often reached."""
+    """Whether elements are read in order."""
+    reorder_limit: int = 20
+    """Capacity of the reorder buffer in elements; small, so that it is often full."""
 
     @property
     def kind(self) -> Kind:
@@ -130,21 +135,21 @@ class Scenario:
 
 
 def scenario_of(seed: int) -> Scenario:
-    """Return what a seed stands for."""
-    chance = random.Random(f"scenario {seed}")
-    kind = chance.choice(list(KINDS))
-    mode = DYNAMIC if chance.random() < 0.75 else OFF
-    clients = chance.choice((1, 1, 1, 2, 3))
+    """Return the scenario of a seed."""
+    rng = random.Random(f"scenario {seed}")
+    kind = rng.choice(list(KINDS))
+    mode = DYNAMIC if rng.random() < 0.75 else OFF
+    clients = rng.choice((1, 1, 1, 2, 3))
     if kind == "departures":
-        clients = chance.choice((1, 2, 3))
+        clients = rng.choice((1, 2, 3))
     limits = DispatcherLimits(
-        worker_timeout=chance.choice((4.0, 10.0)),
-        client_timeout=chance.choice((40.0, 60.0)),
-        gc_timeout=chance.choice((5.0, 20.0)),
+        worker_timeout=rng.choice((4.0, 10.0)),
+        client_timeout=rng.choice((40.0, 60.0)),
+        gc_timeout=rng.choice((5.0, 20.0)),
     )
-    plan = _plan(chance, kind)
-    if plan.deadly and mode == OFF:
-        # Copies that last for long before they die begin again without end.
+    plan = _plan(rng, kind)
+    if plan.poison and mode == OFF:
+        # Copies that run long before they crash would restart forever.
         limits = dataclasses.replace(limits, stable_copy_seconds=1e9)
     visitations = ("exactly_once", "exactly_once", None)
     scenario = Scenario(
@@ -152,39 +157,41 @@ def scenario_of(seed: int) -> Scenario:
         kind_name=kind,
         plan=plan,
         mode=mode,
-        visitation=chance.choice(visitations) if mode == DYNAMIC else None,
-        is_named=clients > 1 or chance.random() < 0.4,
-        workers=chance.choice((1, 2, 2, 3, 4, 6)),
+        visitation=rng.choice(visitations) if mode == DYNAMIC else None,
+        is_named=clients > 1 or rng.random() < 0.4,
+        workers=rng.choice((1, 2, 2, 3, 4, 6)),
         clients=clients,
-        passes=chance.choice((1, 1, 1, 2)),
+        epochs=rng.choice((1, 1, 1, 2)),
         limits=limits,
-        max_outstanding=chance.choice((1, 2, 4, 16, 16)),
-        think=chance.choice((0.0, 0.001, 0.05, 0.3)),
-        fault_seconds=chance.choice((0.0, 3.0, 10.0, 25.0)),
-        seconds_between_faults=chance.choice((0.3, 1.0, 3.0)),
+        max_outstanding=rng.choice((1, 2, 4, 16, 16)),
+        think=rng.choice((0.0, 0.001, 0.05, 0.3)),
+        fault_seconds=rng.choice((0.0, 3.0, 10.0, 25.0)),
+        seconds_between_faults=rng.choice((0.3, 1.0, 3.0)),
         counts_elements=random.Random(f"counted {seed}").random() < 0.25,
     )
     return dataclasses.replace(scenario, in_order=_may_be_in_order(scenario))
 
 
 def _may_be_in_order(scenario: Scenario) -> bool:
-    """Whether it is one of the scenarios that are read in order, where that is possible."""
+    """Return whether to read the scenario in order, if that is possible."""
     plan = scenario.plan
-    one_after_the_other = plan.window == plan.mixed == plan.joined == 1
-    alone = scenario.clients == 1 and scenario.visitation == "exactly_once"
-    # In order, what came before its turn is bounded in bytes and not counted.
-    alone = alone and not scenario.counts_elements
-    return alone and one_after_the_other and random.Random(f"order {scenario.seed}").random() < 0.6
+    one_after_the_other = plan.cycle_length == plan.shuffle_buffer == plan.batch_size == 1
+    is_alone = scenario.clients == 1 and scenario.visitation == "exactly_once"
+    # In order, the reorder buffer is bounded in bytes, not in elements.
+    is_alone = is_alone and not scenario.counts_elements
+    return (
+        is_alone and one_after_the_other and random.Random(f"order {scenario.seed}").random() < 0.6
+    )
 
 
-def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
-    """Return a scenario with so many workers and clients, and short work for each."""
-    chance = random.Random(f"crowd {seed}")
+def many_processes_scenario(seed: int, *, workers: int, clients: int) -> Scenario:
+    """Return a scenario with many workers and clients, each with little work."""
+    rng = random.Random(f"crowd {seed}")
     return Scenario(
         seed=seed,
-        kind_name=chance.choice(list(KINDS)),
-        plan=Plan(size=chance.choice((5_000, 20_000)), cost=chance.choice((0.001, 0.1))),
-        visitation=chance.choice(("exactly_once", None)),
+        kind_name=rng.choice(list(KINDS)),
+        plan=Plan(size=rng.choice((5_000, 20_000)), cost=rng.choice((0.001, 0.1))),
+        visitation=rng.choice(("exactly_once", None)),
         is_named=True,
         workers=workers,
         clients=clients,
@@ -195,38 +202,38 @@ def crowd_of(seed: int, *, workers: int, clients: int) -> Scenario:
     )
 
 
-def _plan(chance: random.Random, kind: str) -> Plan:
-    size = chance.choice((0, 1, 3, 20, 60, 200, 400))
-    style = chance.choice(("each", "each", "several", "interleave", "shuffle", "batch", "mix"))
-    parts, window, joined, mixed = {
+def _plan(rng: random.Random, kind: str) -> Plan:
+    size = rng.choice((0, 1, 3, 20, 60, 200, 400))
+    style = rng.choice(("each", "each", "several", "interleave", "shuffle", "batch", "mix"))
+    max_split_elements, cycle_length, batch_size, shuffle_buffer = {
         "each": (1, 1, 1, 1),
-        "several": (chance.choice((1, 3, 9, 40)), 1, 1, 1),
-        "interleave": (chance.choice((3, 9, 40)), chance.choice((2, 4)), 1, 1),
-        "shuffle": (1, chance.choice((3, 30, 1000)), 1, 1),
-        "batch": (chance.choice((1, 2, 9)), chance.choice((1, 3)), chance.choice((2, 7)), 1),
+        "several": (rng.choice((1, 3, 9, 40)), 1, 1, 1),
+        "interleave": (rng.choice((3, 9, 40)), rng.choice((2, 4)), 1, 1),
+        "shuffle": (1, rng.choice((3, 30, 1000)), 1, 1),
+        "batch": (rng.choice((1, 2, 9)), rng.choice((1, 3)), rng.choice((2, 7)), 1),
         "mix": (
-            chance.choice((1, 9, 40)),
-            chance.choice((1, 3)),
-            chance.choice((1, 1, 3)),
-            chance.choice((3, 30)),
+            rng.choice((1, 9, 40)),
+            rng.choice((1, 3)),
+            rng.choice((1, 1, 3)),
+            rng.choice((3, 30)),
         ),
     }[style]
-    if parts > 9:
+    if max_split_elements > 9:
         size = min(size, 60)
-    few = frozenset(chance.randrange(max(size, 1)) for _ in range(chance.choice((0, 0, 1, 3))))
-    deadly = kind in ("deaths", "everything") and chance.random() < 0.25
+    few = frozenset(rng.randrange(max(size, 1)) for _ in range(rng.choice((0, 0, 1, 3))))
+    poison = kind in ("kills", "all faults") and rng.random() < 0.25
     return Plan(
         size=size,
-        parts=parts,
-        window=window,
-        mixed=mixed,
-        omits=chance.random() < 0.2,
-        joined=joined,
-        cost=chance.choice((0.0, 0.0005, 0.01, 0.1)),
-        bytes=chance.choice((10, 10, 1 << 18, 3 << 20)),
-        failing=few if chance.random() < 0.3 else frozenset(),
-        slow=few if chance.random() < 0.2 else frozenset(),
-        slowness=chance.choice((0.5, 5.0, 30.0)),
-        deadly=frozenset((chance.randrange(max(size, 1)),)) if deadly else frozenset(),
-        broken=chance.random() < 0.02,
+        max_split_elements=max_split_elements,
+        cycle_length=cycle_length,
+        shuffle_buffer=shuffle_buffer,
+        filters=rng.random() < 0.2,
+        batch_size=batch_size,
+        cost=rng.choice((0.0, 0.0005, 0.01, 0.1)),
+        bytes=rng.choice((10, 10, 1 << 18, 3 << 20)),
+        failing=few if rng.random() < 0.3 else frozenset(),
+        slow=few if rng.random() < 0.2 else frozenset(),
+        slowness=rng.choice((0.5, 5.0, 30.0)),
+        poison=frozenset((rng.randrange(max(size, 1)),)) if poison else frozenset(),
+        broken=rng.random() < 0.02,
     )

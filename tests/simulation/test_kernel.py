@@ -1,4 +1,4 @@
-"""The kernel of the simulation keeps its own rules."""
+"""Rules of the simulation kernel and its network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ADDRESS = "server:1"
 
 
 class Scene:
-    """A client and a server that answers everything."""
+    """A client and a server that replies to every request."""
 
     def __init__(self, seed: int = 1) -> None:
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
         self.server, self.client = Process(self.network, "server"), Process(self.network, "client")
-        self.heard: list[Any] = []
-        self.taken: list[Request] = []
+        self.outcomes: list[Any] = []
+        self.received: list[Request] = []
         self.server.start()
         self.client.start()
         self.listen()
@@ -31,42 +31,42 @@ class Scene:
             self.network,
             self.client,
             ADDRESS,
-            lambda ticket, message, content: self.heard.append(ticket),
-            self.heard.append,
+            lambda number, message, content: self.outcomes.append(number),
+            self.outcomes.append,
         )
 
     def listen(self) -> None:
         self.network.listen(self.server, ADDRESS, self.take, accepts_repeats=True)
 
     def take(self, request: Request) -> None:
-        self.taken.append(request)
+        self.received.append(request)
         request.reply(Done())
 
 
-def test_what_is_sent_over_one_connection_arrives_in_order_however_late() -> None:
+def test_delayed_messages_of_one_connection_arrive_in_order() -> None:
     scene = Scene()
     scene.network.conditions = Conditions(late=0.5, lateness=2.0)
-    tickets = [scene.link.send(Ping()) for _ in range(100)]
+    numbers = [scene.link.send(Ping()) for _ in range(100)]
     scene.simulation.run(60.0)
-    assert scene.heard == tickets
+    assert scene.outcomes == numbers
 
 
-def test_a_dead_server_refuses_and_one_that_lives_again_is_reached_again() -> None:
+def test_a_crashed_server_refuses_and_a_restarted_one_is_reachable() -> None:
     scene = Scene()
     scene.link.send(Ping())
     scene.server.crash()
     scene.simulation.run(1.0)
     scene.link.send(Ping())
     scene.simulation.run(2.0)
-    assert [(type(each), each.refused) for each in scene.heard] == [(UnavailableError, True)] * 2
+    assert [(type(each), each.refused) for each in scene.outcomes] == [(UnavailableError, True)] * 2
     scene.server.start()
     scene.listen()
-    ticket = scene.link.send(Ping())
+    number = scene.link.send(Ping())
     scene.simulation.run(3.0)
-    assert scene.heard[2:] == [ticket]
+    assert scene.outcomes[2:] == [number]
 
 
-def test_a_connection_that_breaks_while_nothing_is_asked_is_made_again_without_a_word() -> None:
+def test_an_idle_connection_that_breaks_is_reopened_silently() -> None:
     scene = Scene()
     scene.link.send(Ping())
     scene.simulation.run(1.0)
@@ -74,34 +74,34 @@ def test_a_connection_that_breaks_while_nothing_is_asked_is_made_again_without_a
     scene.simulation.run(2.0)
     scene.link.send(Ping())
     scene.simulation.run(3.0)
-    assert scene.heard == [1, 2]
+    assert scene.outcomes == [1, 2]
 
 
-def test_a_paused_server_answers_when_it_goes_on_and_is_given_up_after_long_silence() -> None:
+def test_a_paused_server_answers_on_resuming_and_is_lost_after_the_timeout() -> None:
     scene = Scene()
     scene.link.send(Ping())
     scene.simulation.run(1.0)
     scene.server.pause(5.0)
     scene.simulation.call_later(0.5, lambda: scene.link.send(Ping()))
     scene.simulation.run(5.9)
-    assert scene.heard == [1]
+    assert scene.outcomes == [1]
     scene.simulation.run(8.0)
-    assert scene.heard == [1, 2]
+    assert scene.outcomes == [1, 2]
     scene.server.pause(30.0)
     scene.link.send(Ping())
     scene.simulation.run(21.0)
-    assert not scene.heard[2].refused
+    assert not scene.outcomes[2].refused
 
 
-def test_a_request_may_be_taken_twice_and_is_answered_once() -> None:
+def test_a_request_may_be_delivered_twice_and_is_answered_once() -> None:
     scene = Scene()
     scene.network.conditions = Conditions(twice=1.0)
     scene.link.send(Ping())
     scene.simulation.run(1.0)
-    assert (len(scene.taken), scene.heard) == (2, [1])
+    assert (len(scene.received), scene.outcomes) == (2, [1])
 
 
-def test_a_paused_process_does_later_what_a_dead_one_never_does() -> None:
+def test_a_paused_process_runs_its_events_later_and_a_crashed_one_never() -> None:
     scene = Scene()
     done: list[float] = []
     scene.client.call_later(1.0, lambda: done.append(scene.simulation.now))
@@ -125,8 +125,8 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
     assert len(traces[0]) > 50
 
 
-def test_a_server_hears_of_a_lost_client_after_its_last_request() -> None:
-    told: list[Any] = []
+def test_a_server_learns_of_a_lost_client_after_its_last_request() -> None:
+    messages: list[Any] = []
     for seed in range(20):
         scene = Scene(seed)
         heard: list[Any] = []
@@ -143,8 +143,10 @@ def test_a_server_hears_of_a_lost_client_after_its_last_request() -> None:
         scene.client.crash()
         scene.simulation.run(2.0)
         assert heard[-1] is connection
-        told.append(heard)
-    assert {len(heard) for heard in told} == {2, 3}, "a request under way is lost, or is not"
+        messages.append(heard)
+    assert {len(heard) for heard in messages} == {2, 3}, (
+        "a request in transit may be lost or arrive"
+    )
 
 
 def test_a_dropped_request_is_lost_with_its_connection() -> None:
@@ -152,30 +154,30 @@ def test_a_dropped_request_is_lost_with_its_connection() -> None:
     scene.network.listen(scene.server, ADDRESS, Request.drop)
     scene.link.send(Ping())
     scene.simulation.run(1.0)
-    assert [type(each) for each in scene.heard] == [UnavailableError]
+    assert [type(each) for each in scene.outcomes] == [UnavailableError]
 
 
-def test_nothing_gets_through_a_partition_until_it_is_over() -> None:
+def test_no_message_passes_a_partition_until_it_ends() -> None:
     scene = Scene()
     scene.network.partition(scene.client, scene.server, 5.0)
     scene.link.send(Ping())
     scene.simulation.run(4.9)
-    assert scene.heard == scene.taken == []
+    assert scene.outcomes == scene.received == []
     scene.simulation.run(6.0)
-    assert scene.heard == [1]
+    assert scene.outcomes == [1]
 
 
-def test_an_error_tells_the_seed_the_faults_and_the_trace() -> None:
+def test_an_error_reports_the_seed_the_scenario_and_the_trace() -> None:
     scene = Scene(seed=17)
     pause = {"pause": lambda: scene.server.pause(0.5)}
     scene.simulation.inject_faults(pause, mean_seconds=1.0, until=10.0)
     scene.simulation.run(20.0)
     reports = scene.simulation.report("why")
-    with pytest.raises(InvariantError, match=r"no odd ones: \[2, 3\]") as raised, reports:
-        require_none([2, 3], "no odd ones", of=[scene.server])
-    place, scenario, trace = raised.value.__notes__
-    assert place == "seed 17 at 20.000 s"
+    with pytest.raises(InvariantError, match=r"no odd numbers: \[2, 3\]") as raised, reports:
+        require_none([2, 3], "no odd numbers", of=[scene.server])
+    seed, scenario, trace = raised.value.__notes__
+    assert seed == "seed 17 at 20.000 s"
     assert scenario == "why"
-    assert trace.count("server") == trace.count("\n") + 1, "lines of that process alone"
+    assert trace.count("server") == trace.count("\n") + 1, "only lines of that process"
     assert "resumes" in trace
     assert 3 < scene.simulation.fault_counts["pause"] < 30

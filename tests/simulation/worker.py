@@ -1,4 +1,4 @@
-"""A worker as a process: its session, its connection to the dispatcher, and its producers."""
+"""Worker process: core, connection to the dispatcher, and producers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.simulation.production import FileSteps, Need, Plan, Production, produ
 __all__ = ["BOUNDS", "WorkerProcess"]
 
 BOUNDS = BufferLimits(client_bytes=4 << 20, total_bytes=8 << 20)
-"""Of what is kept of each worker's tasks."""
+"""Memory limits of each task."""
 
 
 class WorkerProcess(Process):
-    """Runs tasks. One that is begun again is another process at the same address.
+    """Process that runs tasks; a restart is a new process at the same address.
 
     Args:
-        network: What connects it.
-        name: Its name, and the host in its address.
-        dispatcher: The dispatcher's address.
-        plan: What its tasks read.
-        bounds: How much of a task may be kept.
-        address: Where it listens; None: on a host of its own.
+        network: Network of the simulation.
+        name: Name in the trace, and host in the default address.
+        dispatcher: Address of the dispatcher.
+        plan: Dataset that its tasks read.
+        bounds: Memory limits of each task.
+        address: Address to listen at; None for a separate host.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class WorkerProcess(Process):
         super().__init__(network, name)
         self.address = address or f"{name}:1"
         self.plan = plan
-        self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
-        self.has_ever_left = False
-        self.starts = self.killed_by_units = 0
-        #: How many times as long as others it takes for everything.
+        self.is_shutting_down = self.has_stopped = self.was_killed_by_split = False
+        self.was_ever_shut_down = False
+        self.starts = self.split_kills = 0
+        #: Factor by which its work takes longer.
         self.slowness = 1.0
         self._dispatcher_address, self.bounds = dispatcher, bounds
 
     def start(self) -> None:
         super().start()
-        self.is_leaving = self.has_left = self.was_killed_by_a_unit = False
+        self.is_shutting_down = self.has_stopped = self.was_killed_by_split = False
         self.session: DataWorkerCore[Request] = DataWorkerCore(
             self.address,
             self._dispatcher_address,
@@ -72,11 +72,11 @@ class WorkerProcess(Process):
         )
         self._producers: dict[int, _Producer] = {}
         self._is_acting = False
-        self._asked: dict[int, DispatcherRequest] = {}
+        self._pending_calls: dict[int, DispatcherRequest] = {}
         self._dispatcher = Link(
-            self.network, self, self._dispatcher_address, self._said, self._lost
+            self.network, self, self._dispatcher_address, self._reply_received, self._lost
         )
-        self.network.listen(self, self.address, self._take)
+        self.network.listen(self, self.address, self._request_received)
         self.act()
 
     def _new_id(self) -> str:
@@ -84,44 +84,44 @@ class WorkerProcess(Process):
         return f"{self.name}-{self.starts}"
 
     def drain(self, seconds: float) -> None:
-        """Deliver what there is, then leave."""
-        if self.is_up and not self.is_paused and not self.is_leaving:
+        """Deliver buffered output, then stop."""
+        if self.is_up and not self.is_paused and not self.is_shutting_down:
             self.log("drains for", f"{seconds:.1f} s")
-            self.is_leaving = self.has_ever_left = True
+            self.is_shutting_down = self.was_ever_shut_down = True
             self.session.drain(seconds, self.simulation.now)
             self.act()
 
     def stop(self) -> None:
-        """Hand back, and leave."""
+        """Return splits, and stop."""
         if self.is_up and not self.is_paused:
             self.log("stops")
-            self.is_leaving = self.has_ever_left = True
+            self.is_shutting_down = self.was_ever_shut_down = True
             self.session.stop(self.simulation.now)
             self.act()
 
-    def kept(self) -> list[tuple[int, int]]:
-        """Return of each task the portions that nobody asked for, and the bytes that are out."""
+    def buffered_output(self) -> list[tuple[int, int]]:
+        """Return (batches without a request, unacknowledged bytes) of each task."""
         tasks = self.session.tasks._tasks.values()
-        kept = [_kept(task._delivery) for task in tasks]
-        return [each for each in kept if each is not None]
+        outputs = [_buffered_output(task._delivery) for task in tasks]
+        return [each for each in outputs if each is not None]
 
     # --- connections --------------------------------------------------------------------------
 
-    def _take(self, request: Request) -> None:
+    def _request_received(self, request: Request) -> None:
         assert isinstance(request.message, GetElements)
         self.session.request_received(request, request.message, self.simulation.now)
         self.act()
 
-    def _said(self, ticket: int, answer: Any, content: Any) -> None:
-        asked = self._asked.pop(ticket)
+    def _reply_received(self, ticket: int, answer: Any, content: Any) -> None:
+        call = self._pending_calls.pop(ticket)
         self.log("hears", answer)
-        self.session.reply_received(asked, answer, self.simulation.now)
+        self.session.reply_received(call, answer, self.simulation.now)
         self.act()
 
     def _lost(self, error: UnavailableError) -> None:
-        asked, self._asked = list(self._asked.values()), {}
+        calls, self._pending_calls = list(self._pending_calls.values()), {}
         if self.simulation.random.random() < 0.8:
-            for message in asked:
+            for message in calls:
                 self.session.reply_received(message, error, self.simulation.now)
             self.act()
 
@@ -129,9 +129,9 @@ class WorkerProcess(Process):
         self.act()
 
     def act(self) -> None:
-        """Do what the session wants done, until it wants nothing more."""
+        """Execute the core's actions until there are none."""
         if self._is_acting:
-            return  # whoever acts sees it when this is over
+            return  # the running call handles it afterwards
         self._is_acting = True
         try:
             while True:
@@ -142,12 +142,12 @@ class WorkerProcess(Process):
             self._is_acting = False
 
     def _do(self, actions: WorkerActions[Request]) -> bool:
-        """Carry actions out; return whether there may be more."""
+        """Execute actions; return whether there may be more."""
         for warning in actions.warnings:
             self.log("warns", warning)
         for call in actions.calls:
             self.log("asks", call)
-            self._asked[self._dispatcher.send(call)] = call
+            self._pending_calls[self._dispatcher.send(call)] = call
         for request, answer in actions.replies:
             replies.send_reply(request, answer, production.frame_of)  # type: ignore[arg-type]
         for start in actions.starts:
@@ -156,83 +156,85 @@ class WorkerProcess(Process):
         steps: list[tuple[int, Callable[[_Producer], None]]] = []
         steps += [(start.producer, _Producer.advance) for start in actions.starts]
         steps += [
-            (each, partial(_Producer.resume, most=actions.max_elements.get(each)))
+            (each, partial(_Producer.resume, max_elements=actions.max_elements.get(each)))
             for each in actions.resumes
         ]
-        steps += [(each.producer, partial(_Producer.take, grant=each)) for each in actions.grants]
-        steps += [(each, _Producer.let_wait) for each in actions.deferrals]
-        steps += [(each, _Producer.cut) for each in actions.stops]
+        steps += [
+            (each.producer, partial(_Producer.grant_splits, grant=each)) for each in actions.grants
+        ]
+        steps += [(each, _Producer.defer) for each in actions.deferrals]
+        steps += [(each, _Producer.stop) for each in actions.stops]
         for number, step in steps:
             if self.is_up and number in self._producers:
                 step(self._producers[number])
         for number in actions.cancellations:
             self.forget(number)
         if actions.is_finished and self.is_up:
-            self.has_left = True
+            self.has_stopped = True
             self.crash("has left")
         if self.is_up:
             self.wake_in(actions.wake_in)
         return bool(steps) and self.is_up
 
     def forget(self, producer: int) -> None:
-        known = self._producers.pop(producer, None)
-        if known is not None:
-            known.is_over = True
+        removed = self._producers.pop(producer, None)
+        if removed is not None:
+            removed.is_over = True
 
 
-def _kept(hand_out: Any) -> tuple[int, int] | None:
-    if isinstance(hand_out, RoundDelivery):
-        return hand_out._num_produced - hand_out._num_complete, 0
-    if isinstance(hand_out, FifoDelivery):
-        out = sum(portion.size for portion in hand_out._delivery.batches())
-        return len(hand_out._ready_batches), out
+def _buffered_output(delivery: Any) -> tuple[int, int] | None:
+    if isinstance(delivery, RoundDelivery):
+        return delivery._num_produced - delivery._num_complete, 0
+    if isinstance(delivery, FifoDelivery):
+        unacknowledged = sum(batch.size for batch in delivery._delivery.batches())
+        return len(delivery._ready_batches), unacknowledged
     return None
 
 
 class _Producer:
-    """Stands for the thread that reads a task's plan."""
+    """Stand-in for the thread that reads a task's plan."""
 
     def __init__(self, worker: WorkerProcess, start: StartProducer) -> None:
         self.worker, self.number = worker, start.producer
         self.is_over = False
-        self.most: int | None = None
+        self.max_elements: int | None = None
         task = start.definition
         self._steps: Production | FileSteps = produce(
             worker.plan,
             worker.simulation.random,
-            is_dealt=task.assigns_splits,
-            portion_bytes=start.max_batch_bytes,
-            origins=task.has_element_ids,
-            most=MAX_BATCH_ELEMENTS if task.num_consumers is None else 1,
-            most_now=lambda: self.most,
+            assigns_splits=task.assigns_splits,
+            max_batch_bytes=start.max_batch_bytes,
+            has_ids=task.has_element_ids,
+            max_elements=MAX_BATCH_ELEMENTS if task.num_consumers is None else 1,
+            requested_elements=lambda: self.max_elements,
             shard=task.shard_index or 0,
-            of=task.num_shards or 1,
+            num_shards=task.num_shards or 1,
             in_order=is_ordered(task),
             to_files=task.save_destination is not None,
         )
         if task.save_destination is not None:
             self._steps = FileSteps(self._steps, worker.simulation.random)
-        self._has_room, self._is_cut = True, False
+        self._has_room, self._is_stopped = True, False
         self._needs: Need | None = None
 
-    def resume(self, most: int | None) -> None:
-        self._has_room, self.most = True, most
+    def resume(self, max_elements: int | None) -> None:
+        self._has_room, self.max_elements = True, max_elements
         if self._needs is Need.ROOM:
             self.advance()
 
-    def let_wait(self) -> None:
-        files = self._steps.let_wait() if isinstance(self._steps, FileSteps) else None
-        if files is not None and self._needs is Need.UNITS:
+    def defer(self) -> None:
+        files = self._steps.defer() if isinstance(self._steps, FileSteps) else None
+        if files is not None and self._needs is Need.SPLITS:
             self._has_room = False
             self.worker.session.tasks.batch_produced(self.number, files, self.worker.simulation.now)
 
-    def cut(self) -> None:
-        self._is_cut = True
+    def stop(self) -> None:
+        self._is_stopped = True
         if self._needs is Need.ROOM:
             self.advance()
 
-    def take(self, grant: SplitGrant) -> None:
-        assert self._needs is Need.UNITS, f"producer {self.number} did not ask for units"
+    def grant_splits(self, grant: SplitGrant) -> None:
+        assert self._needs is Need.SPLITS, f"producer {self.number} did not request splits"
         if grant.is_pause:
             self.advance(production.Grant(0, 0, is_pause=True))
         elif grant.splits is None:
@@ -241,12 +243,12 @@ class _Producer:
             self.advance(production.Grant(*grant.splits, grant.deliver_at_once, grant.ordinals))
 
     def advance(self, grant: production.Grant | None = None) -> None:
-        """Go on until it must wait for something."""
+        """Continue until it must wait."""
         worker = self.worker
         session, now = worker.session, worker.simulation.now
         while not self.is_over and worker.is_up:
             if self._needs is Need.ROOM:
-                if self._is_cut:
+                if self._is_stopped:
                     self._end(None)
                     return
                 if not self._has_room:
@@ -262,12 +264,12 @@ class _Producer:
                 self._has_room = False
                 session.tasks.batch_produced(self.number, step, now)
             elif step is Need.DEATH:
-                worker.was_killed_by_a_unit = True
-                worker.killed_by_units += 1
-                worker.crash("is killed by a unit")
+                worker.was_killed_by_split = True
+                worker.split_kills += 1
+                worker.crash("is killed by a split")
             elif isinstance(step, Need):
                 self._needs = step
-                if step is Need.UNITS:
+                if step is Need.SPLITS:
                     session.tasks.splits_needed(self.number, now)
                     return
             else:

@@ -102,7 +102,7 @@ def test_a_state_remembers_what_was_drawn():
             next(iterator)
         state = iterator.get_state()
         rest = [int(x) for _, x in iterator]
-    assert state["at"] == {"stream": 4}
+    assert state["position"] == {"stream": 4}
     with iter(dataset) as iterator:
         iterator.set_state(state)
         assert [int(x) for _, x in iterator] == rest

@@ -1,4 +1,4 @@
-"""Folders on a local disk and elsewhere keep one contract."""
+"""Conformance tests of local and remote folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def filled(folder: Folder, name: str, data: bytes) -> None:
         file.write(data)
 
 
-def test_a_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
+def test_missing_folder_is_empty(tmp_path: Path) -> None:
     for folder in (open_folder(tmp_path / "no"), open_folder("memory://no-such-folder")):
         assert folder.list_published() == []
         assert folder.list_unpublished() == []
@@ -39,7 +39,7 @@ def test_a_folder_that_does_not_exist_is_empty(tmp_path: Path) -> None:
             folder.read("x")
 
 
-def test_a_file_is_seen_once_it_is_published(folder: Folder) -> None:
+def test_file_is_visible_once_published(folder: Folder) -> None:
     filled(folder, "b", b"two")
     filled(folder, "a", b"one")
     assert (folder.list_published(), folder.list_unpublished()) == ([], ["a", "b"])
@@ -52,14 +52,14 @@ def test_a_file_is_seen_once_it_is_published(folder: Folder) -> None:
     assert folder.read(folder.find_name("a", "1-a")) == b"one"
 
 
-def test_a_small_file_is_written_in_place_of_another(folder: Folder) -> None:
+def test_small_file_replaces_another(folder: Folder) -> None:
     folder.write("record", b"first")
     folder.write("record", b"second")
 
     assert folder.read("record") == b"second"
 
 
-def test_what_is_removed_is_gone_published_or_not(folder: Folder) -> None:
+def test_published_and_unpublished_files_can_be_removed(folder: Folder) -> None:
     for name in ("a", "b"):
         filled(folder, name, b"x")
     folder.publish("a", "1-a")
@@ -69,13 +69,13 @@ def test_what_is_removed_is_gone_published_or_not(folder: Folder) -> None:
     assert (folder.list_published(), folder.list_unpublished()) == ([], [])
 
 
-def test_a_folder_travels_to_another_process(folder: Folder) -> None:
+def test_folder_can_be_pickled(folder: Folder) -> None:
     folder.write("record", b"data")
 
     assert pickle.loads(pickle.dumps(folder)).read("record") == b"data"
 
 
-def test_files_have_names_that_others_can_open(folder: Folder) -> None:
+def test_paths_of_files_can_be_opened(folder: Folder) -> None:
     folder.write("record", b"data")
 
     with fsspec.open(folder.path("record"), "rb") as file:
@@ -83,13 +83,13 @@ def test_files_have_names_that_others_can_open(folder: Folder) -> None:
     assert folder.is_local == os.path.exists(folder.path("record"))
 
 
-def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+def test_folder_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(FailedPreconditionError, match="a part of the path is a file"):
+        with pytest.raises(FailedPreconditionError, match="a parent of it is a file"):
             open_folder(path).write("x", b"")
 
 
-def test_a_file_system_that_there_is_not_is_named() -> None:
+def test_unknown_file_system_is_named() -> None:
     with pytest.raises(ValueError, match=r"'nosuch://x': .*fsspec has no file system"):
         open_folder("nosuch://x")

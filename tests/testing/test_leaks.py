@@ -13,12 +13,12 @@ import pytest
 from headrace.testing import ManualClock, assert_no_leaks
 
 
-def test_code_that_gives_everything_back_passes():
+def test_code_that_releases_everything_passes():
     with assert_no_leaks(grace=0.0):
         os.close(os.open("/dev/zero", os.O_RDONLY))
 
 
-def test_a_thread_that_still_runs_is_named():
+def test_running_thread_is_named():
     leave = threading.Event()
     thread = threading.Thread(target=leave.wait, name="forgotten", daemon=True)
     with pytest.raises(AssertionError, match="thread 'forgotten'"), assert_no_leaks(grace=0.0):
@@ -27,7 +27,7 @@ def test_a_thread_that_still_runs_is_named():
     thread.join()
 
 
-def test_a_thread_that_ends_within_the_grace_is_no_leak():
+def test_thread_that_ends_within_the_grace_period_is_no_leak():
     leave = threading.Event()
     thread = threading.Thread(target=leave.wait, daemon=True)
     with assert_no_leaks(grace=30.0):
@@ -35,7 +35,7 @@ def test_a_thread_that_ends_within_the_grace_is_no_leak():
         leave.set()
 
 
-def test_what_ends_while_the_collector_runs_for_long_is_no_leak(monkeypatch):
+def test_resource_freed_during_garbage_collection_is_no_leak(monkeypatch):
     leave = threading.Event()
     thread = threading.Thread(target=leave.wait, daemon=True)
 
@@ -44,12 +44,12 @@ def test_what_ends_while_the_collector_runs_for_long_is_no_leak(monkeypatch):
         thread.join()
 
     monkeypatch.setattr(gc, "collect", collect)
-    # No time is left when the collector is done, as where it took longer than the grace.
+    # No time remains after the garbage collection, as if it took longer than the grace period.
     with assert_no_leaks(grace=0.0):
         thread.start()
 
 
-def test_a_process_that_did_not_run_for_longer_than_the_grace_looks_on(monkeypatch):
+def test_process_paused_beyond_the_grace_period_checks_again(monkeypatch):
     leave = threading.Event()
     thread = threading.Thread(target=leave.wait, daemon=True)
     looks, clock = [], ManualClock()
@@ -66,7 +66,7 @@ def test_a_process_that_did_not_run_for_longer_than_the_grace_looks_on(monkeypat
         thread.start()
 
 
-def test_what_becomes_garbage_in_the_grace_is_collected():
+def test_garbage_of_the_grace_period_is_collected():
     class Holder:
         def __init__(self):
             self.itself = self
@@ -81,7 +81,7 @@ def test_what_becomes_garbage_in_the_grace_is_collected():
         leave.wait()
 
     def go_when_collected(phase, info):
-        # Not garbage for the first collection: the thread is there still.
+        # Not garbage for the first collection: the thread is still running.
         if phase == "stop":
             leave.set()
 
@@ -91,7 +91,7 @@ def test_what_becomes_garbage_in_the_grace_is_collected():
     gc.callbacks.remove(go_when_collected)
 
 
-def test_an_open_file_is_named():
+def test_open_file_is_named():
     opened = []
     with (
         pytest.raises(AssertionError, match=r"file descriptor \d+ -> /dev/zero"),
@@ -101,7 +101,7 @@ def test_an_open_file_is_named():
     os.close(opened[0])
 
 
-def test_a_child_process_is_named():
+def test_child_process_is_named():
     started = []
     with pytest.raises(AssertionError, match=r"child process \d+: "), assert_no_leaks(grace=0.0):
         started.append(
@@ -112,27 +112,27 @@ def test_a_child_process_is_named():
     started[0].communicate()
 
 
-def test_shared_memory_of_ours_is_named():
+def test_shared_memory_of_this_process_is_named():
     entry = Path(f"/dev/shm/headrace-{os.getpid()}-left")
     with pytest.raises(AssertionError, match=f"shared memory {entry}"), assert_no_leaks(grace=0.0):
         entry.touch()
     entry.unlink()
 
 
-def test_shared_memory_of_another_live_process_is_not_ours():
+def test_shared_memory_of_another_live_process_is_ignored():
     entry = Path(f"/dev/shm/headrace-{os.getppid()}-other")
     with assert_no_leaks(grace=0.0):
         entry.touch()
     entry.unlink()
 
 
-def test_what_is_allowed_does_not_count():
+def test_allowed_resources_are_ignored():
     with assert_no_leaks(grace=0.0, allowed=["/dev/zero"]):
         opened = os.open("/dev/zero", os.O_RDONLY)
     os.close(opened)
 
 
-def test_the_error_of_the_block_itself_comes_first():
+def test_error_of_the_block_is_raised_first():
     opened = []
 
     def open_and_fail():
@@ -144,13 +144,13 @@ def test_the_error_of_the_block_itself_comes_first():
     os.close(opened[0])
 
 
-def test_a_manual_clock_moves_only_when_told():
+def test_manual_clock_moves_only_on_request():
     clock = ManualClock(5.0)
     assert (clock(), clock()) == (5.0, 5.0)
     clock.advance(2.5)
     assert clock() == 7.5
 
 
-def test_a_manual_clock_does_not_go_back():
+def test_manual_clock_does_not_run_backwards():
     with pytest.raises(ValueError, match="seconds=-1"):
         ManualClock().advance(-1)

@@ -17,15 +17,15 @@ from headrace.transport import inprocess, zeromq
 from headrace.transport.channel import Channel, TransportServer
 from headrace.transport.security import Security, new_keys
 from headrace.transport.shared_memory import SharedMemoryOptions
+from tests.transport.messages import TestReply, TestRequest
 from tests.transport.peer import TestHandler
-from tests.transport.words import TestReply, TestRequest
 
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass
-class Carrier:
-    """One way to carry calls: how its servers and channels are made, and closed at the end."""
+class TransportFixture:
+    """One transport: creates its servers and channels, and closes them at the end."""
 
     name: str
     keys: Path | None = None
@@ -71,23 +71,23 @@ class Carrier:
 
 
 @pytest.fixture(params=["inprocess", "tcp", "shared-memory", "curve"])
-def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]:
+def carrier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TransportFixture]:
     keys = new_keys(tmp_path / "keys") if request.param == "curve" else None
-    carrier = Carrier(request.param, keys)
+    carrier = TransportFixture(request.param, keys)
     yield carrier
     carrier.close()
 
 
 @pytest.fixture(params=["tcp", "shared-memory", "curve"])
-def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Carrier]:
+def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TransportFixture]:
     keys = new_keys(tmp_path / "keys") if request.param == "curve" else None
-    carrier = Carrier(request.param, keys)
+    carrier = TransportFixture(request.param, keys)
     yield carrier
     carrier.close()
 
 
 class Peer:
-    """A server of the test words in a process of its own."""
+    """A server of the test messages in a separate process."""
 
     def __init__(self, port: int, keys: Path | None) -> None:
         arguments = [str(port)] + ([str(keys)] if keys else [])
@@ -98,7 +98,7 @@ class Peer:
 
     def stop(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)  # Until it does stand still.
+        os.waitpid(self.process.pid, os.WUNTRACED)  # Wait until the process is stopped.
 
     def go_on(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
@@ -158,5 +158,5 @@ def run_python() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 @pytest.fixture(scope="session", autouse=True)
 def _pyzmq_collects_sent_memory() -> None:
     # pyzmq keeps one thread, with its sockets, for memory that was sent without a copy, from the
-    # first such message to the end of the process. It starts here, so that no test is blamed.
+    # first such message to the end of the process. Start it here, so that no test fails for it.
     zmq.Frame(bytearray(1 << 20), copy=False)

@@ -1,4 +1,4 @@
-"""A server of the test words; as a program it serves until its standard input ends.
+"""A server of the test messages; as a program it serves until its standard input ends.
 
 python -m tests.transport.peer PORT [KEYS]
 """
@@ -14,7 +14,7 @@ from headrace import errors
 from headrace.transport import zeromq
 from headrace.transport.channel import Request
 from headrace.transport.security import Security
-from tests.transport.words import (
+from tests.transport.messages import (
     Count,
     Echo,
     Echoed,
@@ -28,7 +28,7 @@ from tests.transport.words import (
 
 
 class TestHandler:
-    """Answers at once, but for what is held."""
+    """Answers at once, except for held requests."""
 
     __test__ = False
 

@@ -1,4 +1,4 @@
-"""Arenas that share a budget, and segments that are held for too long."""
+"""Tests of arenas with a shared budget, and of overdue segments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def identity() -> ProcessIdentity:
 
 
 def grow(arena: Arena, mappings: SegmentMappings) -> int:
-    """Have the arena offer all that it may; return how many segments it offered."""
+    """Make the arena offer segments up to its budget; return their number."""
     offers = 0
     while (placed := arena.write([memoryview(bytes(MIB // 4))])) is not None:
         if isinstance(placed, BufferLocation):
@@ -48,7 +48,7 @@ def grow(arena: Arena, mappings: SegmentMappings) -> int:
     return offers
 
 
-def test_a_budget_is_dealt_out_in_whole_pages_and_taken_back():
+def test_budget_is_reserved_and_released_in_whole_pages():
     budget = ArenaBudget(10 * 4096 + 5)
     assert budget.reserve(6 * 4096, 4096) == 6 * 4096
     assert budget.reserve(6 * 4096, 5 * 4096) == 0
@@ -58,7 +58,7 @@ def test_a_budget_is_dealt_out_in_whole_pages_and_taken_back():
     assert budget.reserve(4096, 4096) == 4096
 
 
-def test_all_arenas_of_a_server_share_one_bound(identity: ProcessIdentity):
+def test_all_arenas_of_a_server_share_one_budget(identity: ProcessIdentity):
     budget = ArenaBudget(OPTIONS.server_bytes)
     one, other = (Arena(identity, OPTIONS, budget) for _ in range(2))
     assert grow(one, SegmentMappings()) == 2, "as many as one channel may have"
@@ -69,9 +69,7 @@ def test_all_arenas_of_a_server_share_one_bound(identity: ProcessIdentity):
     assert budget.available == OPTIONS.server_bytes
 
 
-def test_a_segment_that_is_held_for_too_long_is_the_channel_s(
-    identity: ProcessIdentity, clock: ManualClock
-):
+def test_overdue_segment_is_abandoned_to_the_channel(identity: ProcessIdentity, clock: ManualClock):
     budget = ArenaBudget(OPTIONS.server_bytes)
     arena = Arena(identity, OPTIONS, budget, clock=clock)
     mappings = SegmentMappings()
@@ -98,9 +96,7 @@ def test_a_segment_that_is_held_for_too_long_is_the_channel_s(
     arena.close()
 
 
-def test_a_segment_whose_slots_come_back_in_time_stays(
-    identity: ProcessIdentity, clock: ManualClock
-):
+def test_segment_with_slots_released_in_time_is_kept(identity: ProcessIdentity, clock: ManualClock):
     arena = Arena(identity, OPTIONS, clock=clock)
     mappings = SegmentMappings()
     mappings.open_segment(arena.write([memoryview(bytes(50_000))]))
@@ -114,7 +110,7 @@ def test_a_segment_whose_slots_come_back_in_time_stays(
     arena.close()
 
 
-def test_memory_goes_only_after_the_replies_on_their_way(identity: ProcessIdentity):
+def test_segment_is_retired_only_after_its_unsent_replies(identity: ProcessIdentity):
     arena = Arena(identity, OPTIONS)
     mappings = SegmentMappings()
     mappings.open_segment(arena.write([memoryview(bytes(50_000))]))
@@ -126,7 +122,7 @@ def test_memory_goes_only_after_the_replies_on_their_way(identity: ProcessIdenti
     assert arena.bytes_mapped == 0
 
 
-def test_what_lies_in_a_row_is_copied_at_once(identity: ProcessIdentity, monkeypatch):
+def test_adjacent_buffers_are_copied_at_once(identity: ProcessIdentity, monkeypatch):
     arena, mappings = Arena(identity, OPTIONS), SegmentMappings()
     mappings.open_segment(arena.write([memoryview(bytes(50_000))]))
     arena.apply_report(mappings.take_report())
@@ -157,7 +153,7 @@ def offered(fd: int) -> SegmentOffer:
     return SegmentOffer(1, os.getpid(), fd, found.st_ino, found.st_size)
 
 
-def test_a_file_that_is_no_segment_is_refused_unopened_and_counted(tmp_path):
+def test_file_that_is_not_a_segment_is_refused_unopened_and_counted(tmp_path):
     os.mkfifo(tmp_path / "fifo")  # To open one would wait for a writer.
     secret = tmp_path / "secret"
     secret.write_bytes(b"x" * 4096)
@@ -171,7 +167,7 @@ def test_a_file_that_is_no_segment_is_refused_unopened_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["headrace", "other"])
-def test_a_memfd_that_could_be_cut_short_is_refused_and_counted(name: str):
+def test_unsealed_memfd_is_refused_and_counted(name: str):
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(fd, mmap.PAGESIZE)
     mappings, before = SegmentMappings(), refused()
@@ -181,7 +177,7 @@ def test_a_memfd_that_could_be_cut_short_is_refused_and_counted(name: str):
     os.close(fd)
 
 
-def test_a_segment_cannot_be_cut_short(identity: ProcessIdentity):
+def test_segment_cannot_be_truncated(identity: ProcessIdentity):
     arena = Arena(identity, OPTIONS)
     offer = arena.write([memoryview(bytes(50_000))])
     with pytest.raises(PermissionError):
@@ -189,7 +185,7 @@ def test_a_segment_cannot_be_cut_short(identity: ProcessIdentity):
     arena.close()
 
 
-def test_the_bound_of_a_server_is_two_gigabytes_or_a_quarter_of_memory():
+def test_default_server_budget_is_2_gb_or_a_quarter_of_memory():
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert SharedMemoryOptions().server_bytes == min(2 << 30, memory // 4)
 
@@ -197,6 +193,6 @@ def test_the_bound_of_a_server_is_two_gigabytes_or_a_quarter_of_memory():
 @pytest.mark.parametrize(
     ("field", "value"), [("server_bytes", 0), ("lease_seconds", 0.0), ("lease_seconds", -1.0)]
 )
-def test_bounds_that_make_no_sense_are_refused(field, value):
+def test_invalid_bounds_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field}="):
         SharedMemoryOptions(**{field: value})

@@ -1,4 +1,4 @@
-"""What every carrier keeps of the contract in `transport/channel.py`."""
+"""Conformance tests of every transport for the interface in `transport/channel.py`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from headrace import errors
 from headrace.transport.channel import Reply, Request
-from tests.transport.conftest import Carrier
-from tests.transport.words import (
+from tests.transport.conftest import TransportFixture
+from tests.transport.messages import (
     Echo,
     Echoed,
     Explode,
@@ -37,7 +37,7 @@ def receive_all(channel, count: int, seconds: float = 20.0) -> dict[int, Reply]:
     return replies
 
 
-def test_a_call_is_answered(carrier: Carrier):
+def test_call_returns_the_reply(carrier: TransportFixture):
     _, channel = carrier.pair()
     message, buffers = channel.call(Echo(number=3), timeout=10)
     assert message == Echoed(number=3)
@@ -45,7 +45,7 @@ def test_a_call_is_answered(carrier: Carrier):
 
 
 @pytest.mark.parametrize("sizes", [[0], [1], [63, 0, 64], [16_384], [5_000_000, 3, 70_001]])
-def test_buffers_arrive_intact_and_writable(carrier: Carrier, sizes: list[int]):
+def test_buffers_arrive_intact_and_writable(carrier: TransportFixture, sizes: list[int]):
     _, channel = carrier.pair()
     seed = 11
     rng = np.random.default_rng(seed)
@@ -62,7 +62,7 @@ def test_buffers_arrive_intact_and_writable(carrier: Carrier, sizes: list[int]):
 
 
 @pytest.mark.heavy
-def test_a_huge_buffer_crosses_both_ways(carrier: Carrier):
+def test_huge_buffer_crosses_both_ways(carrier: TransportFixture):
     _, channel = carrier.pair()
     seed = 12
     sent = np.random.default_rng(seed).bytes(60_000_001)
@@ -71,21 +71,21 @@ def test_a_huge_buffer_crosses_both_ways(carrier: Carrier):
     assert small == b"small"
 
 
-def test_a_buffer_of_any_shape_and_type_travels_as_bytes(carrier: Carrier):
+def test_buffer_of_any_shape_and_dtype_is_sent_as_bytes(carrier: TransportFixture):
     _, channel = carrier.pair()
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     _, (buffer,) = channel.call(Echo(), [array.data], timeout=10)
     assert bytes(buffer) == array.tobytes()
 
 
-def test_a_buffer_with_gaps_is_refused_where_it_is_sent(carrier: Carrier):
+def test_non_contiguous_buffer_is_refused_by_the_sender(carrier: TransportFixture):
     _, channel = carrier.pair()
     with pytest.raises(ValueError, match="gaps"):
         channel.send(Echo(), [np.zeros((4, 4), np.uint8)[:, ::2].data])
     assert channel.call(Echo(number=1), timeout=10)[0] == Echoed(number=1)
 
 
-def test_requests_may_be_answered_out_of_order(carrier: Carrier):
+def test_requests_may_be_answered_out_of_order(carrier: TransportFixture):
     _, channel = carrier.pair()
     tickets = {channel.send(Hold(number=n), [bytes([n]) * 40_000]): n for n in range(20)}
     last = channel.send(Release())
@@ -97,7 +97,7 @@ def test_requests_may_be_answered_out_of_order(carrier: Carrier):
         assert bytes(reply.buffers[0]) == bytes([tickets[ticket]]) * 40_000
 
 
-def test_requests_may_be_answered_from_many_threads(carrier: Carrier):
+def test_requests_may_be_answered_from_many_threads(carrier: TransportFixture):
     def answer_elsewhere(requests: Sequence[Request]) -> None:
         for request in requests:
             threading.Thread(
@@ -112,7 +112,7 @@ def test_requests_may_be_answered_from_many_threads(carrier: Carrier):
     assert {t: r.message.number for t, r in replies.items()} == tickets
 
 
-def test_a_second_answer_is_ignored(carrier: Carrier):
+def test_second_reply_to_a_request_is_ignored(carrier: TransportFixture):
     def answer_twice(requests: Sequence[Request]) -> None:
         for request in requests:
             request.reply(Echoed(number=1))
@@ -124,7 +124,7 @@ def test_a_second_answer_is_ignored(carrier: Carrier):
     assert channel.receive(0.05) is None
 
 
-def test_a_peer_has_one_name_and_no_other_has_it(carrier: Carrier):
+def test_peer_has_a_stable_unique_name(carrier: TransportFixture):
     peers: list[str] = []
 
     def note(requests: Sequence[Request]) -> None:
@@ -142,7 +142,7 @@ def test_a_peer_has_one_name_and_no_other_has_it(carrier: Carrier):
 @pytest.mark.parametrize(
     "name", sorted(set(errors.__all__) - {"UserFunctionError", "describe_error"})
 )
-def test_our_errors_arrive_as_the_same_class(carrier: Carrier, name: str):
+def test_headrace_errors_arrive_as_the_same_class(carrier: TransportFixture, name: str):
     _, channel = carrier.pair()
     ticket = channel.send(Fail(name=name))
     reply = channel.receive(10)
@@ -161,7 +161,9 @@ def test_our_errors_arrive_as_the_same_class(carrier: Carrier, name: str):
         ("Strange", errors.HeadraceError, "Strange: made up"),
     ],
 )
-def test_other_errors_arrive_as_what_both_ends_know(carrier: Carrier, name, kind, text):
+def test_other_errors_arrive_as_a_class_known_to_both_ends(
+    carrier: TransportFixture, name, kind, text
+):
     _, channel = carrier.pair()
     with pytest.raises(kind) as caught:
         channel.call(Fail(name=name), timeout=10)
@@ -169,7 +171,7 @@ def test_other_errors_arrive_as_what_both_ends_know(carrier: Carrier, name, kind
     assert str(caught.value) == text
 
 
-def test_a_user_function_error_keeps_what_it_knows(carrier: Carrier):
+def test_user_function_error_keeps_its_attributes(carrier: TransportFixture):
     _, channel = carrier.pair()
     with pytest.raises(errors.UserFunctionError, match="it raised") as caught:
         channel.call(Fail(name="UserFunctionError"), timeout=10)
@@ -178,21 +180,21 @@ def test_a_user_function_error_keeps_what_it_knows(carrier: Carrier):
     assert error.original_traceback == "Traceback ..."
 
 
-def test_a_handler_that_raises_fails_the_batch_and_goes_on(carrier: Carrier):
+def test_failing_handler_fails_its_batch_and_the_server_continues(carrier: TransportFixture):
     _, channel = carrier.pair()
     with pytest.raises(errors.NotFoundError, match="the handler raised"):
         channel.call(Explode(), timeout=10)
     assert channel.call(Echo(number=2), timeout=10)[0] == Echoed(number=2)
 
 
-def test_a_word_that_the_server_does_not_know_is_an_error(carrier: Carrier):
+def test_unsupported_request_type_is_an_error(carrier: TransportFixture):
     _, channel = carrier.pair()
-    with pytest.raises(errors.FailedPreconditionError, match="does not understand"):
+    with pytest.raises(errors.FailedPreconditionError, match="does not support"):
         channel.call(Stranger(), timeout=10)
     assert channel.call(Echo(number=2), timeout=10)[0] == Echoed(number=2)
 
 
-def test_an_answer_that_comes_too_late_is_dropped(carrier: Carrier):
+def test_late_reply_is_dropped(carrier: TransportFixture):
     handler_gate = threading.Event()
 
     def wait_for_the_first(requests: Sequence[Request]) -> None:
@@ -202,20 +204,20 @@ def test_an_answer_that_comes_too_late_is_dropped(carrier: Carrier):
             request.reply(Echoed(number=request.message.number), [b"x" * 50_000])
 
     channel = carrier.connect(carrier.serve(wait_for_the_first).address)
-    with pytest.raises(errors.DeadlineExceededError, match=r"did not answer Echo in 0\.1 s"):
+    with pytest.raises(errors.DeadlineExceededError, match=r"did not reply to Echo within 0\.1 s"):
         channel.call(Echo(number=1), timeout=0.1)
     handler_gate.set()
     assert channel.call(Echo(number=2), timeout=10)[0] == Echoed(number=2)
 
 
-def test_a_call_while_requests_are_unanswered_is_refused(carrier: Carrier):
+def test_call_with_pending_requests_is_refused(carrier: TransportFixture):
     _, channel = carrier.pair()
     channel.send(Hold())
-    with pytest.raises(errors.FailedPreconditionError, match="1 earlier request"):
+    with pytest.raises(errors.FailedPreconditionError, match="no other request is pending, but 1"):
         channel.call(Echo(), timeout=10)
 
 
-def test_receive_without_an_answer_returns_none(carrier: Carrier):
+def test_receive_without_a_reply_returns_none(carrier: TransportFixture):
     _, channel = carrier.pair()
     assert channel.receive(0.01) is None
     channel.send(Hold())
@@ -223,7 +225,7 @@ def test_receive_without_an_answer_returns_none(carrier: Carrier):
     assert channel.receive(0) is None
 
 
-def test_a_call_to_nobody_is_unavailable(carrier: Carrier):
+def test_call_without_a_server_is_unavailable(carrier: TransportFixture):
     server = carrier.serve()
     server.close()
     channel = carrier.connect(server.address)
@@ -232,7 +234,7 @@ def test_a_call_to_nobody_is_unavailable(carrier: Carrier):
             channel.call(Echo(), timeout=20)
 
 
-def test_a_server_that_closes_is_unavailable_until_another_takes_its_address(carrier: Carrier):
+def test_closed_server_is_unavailable_until_another_takes_its_address(carrier: TransportFixture):
     server, channel = carrier.pair()
     channel.call(Make(number=1, size=50_000), timeout=10)
     channel.send(Hold())
@@ -250,13 +252,13 @@ def test_a_server_that_closes_is_unavailable_until_another_takes_its_address(car
         assert bytes(buffer) == bytes([n]) * 50_000
 
 
-def test_an_idle_channel_finds_a_restarted_server(carrier: Carrier):
+def test_idle_channel_reconnects_to_a_restarted_server(carrier: TransportFixture):
     server, channel = carrier.pair()
     channel.call(Echo(), timeout=10)
     server.close()
     carrier.serve(port=int(server.address.rpartition(":")[2]))
     until = time.monotonic() + 10
-    while True:  # The loss may be noticed with the next request only; the caller tries again.
+    while True:  # The loss may be detected only by the next request; the caller retries.
         try:
             assert channel.call(Echo(number=5), timeout=10)[0] == Echoed(number=5)
             break
@@ -264,14 +266,14 @@ def test_an_idle_channel_finds_a_restarted_server(carrier: Carrier):
             assert time.monotonic() < until
 
 
-def test_a_port_in_use_is_an_os_error_that_says_so(carrier: Carrier):
+def test_port_in_use_is_an_os_error(carrier: TransportFixture):
     server = carrier.serve()
     with pytest.raises(OSError, match="is in use") as caught:
         carrier.serve(port=int(server.address.rpartition(":")[2]))
     assert caught.value.errno == errno.EADDRINUSE
 
 
-def test_a_request_answered_after_the_server_closed_does_no_harm(carrier: Carrier):
+def test_reply_after_the_server_closed_is_ignored(carrier: TransportFixture):
     held: list[Request] = []
     server = carrier.serve(held.extend)
     channel = carrier.connect(server.address)
@@ -281,13 +283,13 @@ def test_a_request_answered_after_the_server_closed_does_no_harm(carrier: Carrie
         channel.receive(0.01)
     server.close()
     held[0].reply(Echoed(), [b"x" * 100_000])
-    # It went nowhere: not to the next server's clients, either.
+    # The reply was dropped, and did not reach clients of the next server either.
     _, other = carrier.pair()
     assert other.call(Echo(number=7), timeout=20)[0] == Echoed(number=7)
     assert other.receive(0) is None
 
 
-def test_a_closed_channel_says_so(carrier: Carrier):
+def test_closed_channel_is_an_error(carrier: TransportFixture):
     _, channel = carrier.pair()
     channel.send(Hold())
     channel.close()
@@ -298,7 +300,7 @@ def test_a_closed_channel_says_so(carrier: Carrier):
         channel.receive(1)
 
 
-def test_thousands_of_small_calls_arrive_once_each(carrier: Carrier):
+def test_thousands_of_small_calls_arrive_once_each(carrier: TransportFixture):
     _, channel = carrier.pair()
     seed = 5
     rng = random.Random(seed)
@@ -314,8 +316,8 @@ def test_thousands_of_small_calls_arrive_once_each(carrier: Carrier):
             assert reply.message == Echoed(number=waiting.pop(reply.request_id))
 
 
-def test_a_consumer_may_keep_every_buffer(carrier: Carrier):
-    # 60 MB through an arena of 24 MB: what finds no room takes the socket.
+def test_consumer_may_keep_every_buffer(carrier: TransportFixture):
+    # 60 MB through an arena of 24 MB: buffers that do not fit use the socket.
     _, channel = carrier.pair()
     kept = []
     for n in range(60):
@@ -326,7 +328,7 @@ def test_a_consumer_may_keep_every_buffer(carrier: Carrier):
         assert array.min() == array.max() == n
 
 
-def test_buffers_stay_valid_after_the_channel_and_the_server_are_closed(carrier: Carrier):
+def test_buffers_stay_valid_after_the_channel_and_the_server_are_closed(carrier: TransportFixture):
     server, channel = carrier.pair()
     kept = [channel.call(Make(number=n, size=300_000), timeout=20)[1][0] for n in range(5)]
     channel.close()

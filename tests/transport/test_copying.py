@@ -1,4 +1,4 @@
-"""Copies by two threads are copies, whoever comes first, and whoever interrupts."""
+"""Tests of copies by two threads, in any order and with interruptions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def copied(size):
 
 
 @pytest.mark.parametrize("size", [1, SIZE - 100, SIZE])
-def test_all_bytes_are_copied_and_no_other_is_touched(size):
+def test_all_bytes_are_copied_and_no_others_changed(size):
     assert copied(size)
 
 
-def test_without_a_thread_one_copies_all(monkeypatch):
+def test_caller_copies_everything_without_a_thread(monkeypatch):
     def none_left(thread):
         raise RuntimeError("no more threads")
 
@@ -34,7 +34,7 @@ def test_without_a_thread_one_copies_all(monkeypatch):
     assert copied(SIZE)
 
 
-def test_a_thread_that_comes_too_late_touches_nothing(monkeypatch):
+def test_late_thread_copies_nothing(monkeypatch):
     late = []
     monkeypatch.setattr(copying, "start_thread", late.append)
     assert copied(SIZE)
@@ -44,7 +44,7 @@ def test_a_thread_that_comes_too_late_touches_nothing(monkeypatch):
     assert not late[0].is_alive()
 
 
-def test_whoever_is_interrupted_waits_for_the_other_half(monkeypatch):
+def test_interrupted_copy_waits_for_the_other_half(monkeypatch):
     begun, go_on, done = threading.Event(), threading.Event(), []
     real, main = ctypes.memmove, threading.current_thread()
 

@@ -42,32 +42,32 @@ def room_to_send(connection: socket.socket) -> int:
 
 
 def room_in_a_cache() -> int:
-    # Twice 512 KiB, for the kernel's own notes are counted; less where it gives nobody so much.
+    # Twice 512 KiB, since the kernel counts its bookkeeping; less if its limit is lower.
     with socket.socket() as fresh:
         fresh.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 << 10)
         return room_to_send(fresh)
 
 
-def test_what_waits_in_a_connection_within_this_host_fits_into_a_cache():
+def test_receive_buffer_of_a_local_connection_fits_into_a_cache():
     for connection in connected_from("127.0.0.1"):
         limit_receive_buffer(connection)
         assert room_to_send(connection) == room_in_a_cache()
 
 
-def test_the_kernel_decides_how_much_waits_on_the_way_to_another_address():
+def test_receive_buffer_of_a_remote_connection_is_unchanged():
     for connection in connected_from("127.0.0.2"):
         before = room_to_send(connection)
         limit_receive_buffer(connection)
         assert room_to_send(connection) == before
 
 
-def test_a_connection_that_has_ended_is_left_as_it_is(ends):
+def test_ended_connection_is_left_unchanged(ends):
     one, _ = ends
     one.close()
     limit_receive_buffer(one)
 
 
-def test_a_number_that_was_given_to_another_file_is_not_touched(ends):
+def test_reused_descriptor_number_is_not_touched(ends):
     one, other = ends
     found = Descriptor.of(one.fileno())
     number = one.detach()
@@ -80,19 +80,19 @@ def test_a_number_that_was_given_to_another_file_is_not_touched(ends):
         found.close()
         other.send(b"still open")
     except BrokenPipeError:
-        pass  # The end that was closed above; what matters is that ours is still there.
+        pass  # The end that was closed above; the other end must still be open.
     finally:
         os.fstat(replaced)
         os.close(replaced)
 
 
-def test_a_closed_number_is_nothing():
+def test_closed_descriptor_number_gives_none():
     number = os.open("/dev/null", os.O_RDONLY)
     os.close(number)
     assert Descriptor.of(number) is None
 
 
-def test_a_connection_that_is_shut_down_is_closed_for_both(ends):
+def test_shutdown_closes_a_connection_for_both_ends(ends):
     one, other = ends
     assert not closed_by_peer(other)
     Descriptor.of(one.fileno()).shut_down()
@@ -100,9 +100,7 @@ def test_a_connection_that_is_shut_down_is_closed_for_both(ends):
     assert other.recv(1) == b""
 
 
-def test_a_connection_is_shut_down_where_no_number_is_left_for_a_second_handle(
-    ends, monkeypatch: pytest.MonkeyPatch
-):
+def test_connection_is_shut_down_without_a_free_descriptor(ends, monkeypatch: pytest.MonkeyPatch):
     def refuse(number: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -115,7 +113,7 @@ def test_a_connection_is_shut_down_where_no_number_is_left_for_a_second_handle(
     os.fstat(one.fileno())
 
 
-def test_a_connection_with_unread_bytes_is_seen_to_be_closed(ends):
+def test_closed_connection_with_unread_bytes_is_detected(ends):
     one, other = ends
     one.send(b"unread")
     assert not closed_by_peer(other)
@@ -123,7 +121,7 @@ def test_a_connection_with_unread_bytes_is_seen_to_be_closed(ends):
     assert closed_by_peer(other)
 
 
-def test_a_high_number_is_a_warning_once(monkeypatch, caplog):
+def test_high_descriptor_number_warns_once(monkeypatch, caplog):
     monkeypatch.setattr(descriptors, "_warned", False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
     with caplog.at_level(logging.WARNING):
@@ -132,10 +130,10 @@ def test_a_high_number_is_a_warning_once(monkeypatch, caplog):
         for _ in range(3):
             warn_near_file_limit(900)
     (record,) = caplog.records
-    assert "900 of the 1000 files" in record.getMessage()
+    assert "900 of at most 1000 files" in record.getMessage()
 
 
-def test_no_limit_is_no_reason_to_warn(monkeypatch, caplog):
+def test_unlimited_descriptors_do_not_warn(monkeypatch, caplog):
     monkeypatch.setattr(descriptors, "_warned", False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
     with caplog.at_level(logging.WARNING):

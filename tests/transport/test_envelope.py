@@ -21,11 +21,11 @@ from headrace.transport.envelope import (
     join_frames,
     split_frames,
 )
-from tests.transport.words import Echo
+from tests.transport.messages import Echo
 
 
 @given(st.integers(0, 2**63), st.integers())
-def test_a_header_keeps_its_message_encoded(ticket, number):
+def test_header_keeps_its_message_encoded(ticket, number):
     number %= 2**63
     header = RequestHeader(ticket, 0, msgspec.Raw(encode(Echo(number=number))))
     again = decode_request_header(encode(header))
@@ -34,7 +34,7 @@ def test_a_header_keeps_its_message_encoded(ticket, number):
 
 
 @given(st.binary(max_size=200))
-def test_bytes_of_chance_are_a_header_or_a_decode_error(data):
+def test_random_bytes_are_a_header_or_a_decode_error(data):
     with contextlib.suppress(msgspec.DecodeError, ValueError):
         assert isinstance(decode_request_header(data), RequestHeader)
 
@@ -43,7 +43,7 @@ def test_bytes_of_chance_are_a_header_or_a_decode_error(data):
     st.text(st.characters(codec=None)),
     st.sampled_from(sorted(set(errors.__all__) - {"describe_error"})),
 )
-def test_any_text_crosses_in_our_errors(text, name):
+def test_headrace_errors_carry_any_text(text, name):
     kind = getattr(errors, name)
     again = decode_error(encode_error(kind(text)))
     assert type(again) is kind
@@ -60,7 +60,7 @@ def test_any_text_crosses_in_our_errors(text, name):
         (ValueError(), ValueError, ""),
     ],
 )
-def test_builtin_errors_cross_where_text_makes_them(error, kind, text):
+def test_builtin_errors_cross_if_made_from_text(error, kind, text):
     again = decode_error(encode_error(error))
     if type(error) is FileNotFoundError:
         kind = FileNotFoundError
@@ -70,7 +70,7 @@ def test_builtin_errors_cross_where_text_makes_them(error, kind, text):
 
 
 @pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "eval", "Exploit", ""])
-def test_a_name_that_is_no_known_error_becomes_a_headrace_error(name):
+def test_unknown_error_name_becomes_a_headrace_error(name):
     again = decode_error(encode(ErrorText(name, "text")))
     assert type(again) is errors.HeadraceError
     assert str(again) == f"{name}: text"
@@ -83,18 +83,18 @@ def test_flat_views_take_any_contiguous_memory():
     assert all(view.format == "B" and view.ndim == 1 for view in views)
 
 
-def test_flat_views_refuse_what_is_no_buffer():
+def test_flat_views_refuse_other_objects():
     with pytest.raises(TypeError):
         flat_views(["text"])
 
 
-def test_buffers_of_usual_size_stay_whole():
+def test_buffers_of_usual_size_are_not_split():
     views = flat_views([b"a", b"", bytes(MAX_FRAME_BYTES)])
     assert split_frames(views) == (views, (1, 1, 1))
     assert join_frames(views, (1, 1, 1)) == views
 
 
-def test_a_huge_buffer_travels_in_pieces():
+def test_huge_buffer_is_sent_in_pieces():
     sizes = [0, 5, 2 * MAX_FRAME_BYTES + 1]
     views = flat_views([bytes([size % 251]) * size for size in sizes])
     frames, pieces = split_frames(views)
@@ -104,6 +104,6 @@ def test_a_huge_buffer_travels_in_pieces():
 
 
 @pytest.mark.parametrize("pieces", [(), (1,), (3,), (1, 1, 1), (2, 0), (-1, 3)])
-def test_frames_that_were_not_announced_are_refused(pieces):
-    with pytest.raises(ValueError, match="2 frames came"):
+def test_unannounced_frames_are_refused(pieces):
+    with pytest.raises(ValueError, match="received 2 frames"):
         join_frames([memoryview(b"a"), memoryview(b"b")], pieces)

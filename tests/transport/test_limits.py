@@ -1,4 +1,4 @@
-"""What a server keeps for its peers is bounded, and goes when they do."""
+"""Tests of the limits on a server's memory for its peers, and of freeing it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from headrace.transport.envelope import (
 )
 from headrace.transport.limits import ServerLimits
 from headrace.transport.shared_memory import SharedMemoryOptions
-from tests.transport.conftest import Carrier, Peer
+from tests.transport.conftest import Peer, TransportFixture
+from tests.transport.messages import Echo, Echoed, Hold, Make, TestReply, TestRequest, eventually
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Echoed, Hold, Make, TestReply, TestRequest, eventually
 
 MIB = 1 << 20
 
@@ -38,7 +38,7 @@ def count(name: str) -> float:
 
 
 def mapped(pid: int) -> int:
-    """Bytes of our memory that a process has mapped."""
+    """Return the bytes of shared memory of Headrace that a process has mapped."""
     spans = re.findall(
         r"^(\w+)-(\w+) .*memfd:headrace", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE
     )
@@ -49,7 +49,7 @@ def mapped(pid: int) -> int:
 
 
 @pytest.mark.heavy
-def test_clients_that_lose_their_connection_again_and_again_leave_no_memory(start_peer):
+def test_repeatedly_disconnected_clients_leak_no_memory(start_peer):
     peer: Peer = start_peer()
     pid = peer.process.pid
     channel = zeromq.connect(peer.address, reply_type=TestReply, keepalive_timeout=0.6)
@@ -71,7 +71,7 @@ def test_clients_that_lose_their_connection_again_and_again_leave_no_memory(star
 TAKER = """
 import sys, time
 from headrace.transport import zeromq, zeromq_server
-from tests.transport.words import Make, TestReply
+from tests.transport.messages import Make, TestReply
 channel = zeromq.connect(sys.argv[1], reply_type=TestReply)
 kept = [channel.call(Make(number=n, size=200_000), timeout=20)[1] for n in range(10)]
 print("holding", flush=True)
@@ -80,8 +80,8 @@ time.sleep(60)
 
 
 @pytest.mark.heavy
-def test_clients_that_are_killed_again_and_again_leave_no_memory(run_python):
-    carrier = Carrier("shared-memory")
+def test_repeatedly_killed_clients_leak_no_memory(run_python):
+    carrier = TransportFixture("shared-memory")
     server = carrier.serve()
     before = mapped(os.getpid())
     for _ in range(3):
@@ -94,7 +94,7 @@ def test_clients_that_are_killed_again_and_again_leave_no_memory(run_python):
     carrier.close()
 
 
-def test_many_channels_together_stay_under_the_server_s_bound_and_all_are_served():
+def test_many_channels_share_the_server_budget_and_all_are_served():
     options = SharedMemoryOptions(segment_bytes=4 * MIB, total_bytes=8 * MIB, server_bytes=12 * MIB)
     server = zeromq.serve(TestHandler(), request_type=TestRequest, shared_memory=options)
     channels = [zeromq.connect(server.address, reply_type=TestReply) for _ in range(6)]
@@ -109,7 +109,7 @@ def test_many_channels_together_stay_under_the_server_s_bound_and_all_are_served
     server.close()
 
 
-def test_memory_that_a_client_keeps_for_longer_than_the_lease_is_no_longer_the_server_s():
+def test_memory_held_beyond_the_lease_is_abandoned_by_the_server():
     options = SharedMemoryOptions(
         segment_bytes=4 * MIB, total_bytes=4 * MIB, server_bytes=4 * MIB, lease_seconds=0.1
     )
@@ -123,7 +123,7 @@ def test_memory_that_a_client_keeps_for_longer_than_the_lease_is_no_longer_the_s
 
     assert not other_has_memory()
     assert eventually(20, other_has_memory)
-    greedy.call(Echo(), timeout=20)  # Brings the news, if it is not there yet.
+    greedy.call(Echo(), timeout=20)  # Delivers the report if it has not arrived yet.
     assert eventually(10, lambda: greedy.receive(0.01) is None and not greedy._mappings._mappings)
     for n, buffers in enumerate(kept):
         assert bytes(buffers[0]) == bytes([n]) * MIB
@@ -135,10 +135,10 @@ def test_memory_that_a_client_keeps_for_longer_than_the_lease_is_no_longer_the_s
 # --- requests --------------------------------------------------------------------------------
 
 
-def test_a_request_that_no_server_takes_is_refused_where_it_is_sent():
-    carrier = Carrier("tcp")
+def test_too_large_request_is_refused_by_the_client():
+    carrier = TransportFixture("tcp")
     channel = carrier.connect(carrier.serve().address, request_bytes=MIB)
-    with pytest.raises(ValueError, match=r"1,048,.* larger than the 1,048,576 that a server"):
+    with pytest.raises(ValueError, match=r"1,048,.* exceeds the server's limit of 1,048,576"):
         channel.send(Echo(), [bytes(MIB)])
     assert channel.call(Echo(number=2), timeout=10)[0] == Echoed(number=2)
     carrier.close()
@@ -157,20 +157,20 @@ def small_server() -> Iterator[zeromq.TransportServer]:
     server.close()
 
 
-def test_a_frame_beyond_the_bound_ends_the_connection(small_server):
+def test_frame_beyond_the_limit_closes_the_connection(small_server):
     channel = zeromq.connect(small_server.address, reply_type=TestReply)
-    with pytest.raises(UnavailableError, match="the peer closed"):
+    with pytest.raises(UnavailableError, match="closed by the peer"):
         channel.call(Echo(), [bytes(3 * MIB)], timeout=10)
     assert channel.call(Echo(number=2), timeout=10)[0] == Echoed(number=2)
     channel.close()
 
 
-def test_a_request_of_many_frames_beyond_the_bound_is_counted_and_logged_once(small_server, caplog):
+def test_too_large_request_of_many_frames_is_counted_and_logged_once(small_server, caplog):
     before = count("headrace_requests_too_large_total")
     channel = zeromq.connect(small_server.address, reply_type=TestReply)
     with caplog.at_level(logging.WARNING, "headrace.transport"):
         for _ in range(3):
-            with pytest.raises(FailedPreconditionError, match="larger than the 1,048,576"):
+            with pytest.raises(FailedPreconditionError, match="exceeds the limit of 1,048,576"):
                 channel.call(Echo(), [bytes(MIB // 2)] * 4, timeout=10)
     assert count("headrace_requests_too_large_total") == before + 3
     assert len(caplog.records) == 1
@@ -178,11 +178,11 @@ def test_a_request_of_many_frames_beyond_the_bound_is_counted_and_logged_once(sm
     channel.close()
 
 
-# --- answers that nobody reads ---------------------------------------------------------------
+# --- unread replies ---------------------------------------------------------------------------
 
 
-class Silent:
-    """A peer that asks, and whose side takes nothing from the connection."""
+class NonReadingPeer:
+    """A peer that sends requests and never reads replies."""
 
     def __init__(self, address: str) -> None:
         self.context = zmq.Context()
@@ -201,12 +201,12 @@ class Silent:
         self.context.term()
 
 
-def test_answers_that_nobody_reads_are_bounded_and_go_with_the_connection(small_server):
+def test_unread_replies_are_bounded_and_freed_with_the_connection(small_server):
     withheld, cut = (
         count("headrace_replies_dropped_total"),
         count("headrace_slow_connections_closed_total"),
     )
-    peer = Silent(small_server.address)
+    peer = NonReadingPeer(small_server.address)
     for n in range(1, 61):
         peer.ask(n)
     outbox = small_server._reply_writer
@@ -214,7 +214,7 @@ def test_answers_that_nobody_reads_are_bounded_and_go_with_the_connection(small_
     assert outbox.pending_bytes <= 24 * MIB, "of the 240 that were asked for"
     assert eventually(10, lambda: count("headrace_slow_connections_closed_total") == cut + 1)
 
-    # Another peer is served all the time, and nothing is left of the first.
+    # Another peer is served throughout, and all memory of the first is freed.
     other = zeromq.connect(small_server.address, reply_type=TestReply, shared_memory=False)
 
     def served() -> bool:
@@ -226,8 +226,8 @@ def test_answers_that_nobody_reads_are_bounded_and_go_with_the_connection(small_
     peer.close()
 
 
-def test_who_asks_for_more_than_fits_gets_the_first_answers_and_asks_again(small_server):
-    peer = Silent(small_server.address)
+def test_replies_beyond_the_limit_are_dropped_and_can_be_requested_again(small_server):
+    peer = NonReadingPeer(small_server.address)
     wanted = set(range(1, 31))
     for n in sorted(wanted):
         peer.ask(n)
@@ -244,14 +244,14 @@ def test_who_asks_for_more_than_fits_gets_the_first_answers_and_asks_again(small
         else:
             error = decode_error(header.body)
             assert isinstance(error, UnavailableError)
-            assert "ask again" in str(error)
+            assert "send the request again" in str(error)
             peer.ask(header.request_id)
             asked_again += 1
     assert asked_again
     peer.close()
 
 
-def test_one_answer_beyond_every_bound_still_arrives(small_server):
+def test_single_reply_beyond_every_limit_still_arrives(small_server):
     channel = zeromq.connect(small_server.address, reply_type=TestReply, shared_memory=False)
     _, (buffer,) = channel.call(Make(number=7, size=80 * MIB), timeout=30)
     assert bytes(buffer[-3:]) == b"\7\7\7"
@@ -259,7 +259,7 @@ def test_one_answer_beyond_every_bound_still_arrives(small_server):
     channel.close()
 
 
-def test_small_answers_are_counted_together(small_server):
+def test_small_replies_are_counted_together(small_server):
     channel = zeromq.connect(small_server.address, reply_type=TestReply)
     for n in range(20_000):
         channel.send(Echo(number=n))
@@ -275,22 +275,24 @@ def test_small_answers_are_counted_together(small_server):
 @pytest.mark.parametrize(
     "field", ["request_bytes", "pending_reply_bytes", "total_pending_reply_bytes", "stall_seconds"]
 )
-def test_limits_that_make_no_sense_are_refused(field):
+def test_invalid_limits_are_refused(field):
     with pytest.raises(ValueError, match=f"{field}=0"):
         ServerLimits(**{field: 0})
 
 
 @pytest.mark.parametrize("options", [{"keepalive_timeout": 0.0}, {"request_bytes": 0}])
-def test_channel_options_that_make_no_sense_are_refused(options):
+def test_invalid_channel_options_are_refused(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         zeromq.connect("127.0.0.1:5050", reply_type=TestReply, **options)
 
 
-# --- a thread that goes on -------------------------------------------------------------------
+# --- errors after which the server thread continues -------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, MemoryError])
-def test_whatever_a_handler_raises_is_answered_and_the_server_goes_on(carrier: Carrier, kind):
+def test_any_exception_of_a_handler_is_returned_and_the_server_continues(
+    carrier: TransportFixture, kind
+):
     def handle(requests: Sequence[Request]) -> None:
         for request in requests:
             if isinstance(request.message, Hold):
@@ -303,8 +305,8 @@ def test_whatever_a_handler_raises_is_answered_and_the_server_goes_on(carrier: C
     assert channel.call(Echo(), timeout=10)[0] == Echoed(number=5)
 
 
-def test_no_memory_for_a_request_costs_that_request_alone(monkeypatch, caplog):
-    carrier = Carrier("tcp")
+def test_out_of_memory_for_a_request_fails_only_that_request(monkeypatch, caplog):
+    carrier = TransportFixture("tcp")
     _, channel = carrier.pair()
     real = zeromq_server.receive_buffers
     fails = [MemoryError("no memory")]
@@ -322,12 +324,12 @@ def test_no_memory_for_a_request_costs_that_request_alone(monkeypatch, caplog):
         reply = channel.receive(10)
         assert reply.message == Echoed(number=n)
         assert bytes(reply.buffers[0]) == bytes([n]) * 100_000
-    assert "goes on after an error" in caplog.text
+    assert ", which continues" in caplog.text
     carrier.close()
 
 
 class Failing:
-    """A ROUTER that has no memory in the middle of a message."""
+    """A ROUTER socket that runs out of memory in the middle of a message."""
 
     def __init__(self, router) -> None:
         self.router = router
@@ -339,8 +341,8 @@ class Failing:
         return self.router.send(data, flags, copy=copy)
 
 
-def test_no_memory_for_an_answer_costs_that_connection_alone(caplog):
-    carrier = Carrier("tcp")
+def test_out_of_memory_for_a_reply_closes_only_that_connection(caplog):
+    carrier = TransportFixture("tcp")
     server, channel = carrier.pair()
     other = carrier.connect(server.address)
     for each in (channel, other):
@@ -351,7 +353,7 @@ def test_no_memory_for_an_answer_costs_that_connection_alone(caplog):
     assert caught.value.refused
     for each in (other, channel):
         assert bytes(each.call(Make(number=2, size=10_000), timeout=10)[1][0]) == b"\2" * 10_000
-    assert "goes on after an error" in caplog.text
+    assert ", which continues" in caplog.text
     carrier.close()
 
 
@@ -360,7 +362,7 @@ class UnspeakableError(Exception):
         raise RuntimeError("no words")
 
 
-def test_an_error_without_a_text_is_answered_all_the_same(carrier: Carrier):
+def test_error_without_a_message_is_returned(carrier: TransportFixture):
     def handle(requests: Sequence[Request]) -> None:
         raise UnspeakableError(1, 2)
 
@@ -378,7 +380,7 @@ logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="%(message)
 from headrace.errors import UnavailableError
 from headrace.transport import zeromq, zeromq_server
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Echoed, Make, TestReply, TestRequest
+from tests.transport.messages import Echo, Echoed, Make, TestReply, TestRequest
 server = zeromq.serve(TestHandler(), request_type=TestRequest)
 assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 300
 connect = lambda: zeromq.connect(server.address, reply_type=TestReply, keepalive_timeout=3.0)
@@ -410,9 +412,9 @@ print("done")
 """
 
 
-def test_a_process_without_a_free_descriptor_goes_on_and_recovers(run_python):
+def test_process_without_free_descriptors_continues_and_recovers(run_python):
     output, _ = run_python("-c", FULL).communicate(timeout=30)
     lines = output.splitlines()
     assert "unavailable False True" in lines
     assert lines[-1] == "done"
-    assert any("that this process may open are open" in line for line in lines), output
+    assert any("files of this process are open" in line for line in lines), output

@@ -1,4 +1,4 @@
-"""What seldom happens between two ends: no memory, other words, Ctrl-C at any instant."""
+"""Tests of rare failures: no memory, undecodable messages, Ctrl-C at any instant."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from headrace.transport import inprocess, zeromq, zeromq_connection
 from headrace.transport.channel import Channel, Request, TransportServer
 from headrace.transport.context import shared_context
 from headrace.transport.zeromq_connection import Connection
-from tests.transport.conftest import Carrier
+from tests.transport.conftest import TransportFixture
+from tests.transport.messages import Echo, Echoed, Make, TestReply, TestRequest, Word
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Echoed, Make, TestReply, TestRequest, Word
 
 
 class Other(Word):
-    """A word that channels do not know."""
+    """A message that channels do not support."""
 
 
-def test_an_answer_that_came_before_a_connection_was_lost_is_delivered_after_it(start_peer):
+def test_reply_received_before_a_disconnect_is_delivered_after_it(start_peer):
     peer = start_peer()
     channel = zeromq.connect(peer.address, reply_type=TestReply)
     channel.call(Echo(), timeout=20)
     ticket = channel.send(Echo(number=7))
-    # Answered, but nobody has received: the answer lies in this end's socket.
+    # Answered but not received: the reply is in the socket of this end.
     poller = zmq.Poller()
     for socket in channel.sockets():
         poller.register(socket, zmq.POLLIN)
@@ -48,7 +48,7 @@ def test_an_answer_that_came_before_a_connection_was_lost_is_delivered_after_it(
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.ENOMEM])
-def test_where_no_memory_can_be_shared_answers_take_the_socket(
+def test_replies_use_the_socket_without_shared_memory(
     monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def refuse(*_: object) -> None:
@@ -64,7 +64,7 @@ def test_where_no_memory_can_be_shared_answers_take_the_socket(
     server.close()
 
 
-def test_a_connection_that_took_the_last_descriptor_is_answered(
+def test_connection_with_the_last_descriptor_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(number: int) -> int:
@@ -78,7 +78,7 @@ def test_a_connection_that_took_the_last_descriptor_is_answered(
     server.close()
 
 
-def test_an_answer_in_other_words_is_an_error_and_the_channel_goes_on(network: Carrier) -> None:
+def test_undecodable_reply_is_an_error_and_the_channel_continues(network: TransportFixture) -> None:
     answers: list[msgspec.Struct] = [Other(), Echoed(number=1)]
 
     def answer(requests: list[Request]) -> None:
@@ -87,10 +87,10 @@ def test_an_answer_in_other_words_is_an_error_and_the_channel_goes_on(network: C
 
     server = network.serve(answer)
     channel = network.connect(server.address)
-    with pytest.raises(FailedPreconditionError, match="cannot be understood") as caught:
+    with pytest.raises(FailedPreconditionError, match="cannot decode the reply") as caught:
         channel.call(Echo(), timeout=20)
     assert server.address in str(caught.value)
-    assert "do both ends run the same version" in str(caught.value)
+    assert "of the same version" in str(caught.value)
     assert channel.call(Echo(), timeout=20)[0] == Echoed(number=1)
     channel.close()
     server.close()
@@ -98,7 +98,7 @@ def test_an_answer_in_other_words_is_an_error_and_the_channel_goes_on(network: C
 
 @pytest.mark.parametrize("began", [True, False], ids=["after its start", "before its start"])
 @pytest.mark.parametrize("make", [zeromq.serve, inprocess.serve], ids=["zeromq", "inprocess"])
-def test_a_server_whose_making_is_interrupted_leaves_nothing(
+def test_interrupted_construction_of_a_server_leaks_nothing(
     make: Any, began: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     server = make(TestHandler(), request_type=TestRequest, host="127.0.0.1")
@@ -125,10 +125,10 @@ def test_a_server_whose_making_is_interrupted_leaves_nothing(
         thread.join(10)
     assert not thread.is_alive()
     make(TestHandler(), request_type=TestRequest, host="127.0.0.1", port=port).close()
-    assert "goes on after an error" not in caplog.text
+    assert ", which continues" not in caplog.text
 
 
-# --- Ctrl-C while a connection is opened or closed: who else is in this process goes on -----------
+# --- Ctrl-C while a connection is opened or closed; other users of the process continue -----------
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def open_connection(server: TransportServer, number: int) -> Connection:
 
 
 def interrupted_at(instruction: int, call: Callable[[], None]) -> bool:
-    """Interrupt a call at its n-th instruction here; tell whether it had that many."""
+    """Interrupt a call at its n-th instruction; return whether it had that many."""
     left = instruction
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
@@ -176,8 +176,8 @@ def interrupted_at(instruction: int, call: Callable[[], None]) -> bool:
     return False
 
 
-# Each time ZeroMQ's thread may be quicker than the interruption: in one of five it is not.
-def test_where_openings_are_interrupted_the_server_of_the_same_process_answers_on(
+# ZeroMQ's thread may be faster than the interruption, but not in all of five attempts.
+def test_server_replies_after_interrupted_openings_in_its_process(
     server: TransportServer, channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = zmq.Socket.connect
@@ -196,7 +196,7 @@ def test_where_openings_are_interrupted_the_server_of_the_same_process_answers_o
     assert len(shared_context._users) == users
 
 
-def test_a_close_that_was_interrupted_anywhere_is_done_by_the_next_one(
+def test_interrupted_close_is_completed_by_the_next_one(
     server: TransportServer, channel: Channel
 ) -> None:
     users = len(shared_context._users)
@@ -213,7 +213,7 @@ def test_a_close_that_was_interrupted_anywhere_is_done_by_the_next_one(
     assert number > 20
 
 
-def test_a_channel_goes_on_where_the_end_of_an_interrupted_request_was_interrupted_too(
+def test_channel_continues_after_two_interruptions_of_a_request(
     channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close = Connection.close
@@ -232,12 +232,12 @@ def test_a_channel_goes_on_where_the_end_of_an_interrupted_request_was_interrupt
         with pytest.raises(KeyboardInterrupt):
             channel.send(Echo(number=2))
     assert channel.send(Echo(number=3)) > ticket
-    with pytest.raises(UnavailableError, match="given up in the middle of a request"):
+    with pytest.raises(UnavailableError, match="a request was interrupted while it was sent"):
         channel.receive(20)
     assert channel.call(Echo(number=4), timeout=20)[0] == Echoed(number=4)
 
 
-def test_a_channel_goes_on_where_the_news_of_its_connection_was_read_by_half(
+def test_channel_continues_after_an_interrupted_monitor_read(
     server: TransportServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(monitor: zmq.Socket[bytes]) -> None:
@@ -250,7 +250,7 @@ def test_a_channel_goes_on_where_the_news_of_its_connection_was_read_by_half(
         patch.setattr(zeromq_connection, "recv_monitor_message", interrupted)
         with pytest.raises(KeyboardInterrupt):
             channel.receive(20)
-    # The answer may be here first; then there is nothing else to be told of it.
+    # If the reply arrives first, there is no other event.
     try:
         reply = channel.receive(20)
     except UnavailableError as error:

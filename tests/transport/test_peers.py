@@ -1,4 +1,4 @@
-"""Who is connected to a server, to whom a thread listens, and the news of their end."""
+"""Tests of a server's connected peers, of disconnect events, and of polling many channels."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Reply, Request
 from headrace.transport.channel_poller import ChannelPoller
 from headrace.transport.zeromq_peers import Peer, Peers
-from tests.transport.conftest import Carrier
+from tests.transport.conftest import TransportFixture
+from tests.transport.messages import Echo, Echoed, Hold, Make, Release, TestReply, TestRequest
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Echoed, Hold, Make, Release, TestReply, TestRequest
 
 _SECONDS = 10.0
 
 
-class House:
-    """A ROUTER whose thread the test is: it reads messages and news in the order that it likes."""
+class RouterHarness:
+    """A ROUTER socket driven by the test, which reads messages and events in any order."""
 
     def __init__(self) -> None:
         self.context = zmq.Context()
@@ -37,7 +37,7 @@ class House:
         self.gone: list[str] = []
         self.peers = Peers(self.router, lambda _: None, self.gone.append)
         self._dealers: list[zmq.Socket[bytes]] = []
-        #: Dealers, and descriptors, that are lower than that of any connection.
+        #: Dealers, and descriptors with lower numbers than that of any connection.
         self._spares = [
             (self.socket(a_channel()), os.open(os.devnull, os.O_RDONLY)) for _ in range(5)
         ]
@@ -55,7 +55,7 @@ class House:
         return dealer
 
     def take(self) -> tuple[bytes, zmq.Frame]:
-        """Return the next message, once it is there: its route and its frame."""
+        """Wait for the next message; return its route and its frame."""
         assert self.router.poll(1000 * _SECONDS)
         return self.router.recv(), self.router.recv(copy=False)
 
@@ -65,7 +65,7 @@ class House:
         return peer
 
     def hear(self, happened: Callable[[], bool]) -> None:
-        """Read news until something has happened."""
+        """Read events until a condition holds."""
         until = time.monotonic() + _SECONDS
         while not happened():
             assert time.monotonic() < until
@@ -75,9 +75,9 @@ class House:
     def reach(self, number: int) -> tuple[bytes, zmq.Frame]:
         """Return the first message of a new connection that has this descriptor, once it is free.
 
-        The kernel gives the lowest number that is free: to the dealer's end first, the spare one.
+        The kernel assigns the lowest free number: the spare one goes to the dealer's end first.
         """
-        # The other end of the connection that had it may be closed a moment later.
+        # The other end of the connection that had the number may be closed a moment later.
         while number_of(message := self._try_to_reach(number)) != number:
             assert self._spares
         return message
@@ -99,7 +99,7 @@ class House:
             return self.take()
 
     def leave(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for dealer in self._dealers:
             dealer.close(linger=0)
 
@@ -113,8 +113,8 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    with contextlib.closing(House()) as made:
+def house() -> Iterator[RouterHarness]:
+    with contextlib.closing(RouterHarness()) as made:
         yield made
 
 
@@ -126,7 +126,7 @@ def number_of(message: tuple[bytes, zmq.Frame]) -> int:
     return int(message[1].get(zmq.SRCFD))
 
 
-def test_what_an_ended_connection_said_last_takes_nothing_from_who_has_its_number_now(house):
+def test_last_message_of_an_ended_connection_leaves_its_successor_intact(house):
     dealer = house.connect(a_channel())
     dealer.send(b"ask")
     first = house.take()
@@ -146,7 +146,7 @@ def test_what_an_ended_connection_said_last_takes_nothing_from_who_has_its_numbe
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_that_had_one_number_and_are_first_heard_of_together_both_are_answered(house, order):
+def test_two_peers_with_one_descriptor_number_are_both_answered(house, order):
     dealer = house.connect(a_channel())
     dealer.send(b"ask")
     one = house.take()
@@ -160,7 +160,7 @@ def test_of_two_that_had_one_number_and_are_first_heard_of_together_both_are_ans
     assert not new.is_disconnected
 
 
-def test_with_the_end_of_a_connection_go_all_that_had_its_number(house):
+def test_end_of_a_connection_removes_all_peers_with_its_number(house):
     dealer = house.connect(a_channel())
     dealer.send(b"ask")
     one = house.take()
@@ -174,7 +174,7 @@ def test_with_the_end_of_a_connection_go_all_that_had_its_number(house):
     assert not list(house.peers)
 
 
-def test_what_an_earlier_connection_of_a_channel_said_last_does_not_end_the_later_one(house):
+def test_last_message_of_an_earlier_connection_keeps_the_later_one(house):
     channel = a_channel()
     dealers = [house.connect(channel, number) for number in (1, 2)]
     dealers[0].send(b"ask")
@@ -187,7 +187,7 @@ def test_what_an_earlier_connection_of_a_channel_said_last_does_not_end_the_late
     assert house.peers.find(later.route) is later
 
 
-def test_a_channel_that_connects_again_is_met_again(house):
+def test_reconnected_channel_is_a_new_peer(house):
     channel = a_channel()
     met = []
     for number in (1, 2, 3):
@@ -199,11 +199,11 @@ def test_a_channel_that_connects_again_is_met_again(house):
     assert list(house.peers) == met[2:]
 
 
-def test_what_waits_for_a_peer_on_this_host_fits_into_a_cache(house):
+def test_pending_data_of_a_local_peer_fits_into_a_cache(house):
     house.connect(a_channel()).send(b"one")
     peer = house.meet(house.take())
     with peer.descriptor.duplicate() as connection, socket.socket() as fresh:
-        # The kernel may give less to whoever asks for this.
+        # The kernel may grant less than requested.
         fresh.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 << 10)
         room, most = (
             each.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) for each in (connection, fresh)
@@ -211,7 +211,7 @@ def test_what_waits_for_a_peer_on_this_host_fits_into_a_cache(house):
         assert room == most
 
 
-def test_who_asked_something_after_its_end_was_reported_is_reported_once_more(house):
+def test_request_after_a_reported_disconnect_reports_it_again(house):
     dealer = house.connect(a_channel())
     dealer.send(b"ask")
     former = house.meet(house.take())
@@ -227,7 +227,7 @@ def test_who_asked_something_after_its_end_was_reported_is_reported_once_more(ho
     assert house.gone == [former.name] * 2
 
 
-def test_the_end_of_a_peer_is_reported_after_all_that_it_asked_was_handled():
+def test_disconnect_is_reported_after_all_requests_of_the_peer():
     events: list[tuple[str, str]] = []
     asked, may_answer = threading.Event(), threading.Event()
 
@@ -269,7 +269,7 @@ def test_the_end_of_a_peer_is_reported_after_all_that_it_asked_was_handled():
     server.close()
 
 
-def test_a_server_begins_while_the_monitor_of_one_that_is_gone_is_still_bound() -> None:
+def test_server_starts_while_the_monitor_of_a_closed_one_is_bound() -> None:
     with zmq.Context() as context:
         routers = [context.socket(zmq.ROUTER) for _ in range(20)]
         for router in routers:
@@ -300,7 +300,7 @@ def collect(
     return events
 
 
-def test_answers_of_many_channels_come_through_one_wait(carrier: Carrier, inbox: ChannelPoller):
+def test_one_wait_returns_replies_of_many_channels(carrier: TransportFixture, inbox: ChannelPoller):
     channels = [carrier.connect(carrier.serve().address) for _ in range(5)]
     sent = {}
     for number, channel in enumerate(channels):
@@ -315,7 +315,7 @@ def test_answers_of_many_channels_come_through_one_wait(carrier: Carrier, inbox:
         inbox.remove(channel)
 
 
-def test_a_lost_connection_is_an_event_among_answers(carrier: Carrier, inbox: ChannelPoller):
+def test_lost_connection_is_returned_as_an_event(carrier: TransportFixture, inbox: ChannelPoller):
     server, other = carrier.serve(), carrier.serve()
     lost, stays = carrier.connect(server.address), carrier.connect(other.address)
     for channel in (lost, stays):
@@ -337,9 +337,7 @@ def test_a_lost_connection_is_an_event_among_answers(carrier: Carrier, inbox: Ch
         inbox.remove(channel)
 
 
-def test_a_channel_that_finds_its_server_again_is_still_waited_on(
-    carrier: Carrier, inbox: ChannelPoller
-):
+def test_reconnected_channel_is_still_polled(carrier: TransportFixture, inbox: ChannelPoller):
     server = carrier.serve()
     channel = carrier.connect(server.address)
     inbox.add(channel)
@@ -353,14 +351,14 @@ def test_a_channel_that_finds_its_server_again_is_still_waited_on(
     inbox.remove(channel)
 
 
-def test_a_wake_from_another_thread_ends_a_wait(inbox: ChannelPoller):
+def test_wake_from_another_thread_ends_a_wait(inbox: ChannelPoller):
     thread = threading.Thread(target=inbox.wake)
     thread.start()
     assert inbox.wait(math.inf) == []
     thread.join()
 
 
-def test_a_wake_before_the_wait_is_not_lost_and_counts_once(inbox: ChannelPoller):
+def test_wake_before_the_wait_is_not_lost_and_counts_once(inbox: ChannelPoller):
     inbox.wake()
     inbox.wake()
     began = time.monotonic()
@@ -369,8 +367,8 @@ def test_a_wake_before_the_wait_is_not_lost_and_counts_once(inbox: ChannelPoller
     assert inbox.wait(0.02) == []
 
 
-def test_an_inbox_without_news_returns_when_its_time_is_over(
-    carrier: Carrier, inbox: ChannelPoller
+def test_poller_without_events_returns_at_its_timeout(
+    carrier: TransportFixture, inbox: ChannelPoller
 ):
     _, channel = carrier.pair()
     inbox.add(channel)
@@ -379,7 +377,7 @@ def test_an_inbox_without_news_returns_when_its_time_is_over(
     inbox.remove(channel)
 
 
-def test_a_removed_channel_is_its_caller_s_again(carrier: Carrier, inbox: ChannelPoller):
+def test_removed_channel_can_be_used_by_its_caller(carrier: TransportFixture, inbox: ChannelPoller):
     handler = TestHandler()
     channel = carrier.connect(carrier.serve(handler).address)
     inbox.add(channel)
@@ -389,10 +387,8 @@ def test_a_removed_channel_is_its_caller_s_again(carrier: Carrier, inbox: Channe
     assert channel.receive(10).request_id == ticket
 
 
-def test_a_wake_asks_no_channel_that_has_sockets_and_nothing_on_them(
-    inbox: ChannelPoller, monkeypatch: pytest.MonkeyPatch
-):
-    carrier = Carrier("tcp")
+def test_wake_does_not_read_idle_channels(inbox: ChannelPoller, monkeypatch: pytest.MonkeyPatch):
+    carrier = TransportFixture("tcp")
     channel = carrier.connect(carrier.serve().address)
     inbox.add(channel)
     channel.send(Echo(number=1))
@@ -414,8 +410,8 @@ def test_a_wake_asks_no_channel_that_has_sockets_and_nothing_on_them(
     carrier.close()
 
 
-def test_a_look_at_a_channel_that_was_never_used_takes_no_time(monkeypatch: pytest.MonkeyPatch):
-    carrier = Carrier("tcp")
+def test_poll_of_an_unused_channel_returns_at_once(monkeypatch: pytest.MonkeyPatch):
+    carrier = TransportFixture("tcp")
     channel = carrier.connect("127.0.0.1:1")
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("slept"))
     assert channel.receive(0.0) is None

@@ -1,4 +1,4 @@
-"""Requests with large buffers take the way through memory that the channel owns."""
+"""Tests of requests with large buffers, which use shared memory owned by the channel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headrace.transport import zeromq
 from headrace.transport.envelope import REQUEST, RequestHeader, encode
 from headrace.transport.limits import ServerLimits
 from headrace.transport.shared_memory import BufferLocation
-from tests.transport.conftest import Carrier
-from tests.transport.words import Echo, Echoed, Hold, Release, TestReply, TestRequest, eventually
+from tests.transport.conftest import TransportFixture
+from tests.transport.messages import Echo, Echoed, Hold, Release, TestReply, TestRequest, eventually
 
 LARGE = 1 << 20
 
 
 def ask(channel, number: int, size: int = LARGE):
-    """Have a buffer come back, and check that it is what was sent."""
+    """Send a buffer to be echoed, and check that the same bytes return."""
     sent = np.full(size, number % 251, np.uint8)
     message, (buffer,) = channel.call(Echo(number=number), [memoryview(sent)], timeout=20)
     assert message == Echoed(number=number)
@@ -33,7 +33,7 @@ def arena_of(channel):
     return arena
 
 
-def test_large_requests_take_the_way_through_shared_memory(start_peer):
+def test_large_requests_use_shared_memory(start_peer):
     peer = start_peer()
     channel = zeromq.connect(peer.address, reply_type=TestReply)
     for number in range(20):
@@ -44,7 +44,7 @@ def test_large_requests_take_the_way_through_shared_memory(start_peer):
     channel.close()
 
 
-def test_small_requests_take_no_memory(start_peer):
+def test_small_requests_use_no_shared_memory(start_peer):
     peer = start_peer()
     channel = zeromq.connect(peer.address, reply_type=TestReply)
     for number in range(5):
@@ -53,8 +53,8 @@ def test_small_requests_take_no_memory(start_peer):
     channel.close()
 
 
-def test_several_buffers_arrive_apart_aligned_and_writable():
-    carrier = Carrier("shared-memory")
+def test_several_buffers_arrive_separate_aligned_and_writable():
+    carrier = TransportFixture("shared-memory")
     seen = []
 
     def handler(requests):
@@ -76,8 +76,8 @@ def test_several_buffers_arrive_apart_aligned_and_writable():
     carrier.close()
 
 
-def test_what_the_server_holds_is_not_written_over_and_comes_back_in_the_end():
-    carrier = Carrier("shared-memory")
+def test_slots_held_by_the_server_are_kept_and_released_in_the_end():
+    carrier = TransportFixture("shared-memory")
     held = []
 
     def handler(requests):
@@ -102,8 +102,8 @@ def test_what_the_server_holds_is_not_written_over_and_comes_back_in_the_end():
     carrier.close()
 
 
-def test_many_requests_at_once_are_answered_whatever_room_there_is():
-    carrier = Carrier("shared-memory")
+def test_many_concurrent_requests_are_answered_with_any_memory_limit():
+    carrier = TransportFixture("shared-memory")
     _, channel = carrier.pair()
     ask(channel, 0)
     for number in range(100):
@@ -115,8 +115,8 @@ def test_many_requests_at_once_are_answered_whatever_room_there_is():
     carrier.close()
 
 
-def test_a_server_that_says_nothing_more_still_gives_slots_back():
-    carrier = Carrier("shared-memory")
+def test_idle_server_still_releases_slots():
+    carrier = TransportFixture("shared-memory")
     _, channel = carrier.pair()
     for number in range(3):
         ask(channel, number)
@@ -125,7 +125,7 @@ def test_a_server_that_says_nothing_more_still_gives_slots_back():
     carrier.close()
 
 
-def test_a_server_that_comes_back_gets_memory_of_its_own(start_peer):
+def test_restarted_server_gets_new_memory(start_peer):
     peer = start_peer()
     channel = zeromq.connect(peer.address, reply_type=TestReply)
     for number in range(3):
@@ -150,7 +150,7 @@ def test_a_server_that_comes_back_gets_memory_of_its_own(start_peer):
     assert again.process.poll() is None
 
 
-def test_a_request_that_is_too_large_is_refused_wherever_it_lies():
+def test_too_large_request_is_refused_in_any_memory():
     def handler(requests):
         for request in requests:
             request.reply(Echoed())
@@ -161,7 +161,7 @@ def test_a_request_that_is_too_large_is_refused_wherever_it_lies():
     channel = zeromq.connect(server.address, reply_type=TestReply)
     for _ in range(3):
         channel.call(Echo(), [bytes(LARGE)], timeout=20)
-    with pytest.raises(FailedPreconditionError, match="larger than the 2,097,152"):
+    with pytest.raises(FailedPreconditionError, match=r"exceeds the .*limit of 2,097,152"):
         channel.call(Echo(), [bytes(3 << 20)], timeout=20)
     channel.call(Echo(), [bytes(LARGE)], timeout=20)
     channel.close()
@@ -169,8 +169,8 @@ def test_a_request_that_is_too_large_is_refused_wherever_it_lies():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_placement_that_makes_no_sense_is_an_error_and_harms_nobody(shared: bool):
-    carrier = Carrier("shared-memory" if shared else "tcp")
+def test_invalid_placement_is_an_error_without_side_effects(shared: bool):
+    carrier = TransportFixture("shared-memory" if shared else "tcp")
     _, channel = carrier.pair()
     channel.call(Echo(), timeout=20)
     header = RequestHeader(
@@ -185,8 +185,8 @@ def test_a_placement_that_makes_no_sense_is_an_error_and_harms_nobody(shared: bo
 
 
 @pytest.mark.parametrize("kind", ["tcp", "shared-memory"])
-def test_an_answer_is_made_where_it_is_sent_from_if_there_is_room(kind: str):
-    carrier = Carrier(kind)
+def test_reply_is_built_in_shared_memory_if_it_fits(kind: str):
+    carrier = TransportFixture(kind)
     given: list[bool] = []
 
     def handler(requests):
@@ -223,8 +223,8 @@ def test_an_answer_is_made_where_it_is_sent_from_if_there_is_room(kind: str):
 @pytest.mark.parametrize(
     ("place", "beside"), [(0, [3]), (0, [0, 5, 60 << 10]), (0, [LARGE]), (1, [3]), (1, [9, LARGE])]
 )
-def test_what_goes_with_an_answer_that_is_made_in_place_arrives_with_it(place, beside):
-    carrier = Carrier("shared-memory")
+def test_other_buffers_of_a_reply_built_in_place_arrive_with_it(place, beside):
+    carrier = TransportFixture("shared-memory")
     given: list[bool] = []
 
     def handler(requests):
@@ -258,8 +258,8 @@ def test_what_goes_with_an_answer_that_is_made_in_place_arrives_with_it(place, b
 
 
 @pytest.mark.parametrize("kind", ["inprocess", "tcp", "shared-memory"])
-def test_lent_memory_may_change_once_it_was_sent(kind: str):
-    carrier = Carrier(kind)
+def test_borrowed_memory_may_change_after_it_was_sent(kind: str):
+    carrier = TransportFixture(kind)
     table = np.zeros(LARGE, np.uint8)
 
     def handler(requests):
@@ -276,7 +276,7 @@ def test_lent_memory_may_change_once_it_was_sent(kind: str):
     carrier.close()
 
 
-def test_a_loss_says_whether_anything_can_have_been_sent(start_peer):
+def test_loss_reports_whether_anything_may_have_been_sent(start_peer):
     peer = start_peer()
     channel = zeromq.connect(peer.address, reply_type=TestReply)
     channel.call(Echo(), timeout=20)

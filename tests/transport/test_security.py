@@ -20,8 +20,8 @@ from headrace.service.client.options import make_read_options
 from headrace.service.client.source import RemoteSource
 from headrace.transport import inprocess, zeromq
 from headrace.transport.security import AllowList, Security, new_keys
+from tests.transport.messages import Echo, Echoed, TestReply, TestRequest
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Echoed, TestReply, TestRequest
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def keys(tmp_path: Path) -> Path:
     return new_keys(tmp_path / "keys")
 
 
-def stranger(server: Security) -> Security:
-    """A client that knows the server, but that the server does not know."""
+def unauthorized_client(server: Security) -> Security:
+    """Return a client that has the server's key, but is not authorized."""
     public, secret = zmq.curve_keypair()
     return Security(
         role="client",
@@ -61,7 +61,7 @@ def call(address: str, security: Security | None):
         channel.close()
 
 
-def test_new_keys_are_readable_by_their_owner_alone(keys: Path):
+def test_new_keys_are_readable_by_their_owner_only(keys: Path):
     for name in ("server.key_secret", "client.key_secret"):
         assert stat.S_IMODE((keys / name).stat().st_mode) == 0o600
     files = sorted(str(file.relative_to(keys)) for file in keys.rglob("*.key*"))
@@ -81,19 +81,19 @@ def test_keys_are_never_overwritten(keys: Path):
     assert {file: file.read_bytes() for file in keys.rglob("*.key*")} == before
 
 
-def test_a_secret_is_not_in_the_repr(keys: Path):
+def test_secret_key_is_not_in_the_repr(keys: Path):
     security = Security.load(keys, "client")
     assert security.secret_key not in repr(security)
 
 
-def test_loading_from_nowhere_says_how_to_make_keys(tmp_path: Path):
+def test_missing_directory_is_an_error_that_names_the_command(tmp_path: Path):
     with pytest.raises(ValueError, match="headrace keys new"):
         Security.load(tmp_path, "client")
 
 
-def test_a_file_that_holds_no_key_is_refused(keys: Path):
+def test_file_without_a_key_is_refused(keys: Path):
     (keys / "server.key").write_text("short\n")
-    with pytest.raises(ValueError, match="holds 5 characters where a key has 40"):
+    with pytest.raises(ValueError, match="must contain a key of 40 characters, but has 5"):
         Security.load(keys, "client")
 
 
@@ -101,11 +101,11 @@ def test_a_file_that_holds_no_key_is_refused(keys: Path):
     ("change", "words"),
     [
         ({"role": "guest"}, "role='guest'"),
-        ({"public_key": "x"}, "public_key has 1"),
-        ({"server_key": ""}, "needs server_key"),
+        ({"public_key": "x"}, "public_key must have 40 characters, but has 1"),
+        ({"server_key": ""}, "requires server_key"),
     ],
 )
-def test_a_record_that_makes_no_sense_is_refused(keys: Path, change, words):
+def test_invalid_security_is_refused(keys: Path, change, words):
     good = Security.load(keys, "client")
     fields = {
         "role": good.role,
@@ -117,21 +117,21 @@ def test_a_record_that_makes_no_sense_is_refused(keys: Path, change, words):
         Security(**{**fields, **change})
 
 
-def test_the_keys_of_the_other_role_are_refused(keys: Path):
-    with pytest.raises(ValueError, match="this end is a server"):
+def test_keys_of_the_other_role_are_refused(keys: Path):
+    with pytest.raises(ValueError, match="but a server needs them"):
         zeromq.serve(
             TestHandler(), request_type=TestRequest, security=Security.load(keys, "client")
         )
-    with pytest.raises(ValueError, match="this end is a client"):
+    with pytest.raises(ValueError, match="but a client needs them"):
         zeromq.connect("127.0.0.1:5", reply_type=TestReply, security=Security.load(keys, "server"))
 
 
-def test_a_client_that_is_on_the_list_is_let_in(keys: Path, open_server):
+def test_authorized_client_can_connect(keys: Path, open_server):
     server = open_server(Security.load(keys, "server"))
     assert call(server.address, Security.load(keys, "client")) == Echoed(number=1)
 
 
-def test_the_list_may_be_a_set_of_keys(keys: Path, open_server):
+def test_authorized_clients_may_be_a_set_of_keys(keys: Path, open_server):
     loaded, client = Security.load(keys, "server"), Security.load(keys, "client")
     security = Security(
         role="server",
@@ -141,25 +141,25 @@ def test_the_list_may_be_a_set_of_keys(keys: Path, open_server):
     )
     server = open_server(security)
     assert call(server.address, client) == Echoed(number=1)
-    with pytest.raises(UnauthenticatedError, match="does not know the client's"):
-        call(server.address, stranger(security))
+    with pytest.raises(UnauthenticatedError, match=r"client\.key is not authorized"):
+        call(server.address, unauthorized_client(security))
 
 
-def test_a_client_that_is_not_on_the_list_is_told_so(keys: Path, open_server):
+def test_unauthorized_client_is_refused(keys: Path, open_server):
     security = Security.load(keys, "server")
     server = open_server(security)
-    with pytest.raises(UnauthenticatedError, match="does not know the client's"):
-        call(server.address, stranger(security))
+    with pytest.raises(UnauthenticatedError, match=r"client\.key is not authorized"):
+        call(server.address, unauthorized_client(security))
     assert call(server.address, Security.load(keys, "client")) == Echoed(number=1)
 
 
-def test_a_client_without_keys_is_told_so(keys: Path, open_server):
+def test_client_without_keys_is_refused(keys: Path, open_server):
     server = open_server(Security.load(keys, "server"))
     with pytest.raises((UnauthenticatedError, UnavailableError), match="keys"):
         call(server.address, None)
 
 
-def test_a_client_with_another_server_s_key_is_told_so(keys: Path, tmp_path: Path, open_server):
+def test_client_with_another_servers_key_is_refused(keys: Path, tmp_path: Path, open_server):
     server = open_server(Security.load(keys, "server"))
     other = new_keys(tmp_path / "other")
     shutil.copy(keys / "client.key", other / "client.key")
@@ -168,19 +168,19 @@ def test_a_client_with_another_server_s_key_is_told_so(keys: Path, tmp_path: Pat
         call(server.address, Security.load(other, "client"))
 
 
-def test_a_client_with_keys_is_told_that_the_server_has_none(keys: Path, open_server):
+def test_client_with_keys_is_refused_by_a_server_without(keys: Path, open_server):
     server = open_server(None)
     with pytest.raises(
         (UnauthenticatedError, UnavailableError),
-        match=r"If it has no keys at all, leave yours out \(.*--keys\)",
+        match=r"If the server has no keys, connect without keys \(.*--keys\)",
     ):
         call(server.address, Security.load(keys, "client"))
 
 
-def test_a_key_that_is_added_or_removed_counts_at_once(keys: Path, open_server):
+def test_added_or_removed_key_takes_effect_at_once(keys: Path, open_server):
     security = Security.load(keys, "server")
     server = open_server(security)
-    client = stranger(security)
+    client = unauthorized_client(security)
     file = keys / "authorized_clients" / "second.key"
     file.write_text(client.public_key + "\n")
     assert call(server.address, client) == Echoed(number=1)
@@ -189,7 +189,7 @@ def test_a_key_that_is_added_or_removed_counts_at_once(keys: Path, open_server):
         call(server.address, client)
 
 
-def test_files_that_hold_no_key_let_nobody_in(keys: Path):
+def test_files_without_a_key_authorize_no_client(keys: Path):
     folder = keys / "authorized_clients"
     (folder / "broken.key").write_bytes(b"\xff\xfe")
     (folder / "empty.key").write_text("")
@@ -223,24 +223,24 @@ def role_seen_by(server_keys: Security | None, client_keys: Security | None) -> 
     return seen[0]
 
 
-def test_a_listed_client_and_a_listed_worker_are_told_apart(keys: Path):
+def test_authorized_client_and_worker_have_different_roles(keys: Path):
     security = Security.load(keys, "server")
-    worker = stranger(security)
+    worker = unauthorized_client(security)
     (keys / "authorized_workers" / "first.key").write_text(worker.public_key + "\n")
     assert role_seen_by(security, worker) == "worker"
     assert role_seen_by(security, Security.load(keys, "client")) == "client"
 
 
-def test_a_server_with_the_same_keys_is_a_worker(keys: Path):
+def test_peer_with_the_servers_keys_is_a_worker(keys: Path):
     security = Security.load(keys, "server")
     assert role_seen_by(security, security.as_client()) == "worker"
 
 
-def test_without_keys_nobody_has_a_role():
+def test_peer_without_keys_has_no_role():
     assert role_seen_by(None, None) is None
 
 
-def test_in_one_process_nobody_has_a_role():
+def test_in_process_peer_has_no_role():
     seen = []
 
     def note(requests):
@@ -256,20 +256,20 @@ def test_in_one_process_nobody_has_a_role():
     server.close()
 
 
-def test_lists_of_workers_may_be_sets_of_keys_and_a_worker_s_key_wins():
+def test_worker_lists_may_be_sets_and_the_worker_role_wins():
     (server, _), (both, _), (worker, _), (client, _) = (pair() for _ in range(4))
     allowed = AllowList(frozenset([client, both]), server, frozenset([worker, both]))
     found = {key: allowed.role_of(key) for key in (server, both, worker, client, pair()[0], "")}
     assert list(found.values()) == ["worker", "worker", "worker", "client", None, None]
 
 
-def test_a_directory_of_keys_without_a_list_of_workers_still_serves(keys: Path):
+def test_key_directory_without_authorized_workers_still_works(keys: Path):
     (keys / "authorized_workers").rmdir()
     security = Security.load(keys, "server")
     assert role_seen_by(security, Security.load(keys, "client")) == "client"
 
 
-# --- who was refused -------------------------------------------------------------------------
+# --- refused connections -----------------------------------------------------------------------
 
 
 def refusals(*reasons: str) -> float:
@@ -281,18 +281,18 @@ def refusals(*reasons: str) -> float:
 
 
 @pytest.mark.parametrize("kind", ["unlisted", "without keys", "with another key"])
-def test_a_refused_handshake_is_counted_each_time_and_logged_once(
+def test_refused_handshakes_are_counted_each_time_and_logged_once(
     keys: Path, tmp_path: Path, open_server, caplog, kind: str
 ):
     security = Security.load(keys, "server")
     server = open_server(security)
     other = Security.load(new_keys(tmp_path / "other"), "server")
     client = {
-        "unlisted": stranger(security),
+        "unlisted": unauthorized_client(security),
         "without keys": None,
-        "with another key": stranger(other),
+        "with another key": unauthorized_client(other),
     }[kind]
-    # Who has no keys may be the first to end it, when both ends see that they differ.
+    # A client without keys may close the connection first, since both ends detect the mismatch.
     reasons = ("keys",) if kind == "unlisted" else ("protocol", "ended")
     before = refusals(*reasons)
     with caplog.at_level(logging.WARNING, "headrace.transport"):
@@ -305,15 +305,13 @@ def test_a_refused_handshake_is_counted_each_time_and_logged_once(
     assert refusals(*reasons) == before + 3
     texts = [record.getMessage() for record in caplog.records]
     if kind == "unlisted":
-        assert texts == ["refused a connection from 127.0.0.1: its key is on no list"]
-    # The address is not known of a connection that is over before the server looks.
+        assert texts == ["refused a connection from 127.0.0.1: its key is not authorized"]
+    # The address is unknown if the connection ends before the server reads it.
     assert len(set(texts)) == len(texts) <= 2
     assert all("refused a connection from" in text for text in texts)
 
 
-def test_who_only_looks_whether_the_port_is_open_is_counted_and_not_logged(
-    keys: Path, open_server, caplog
-):
+def test_port_scan_is_counted_but_not_logged(keys: Path, open_server, caplog):
     host, port = open_server(Security.load(keys, "server")).address.split(":")
     before = refusals("ended")
     with caplog.at_level(logging.WARNING, "headrace.transport"):
@@ -325,14 +323,14 @@ def test_who_only_looks_whether_the_port_is_open_is_counted_and_not_logged(
     assert not caplog.records
 
 
-def test_keys_that_were_loaded_travel_as_the_place_where_they_lie(tmp_path: Path) -> None:
+def test_loaded_keys_are_pickled_as_their_directory(tmp_path: Path) -> None:
     keys = Security.load(new_keys(tmp_path / "keys"), "client")
     data = cloudpickle.dumps(keys)
     assert keys.secret_key.encode() not in data
     assert pickle.loads(data) == keys
 
 
-def test_keys_that_were_not_loaded_do_not_travel(tmp_path: Path) -> None:
+def test_keys_without_a_directory_are_not_pickled(tmp_path: Path) -> None:
     loaded = Security.load(new_keys(tmp_path / "keys"), "client")
     keys = Security(
         role="client",
@@ -344,7 +342,7 @@ def test_keys_that_were_not_loaded_do_not_travel(tmp_path: Path) -> None:
         cloudpickle.dumps(keys)
 
 
-def test_no_secret_key_is_in_the_plan_of_a_dataset_that_reads_a_service(tmp_path: Path) -> None:
+def test_plan_of_a_service_dataset_contains_no_secret_key(tmp_path: Path) -> None:
     keys = Security.load(new_keys(tmp_path / "keys"), "client")
     options = make_read_options(processing_mode="parallel_epochs", service="h:1", security=keys)
     source = RemoteSource(options=options, dataset_id="1", cardinality=5)

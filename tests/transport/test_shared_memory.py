@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 class FreeListMachine(RuleBasedStateMachine):
-    """A free list beside a byte map that is too simple to be wrong."""
+    """Compares a free list with a simple byte map."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ TestFreeList = FreeListMachine.TestCase
 
 
 @given(st.lists(st.integers(1, 3 * PAGE), max_size=20), st.randoms(use_true_random=False))
-def test_when_all_is_put_back_the_whole_is_one_gap_again(sizes, chance):
+def test_free_list_is_one_gap_after_all_releases(sizes, chance):
     free = FreeList(32 * PAGE)
     starts = [start for size in sizes if (start := free.allocate(size)) is not None]
     chance.shuffle(starts)
@@ -98,7 +98,7 @@ def arena(identity):
 
 
 def place(arena: Arena, mappings: SegmentMappings, data: list[bytes]) -> BufferLocation:
-    """Place buffers, accepting segments as they are offered."""
+    """Place buffers, and accept segments as they are offered."""
     placed = arena.write([memoryview(buffer) for buffer in data])
     if isinstance(placed, SegmentOffer):
         mappings.open_segment(placed)
@@ -120,17 +120,17 @@ def test_buffers_cross_aligned_and_writable(arena: Arena):
             assert np.frombuffer(view, np.uint8).ctypes.data % 64 == 0
 
 
-def test_small_replies_are_left_to_the_socket(arena: Arena):
+def test_small_replies_use_the_socket(arena: Arena):
     assert arena.write([memoryview(bytes(1000))]) is None
 
 
-def test_nothing_is_placed_before_the_segment_was_accepted(arena: Arena):
+def test_segment_is_unused_until_it_is_accepted(arena: Arena):
     buffer = [memoryview(bytes(50_000))]
     assert isinstance(arena.write(buffer), SegmentOffer)
     assert arena.write(buffer) is None
 
 
-def test_a_refused_segment_ends_shared_memory(arena: Arena):
+def test_refused_segment_disables_shared_memory(arena: Arena):
     buffer = [memoryview(bytes(50_000))]
     offer = arena.write(buffer)
     arena.apply_report(MemoryReport(refused=(offer.segment,)))
@@ -139,13 +139,13 @@ def test_a_refused_segment_ends_shared_memory(arena: Arena):
         os.fstat(offer.fd)
 
 
-def test_an_offer_that_cannot_be_opened_is_refused():
+def test_offer_that_cannot_be_opened_is_refused():
     mappings = SegmentMappings()
     mappings.open_segment(SegmentOffer(1, os.getpid(), 999_999, 5, MIB))
     assert mappings.take_report() == MemoryReport(refused=(1,))
 
 
-def test_another_file_under_the_same_number_is_refused(arena: Arena):
+def test_another_file_with_the_same_number_is_refused(arena: Arena):
     offer = arena.write([memoryview(bytes(50_000))])
     mappings = SegmentMappings()
     mappings.open_segment(
@@ -166,7 +166,7 @@ def test_another_file_under_the_same_number_is_refused(arena: Arena):
     ],
     ids=["view", "slice", "array", "array-slices", "asarray", "view-of-array"],
 )
-def test_a_slot_is_held_by_whatever_was_made_from_its_views(arena: Arena, derive):
+def test_slot_is_held_by_arrays_made_from_its_views(arena: Arena, derive):
     mappings = SegmentMappings()
     kept = derive(mappings.view(place(arena, mappings, [b"x" * 40_000]))[0])
     gc.collect()
@@ -177,7 +177,7 @@ def test_a_slot_is_held_by_whatever_was_made_from_its_views(arena: Arena, derive
     assert arena.slots_in_use == 0
 
 
-def test_slots_are_used_again(arena: Arena):
+def test_released_slots_are_reused(arena: Arena):
     mappings = SegmentMappings()
     offsets = set()
     for n in range(50):
@@ -190,7 +190,7 @@ def test_slots_are_used_again(arena: Arena):
     assert len(offsets) == 1
 
 
-def test_when_all_is_held_there_is_no_waiting(arena: Arena):
+def test_exhausted_memory_does_not_block(arena: Arena):
     mappings = SegmentMappings()
     buffers = [b"x" * 500_000]
     held = []
@@ -210,7 +210,7 @@ def test_when_all_is_held_there_is_no_waiting(arena: Arena):
     assert len(held) == 4, "2 MiB hold four slots of half a MB"
 
 
-def test_a_reply_larger_than_the_whole_cap_takes_the_socket(arena: Arena):
+def test_reply_larger_than_the_budget_uses_the_socket(arena: Arena):
     assert arena.write([memoryview(bytes(3 * MIB))]) is None
 
 
@@ -225,14 +225,14 @@ def test_views_outlive_both_ends(arena: Arena):
     assert arena.write([memoryview(bytes(50_000))]) is None
 
 
-def test_releases_of_unknown_slots_do_no_harm(arena: Arena):
+def test_releases_of_unknown_slots_are_ignored(arena: Arena):
     mappings = SegmentMappings()
     placement = place(arena, mappings, [b"x" * 40_000])
     arena.apply_report(MemoryReport(released=(1, placement.slot, placement.slot), accepted=(5,)))
     assert arena.slots_in_use == 0
 
 
-def test_this_process_lives_and_one_with_its_number_but_another_start_does_not(
+def test_process_with_a_reused_pid_does_not_count_as_alive(
     identity: ProcessIdentity,
 ):
     assert identity.is_alive()
@@ -245,6 +245,6 @@ def test_this_process_lives_and_one_with_its_number_but_another_start_does_not(
 
 
 @pytest.mark.parametrize("name", ["segment_bytes", "total_bytes", "smallest_reply"])
-def test_options_that_make_no_sense_are_refused(name):
+def test_invalid_options_are_refused(name):
     with pytest.raises(ValueError, match=f"{name}=0"):
         SharedMemoryOptions(**{name: 0})

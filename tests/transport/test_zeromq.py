@@ -1,4 +1,4 @@
-"""What only real processes and real sockets can show."""
+"""Tests of the ZeroMQ transport that need real processes and sockets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from headrace.transport.channel import Channel
 from headrace.transport.context import shared_context
 from headrace.transport.envelope import decode_error, encode, encode_error
 from tests.stopwatch import Stopwatch
-from tests.transport.conftest import Carrier
-from tests.transport.words import Count, Echo, Echoed, Hold, Make, TestReply, eventually
+from tests.transport.conftest import TransportFixture
+from tests.transport.messages import Count, Echo, Echoed, Hold, Make, TestReply, eventually
 
 
 def call_until_answered(channel: Channel, number: int, seconds: float = 20.0) -> None:
@@ -35,14 +35,14 @@ def call_until_answered(channel: Channel, number: int, seconds: float = 20.0) ->
             time.sleep(0.02)
 
 
-def test_a_killed_peer_is_noticed_at_once_and_found_again(network: Carrier, start_peer):
+def test_killed_peer_is_detected_at_once_and_reconnected(network: TransportFixture, start_peer):
     peer = start_peer(keys=network.keys)
     channel = network.connect(peer.address)
     kept = [channel.call(Make(number=n, size=100_000), timeout=20)[1][0] for n in range(4)]
     for _ in range(3):
         channel.send(Hold())
     peer.kill()
-    # Far below any heartbeat: the kernel closes the socket and the monitor says so.
+    # Far below any heartbeat: the kernel closes the socket, and the monitor reports it.
     with Stopwatch() as watch, pytest.raises(UnavailableError) as caught:
         channel.receive(10)
     assert caught.value.refused
@@ -61,7 +61,7 @@ def test_a_killed_peer_is_noticed_at_once_and_found_again(network: Carrier, star
 
 
 @pytest.mark.heavy
-def test_what_was_asked_before_a_pause_is_answered_after_it(network: Carrier, start_peer):
+def test_request_before_a_pause_is_answered_after_it(network: TransportFixture, start_peer):
     peer = start_peer(keys=network.keys)
     channel = network.connect(peer.address)
     call_until_answered(channel, 1)
@@ -78,7 +78,7 @@ def test_what_was_asked_before_a_pause_is_answered_after_it(network: Carrier, st
 
 
 @pytest.mark.heavy
-def test_a_connection_that_was_begun_in_a_pause_is_made_after_it(network: Carrier, start_peer):
+def test_connection_started_in_a_pause_is_made_after_it(network: TransportFixture, start_peer):
     peer = start_peer(keys=network.keys)
     peer.stop()
     channel = network.connect(peer.address)
@@ -91,7 +91,7 @@ def test_a_connection_that_was_begun_in_a_pause_is_made_after_it(network: Carrie
 
 
 @pytest.mark.heavy
-def test_a_peer_that_stands_still_is_unavailable_but_did_not_refuse(network: Carrier, start_peer):
+def test_paused_peer_is_unavailable_but_did_not_refuse(network: TransportFixture, start_peer):
     peer = start_peer(keys=network.keys)
     channel = network.connect(peer.address, keepalive_timeout=1.0)
     call_until_answered(channel, 1)
@@ -109,7 +109,7 @@ def test_a_peer_that_stands_still_is_unavailable_but_did_not_refuse(network: Car
     call_until_answered(channel, 2)
 
 
-def test_an_arena_of_a_closed_channel_is_freed(start_peer):
+def test_arena_of_a_closed_channel_is_freed(start_peer):
     peer = start_peer()
     watcher = zeromq.connect(peer.address, reply_type=TestReply, shared_memory=False)
     channel = zeromq.connect(peer.address, reply_type=TestReply)
@@ -124,7 +124,7 @@ def test_an_arena_of_a_closed_channel_is_freed(start_peer):
 CONSUMER = """
 import sys, time
 from headrace.transport import zeromq
-from tests.transport.words import Make, TestReply
+from tests.transport.messages import Make, TestReply
 channel = zeromq.connect(sys.argv[1], reply_type=TestReply)
 kept = [channel.call(Make(number=n, size=200_000), timeout=20)[1] for n in range(10)]
 assert channel._mappings.slots_held > 5
@@ -133,7 +133,7 @@ time.sleep(60)
 """
 
 
-def test_an_arena_of_a_killed_consumer_is_freed(start_peer, run_python):
+def test_arena_of_a_killed_consumer_is_freed(start_peer, run_python):
     peer = start_peer()
     consumer = run_python("-c", CONSUMER, peer.address)
     assert consumer.stdout.readline() == "holding\n"
@@ -145,7 +145,7 @@ def test_an_arena_of_a_killed_consumer_is_freed(start_peer, run_python):
     watcher.close()
 
 
-def test_large_replies_take_the_way_through_shared_memory(start_peer):
+def test_large_replies_use_shared_memory(start_peer):
     peer = start_peer()
     channel = zeromq.connect(peer.address, reply_type=TestReply)
     kept = []
@@ -159,8 +159,8 @@ def test_large_replies_take_the_way_through_shared_memory(start_peer):
     channel.close()
 
 
-def test_a_consumer_that_only_receives_gives_slots_back():
-    carrier = Carrier("shared-memory")
+def test_consumer_that_only_receives_releases_slots():
+    carrier = TransportFixture("shared-memory")
     server, channel = carrier.pair()
     channel.call(Make(number=1, size=1_000_000), timeout=20)
     channel.call(Make(number=1, size=1_000_000), timeout=20)
@@ -176,23 +176,23 @@ def test_a_consumer_that_only_receives_gives_slots_back():
     carrier.close()
 
 
-def test_garbage_sent_to_the_port_does_no_harm(network: Carrier):
+def test_garbage_sent_to_the_port_is_ignored(network: TransportFixture):
     server, channel = network.pair()
     host, port = server.address.split(":")
     seed = 3
     rng = np.random.default_rng(seed)
     for size in (1, 10, 64, 1000, 100_000):
-        with socket.create_connection((host, int(port)), timeout=5) as stranger:
-            stranger.sendall(rng.bytes(size))
-    with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        with socket.create_connection((host, int(port)), timeout=5) as unauthorized_client:
+            unauthorized_client.sendall(rng.bytes(size))
+    with socket.create_connection((host, int(port)), timeout=5) as unauthorized_client:
         # A ZMTP greeting, then a frame that claims to be enormous.
         greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL" + bytes(16 + 32)
-        stranger.sendall(greeting + b"\x02" + struct.pack(">Q", 2**62) + b"x" * 1000)
+        unauthorized_client.sendall(greeting + b"\x02" + struct.pack(">Q", 2**62) + b"x" * 1000)
     assert channel.call(Echo(number=1), timeout=10)[0] == Echoed(number=1)
 
 
-def test_messages_that_are_no_requests_do_no_harm():
-    carrier = Carrier("tcp")
+def test_messages_that_are_not_requests_are_ignored():
+    carrier = TransportFixture("tcp")
     server, channel = carrier.pair()
     seed = 4
     rng = np.random.default_rng(seed)
@@ -212,7 +212,7 @@ def test_messages_that_are_no_requests_do_no_harm():
     carrier.close()
 
 
-def test_what_nobody_waits_for_makes_a_wait_no_longer():
+def test_unexpected_replies_do_not_extend_a_wait():
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.linger = 0
@@ -220,7 +220,7 @@ def test_what_nobody_waits_for_makes_a_wait_no_longer():
     channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply, shared_memory=False)
     channel.send(Echo())
     route = router.recv_multipart()[0]
-    channel.receive(0.05)  # and hears that the connection stands
+    channel.receive(0.05)  # and learns that the connection is established
     is_over = threading.Event()
 
     def chatter() -> None:
@@ -241,18 +241,18 @@ def test_what_nobody_waits_for_makes_a_wait_no_longer():
     assert took < 1
 
 
-def test_a_channel_to_something_that_never_speaks_is_unavailable():
+def test_peer_without_a_handshake_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         channel = zeromq.connect(f"127.0.0.1:{port}", reply_type=TestReply, keepalive_timeout=0.5)
-        for _ in range(4):  # Never an error about keys: nobody turned us away.
-            with pytest.raises(UnavailableError, match="before it began") as caught:
+        for _ in range(4):  # Never an authentication error: the connection was not refused.
+            with pytest.raises(UnavailableError, match="handshake") as caught:
                 channel.call(Echo(), timeout=30)
             assert not caught.value.refused
         channel.close()
 
 
-def test_a_channel_to_something_that_speaks_otherwise_is_unavailable():
+def test_peer_with_another_protocol_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as web:
         port = web.getsockname()[1]
 
@@ -271,23 +271,23 @@ def test_a_channel_to_something_that_speaks_otherwise_is_unavailable():
         assert not thread.is_alive()
 
 
-def test_a_host_that_is_not_loopback_is_refused_without_keys_before_anything_is_bound():
-    with pytest.raises(ValueError, match=r"needs security=.*headrace keys new"):
+def test_host_other_than_loopback_requires_keys():
+    with pytest.raises(ValueError, match=r"requires security=.*headrace keys new"):
         zeromq.serve(lambda requests: None, request_type=Echo, host="0.0.0.0")
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_that_is_none_is_refused(port):
+def test_invalid_port_is_refused(port):
     with pytest.raises(ValueError, match=f"port={port}"):
         zeromq.serve(lambda requests: None, request_type=Echo, port=port)
 
 
-def test_an_address_that_is_none_is_refused():
+def test_invalid_address_is_refused():
     with pytest.raises(ValueError, match="address='nowhere'"):
         zeromq.connect("nowhere", reply_type=TestReply)
 
 
-def test_localhost_serves_and_is_found():
+def test_server_on_localhost_is_reachable():
     server = zeromq.serve(
         lambda requests: [request.reply(Echoed(number=1)) for request in requests],
         request_type=Echo,
@@ -300,7 +300,7 @@ def test_localhost_serves_and_is_found():
     server.close()
 
 
-def test_what_is_opened_and_closed_many_times_leaves_nothing(network: Carrier):
+def test_repeated_open_and_close_leaks_nothing(network: TransportFixture):
     def once() -> None:
         server, channel = network.pair()
         for n in range(3):
@@ -316,7 +316,7 @@ def test_what_is_opened_and_closed_many_times_leaves_nothing(network: Carrier):
     assert threading.active_count() <= threads
 
 
-def test_memory_does_not_grow_with_the_number_of_replies(network: Carrier):
+def test_memory_does_not_grow_with_the_number_of_replies(network: TransportFixture):
     _, channel = network.pair()
 
     def read(count: int) -> None:
@@ -340,9 +340,9 @@ def test_memory_does_not_grow_with_the_number_of_replies(network: Carrier):
     assert resident() - before < 60_000_000, "300 MB were read"
 
 
-def test_a_channel_that_was_dropped_without_close_leaves_no_sockets():
+def test_channel_dropped_without_close_leaks_no_sockets():
     users = len(shared_context._users)
-    carrier = Carrier("tcp")
+    carrier = TransportFixture("tcp")
     server = carrier.serve()
     channel = zeromq.connect(server.address, reply_type=TestReply)
     channel.call(Echo(), timeout=10)
@@ -358,7 +358,7 @@ import sys
 from headrace.transport import zeromq
 from headrace.transport.security import Security
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Hold, Make, TestReply, TestRequest
+from tests.transport.messages import Echo, Hold, Make, TestReply, TestRequest
 keys = sys.argv[1] if len(sys.argv) > 1 else None
 server = zeromq.serve(TestHandler(), request_type=TestRequest,
                       security=Security.load(keys, "server") if keys else None)
@@ -372,7 +372,7 @@ print("done", flush=True)
 """
 
 
-def test_a_process_that_closes_nothing_ends_all_the_same(network: Carrier, run_python):
+def test_process_that_closes_nothing_exits(network: TransportFixture, run_python):
     process = run_python("-c", FORGETFUL, *([str(network.keys)] if network.keys else []))
     output, _ = process.communicate(timeout=30)
     assert output == "done\n"
@@ -385,7 +385,7 @@ import pickle
 from headrace.errors import FailedPreconditionError
 from headrace.transport import inprocess, zeromq
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, Echoed, Hold, TestReply, TestRequest
+from tests.transport.messages import Echo, Echoed, Hold, TestReply, TestRequest
 
 def refused(use):
     try:
@@ -437,7 +437,7 @@ print("done")
 
 
 @pytest.mark.parametrize("kind", ["zeromq", "inprocess"])
-def test_a_forked_child_is_refused_what_belongs_to_its_parent(run_python, kind):
+def test_forked_child_cannot_use_objects_of_its_parent(run_python, kind):
     output, _ = run_python("-c", f"KIND = {kind!r}\n{FORK}").communicate(timeout=30)
     assert output == "done\n"
 
@@ -446,7 +446,7 @@ OUTLIVES = """
 import os, sys, time
 from headrace.transport import zeromq
 from tests.transport.peer import TestHandler
-from tests.transport.words import Echo, TestReply, TestRequest
+from tests.transport.messages import Echo, TestReply, TestRequest
 server = zeromq.serve(TestHandler(), request_type=TestRequest)
 caller = zeromq.connect(sys.argv[1], reply_type=TestReply)
 caller.call(Echo(), timeout=10)
@@ -462,7 +462,7 @@ time.sleep(60)
 """
 
 
-def test_a_child_that_outlives_its_parent_keeps_no_port_and_no_connection(start_peer, run_python):
+def test_orphaned_child_keeps_no_port_and_no_connection(start_peer, run_python):
     peer = start_peer()
     parent = run_python("-c", OUTLIVES, peer.address)
     address = parent.stdout.readline().strip()
@@ -483,7 +483,7 @@ def test_a_child_that_outlives_its_parent_keeps_no_port_and_no_connection(start_
                 channel.call(Echo(), timeout=10)
             assert caught.value.refused, "the port is closed, too"
         assert watch.seconds < 3
-        # The caller's connection is closed as well, so the peer lets its memory go.
+        # The caller's connection is closed as well, so the peer frees its memory.
         watcher = zeromq.connect(peer.address, reply_type=TestReply, shared_memory=False)
         assert eventually(10, lambda: watcher.call(Count(), timeout=10)[0] == Echoed(number=0))
         watcher.close()
@@ -492,7 +492,7 @@ def test_a_child_that_outlives_its_parent_keeps_no_port_and_no_connection(start_
         channel.close()
 
 
-def test_a_loss_says_whether_it_was_refused_only_where_it_was_seen():
+def test_loss_is_reported_as_refused_only_if_observed():
     error = UnavailableError("gone")
     assert error.refused is False
     error.refused = True
@@ -502,7 +502,7 @@ def test_a_loss_says_whether_it_was_refused_only_where_it_was_seen():
     assert pickle.loads(pickle.dumps(error)).refused is True
 
 
-def test_a_server_that_closes_has_refused_a_silent_one_has_not(carrier: Carrier):
+def test_closing_server_refuses_and_silent_server_does_not(carrier: TransportFixture):
     server, channel = carrier.pair()
     channel.send(Hold())
     assert channel.receive(0.2) is None
@@ -515,8 +515,8 @@ def test_a_server_that_closes_has_refused_a_silent_one_has_not(carrier: Carrier)
     channel.close()
 
 
-def test_a_request_that_breaks_off_in_the_middle_costs_its_connection_alone(monkeypatch):
-    carrier = Carrier("tcp")
+def test_interrupted_request_closes_only_its_connection(monkeypatch):
+    carrier = TransportFixture("tcp")
     _, channel = carrier.pair()
     channel.call(Echo(), timeout=10)
     channel.send(Hold())
@@ -530,7 +530,7 @@ def test_a_request_that_breaks_off_in_the_middle_costs_its_connection_alone(monk
     with pytest.raises(MemoryError):
         channel.send(Echo(), [b"x" * 100])
     monkeypatch.setattr(channel, "_write", real)
-    with pytest.raises(UnavailableError, match="in the middle of a request"):
+    with pytest.raises(UnavailableError, match="a request was interrupted while it was sent"):
         channel.receive(10)
     assert channel.call(Echo(number=3), timeout=10)[0] == Echoed(number=3)
     carrier.close()

@@ -43,10 +43,13 @@ Keys = Annotated[
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option(help="Serve /metrics, /healthz and /readyz there, over HTTP; 0 takes a free one."),
+    typer.Option(help="Port for /metrics, /healthz and /readyz over HTTP; 0 picks a free port."),
 ]
 MetricsHost = Annotated[
-    str, typer.Option(help="Whom these are for; the default is this machine alone.")
+    str,
+    typer.Option(
+        help="Address to serve metrics at; the default is reachable from this machine only."
+    ),
 ]
 ParentOption = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 
@@ -55,7 +58,7 @@ ParentOption = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 _FIRM_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
-_WrapsLines: Any = typer.Context.formatter_class  # which has no public name
+_WrapsLines: Any = typer.Context.formatter_class  # has no public name
 
 
 class _Formatter(_WrapsLines):  # type: ignore[misc]
@@ -78,7 +81,7 @@ class _Context(typer.Context):
 
 
 class GroupWithHelp(TyperGroup):
-    """Group of commands with such help."""
+    """Group of commands whose help lines are broken at spaces only."""
 
     context_class = _Context
 
@@ -130,11 +133,11 @@ def convert_argument_errors(options: Mapping[str, str] | None = None) -> Iterato
     try:
         yield
     except DataLossError:
-        raise  # it is a ValueError, too, and says nothing of arguments
+        raise  # also a ValueError, but not about an argument
     except (TypeError, ValueError) as error:
-        words = str(error)
+        message = str(error)
         for field, option in (options or {}).items():
-            words = words.replace(f"`{field}`", option)
-            words = re.sub(rf"\b{field}=", f"{option} ", words)
-            words = words.replace(f"{option} ({option})", option)
-        raise typer.BadParameter(words) from error
+            message = message.replace(f"`{field}`", option)
+            message = re.sub(rf"\b{field}=", f"{option} ", message)
+            message = message.replace(f"{option} ({option})", option)
+        raise typer.BadParameter(message) from error

@@ -27,7 +27,7 @@ _MAX_OPERATIONS = 8
 _MAX_WIDTH = 52
 """Maximum characters of a running function or of a loss reason, so that later columns fit."""
 _SERVER_HEAD = (
-    "server", "shards", "tables", "rows", "kept", "requests", "came", "went", "busy", "waiting",
+    "server", "shards", "tables", "rows", "stored", "requests", "in", "out", "busy", "waiting",
 )  # fmt: skip
 
 
@@ -43,9 +43,9 @@ def render_coordinator(
         width: Width of the terminal.
     """
     before = None if previous is None else previous.status
-    then = before.finished_per_second if isinstance(before, CoordinatorStatus) else None
+    rate_before = before.finished_per_second if isinstance(before, CoordinatorStatus) else None
     versions = version_mismatches(status.versions, status.workers)
-    lines = [*_head(status), *versions, "", *_closures(status, then), "", *_workers(status)]
+    lines = [*_head(status), *versions, "", *_closures(status, rate_before), "", *_workers(status)]
     if snapshot.servers:
         lines += ["", *_servers(snapshot, previous)]
     return fit_lines(lines, width)
@@ -57,12 +57,12 @@ def render_server(
     """Return the status of a parameter server; see `render_coordinator`."""
     before = None if previous is None else previous.status
     row = _server(f"{status.index}", status, snapshot, before, previous)
-    done = sorted(status.operations.items(), key=lambda item: -item[1])
-    named = [f"{name} {format_number(count)}" for name, count in done[:_MAX_OPERATIONS]]
+    operations = sorted(status.operations.items(), key=lambda item: -item[1])
+    named = [f"{name} {format_number(count)}" for name, count in operations[:_MAX_OPERATIONS]]
     lines = [
         f"parameter server {status.index}  up {format_duration(status.uptime_seconds)}  "
         f"{pluralize(status.requests, 'request')}  {format_number(status.failed)} failed",
-        f"operations  {', '.join(named) or 'none so far'}",
+        f"operations  {', '.join(named) or 'none yet'}",
         "",
         *format_table([_SERVER_HEAD, row]),
     ]
@@ -70,16 +70,16 @@ def render_server(
 
 
 def _head(status: CoordinatorStatus) -> Iterator[str]:
-    there = sum(each.is_connected for each in status.workers)
-    missing = len(status.workers) - there
-    parts = [pluralize(there, "worker")]
+    connected = sum(each.is_connected for each in status.workers)
+    missing = len(status.workers) - connected
+    parts = [pluralize(connected, "worker")]
     if missing:
         parts.append(f"{missing} missing")
     if status.servers:
         parts.append(pluralize(len(status.servers), "parameter server"))
     parts.append(f"up {format_duration(status.uptime_seconds)}")
     if status.num_workers_lost:
-        parts.append(f"{pluralize(status.num_workers_lost, 'worker')} lost so far")
+        parts.append(f"{pluralize(status.num_workers_lost, 'worker')} lost")
     yield "  ".join(parts)
 
 
@@ -92,49 +92,49 @@ def _closures(status: CoordinatorStatus, before: float | None) -> Iterator[str]:
     )
     if status.num_retried or status.num_failed:
         yield (
-            f"  again    {format_number(status.num_retried)} taken back from lost workers, "
+            f"  retries  {format_number(status.num_retried)} after the loss of a worker, "
             f"{format_number(status.num_failed)} failed"
         )
-    bound = "no bound" if status.staleness is None else f"bound {status.staleness}"
+    limit = "no limit" if status.staleness is None else f"limit {status.staleness}"
     yield (
-        f"  stale    {format_number(status.staleness_gap)} behind the newest one sent, "
-        f"{format_number(status.max_staleness_gap)} at most so far ({bound})"
+        f"  stale    oldest unfinished function {format_number(status.staleness_gap)} behind the "
+        f"newest, {format_number(status.max_staleness_gap)} at most so far ({limit})"
     )
     longest = status.longest_running
     if longest is not None:
-        usual = (
+        median = (
             ""
             if longest.median_seconds is None
-            else f"; {_format_seconds(longest.median_seconds)} in the median"
+            else f"; median {_format_seconds(longest.median_seconds)}"
         )
         yield (
             f"  longest  {longest.name} on worker {longest.worker} for "
-            f"{format_duration(longest.seconds)}{usual}"
+            f"{format_duration(longest.seconds)}{median}"
         )
     if status.failure:
-        yield f"  error    to be raised by schedule, join or done: {_first_line(status.failure)}"
+        yield f"  error    raised by the next schedule, join or done: {_first_line(status.failure)}"
 
 
 def _workers(status: CoordinatorStatus) -> Iterator[str]:
     if not status.workers:
-        yield "there is no worker; start one with `headrace server --coordinator HOST:PORT`"
+        yield "no worker is registered; start one with `headrace server --coordinator HOST:PORT`"
         return
-    head = ("worker", "runs", "has", "done", "lost", "since")
+    head = ("worker", "running", "in flight", "done", "losses", "in state")
     yield from format_table([head, *map(_worker, status.workers)], left=2)
 
 
 def _worker(worker: TrainingWorkerStatus) -> tuple[str, ...]:
-    name = f"{worker.worker} at {worker.address}{' (leaving)' if worker.is_draining else ''}"
+    name = f"{worker.worker} at {worker.address}{' (draining)' if worker.is_draining else ''}"
     if worker.is_connected:
         first = worker.running[:_MAX_LISTED]
         named = [f"{function} {format_duration(seconds)}" for function, seconds in first]
         more = len(worker.running) - len(named)
-        runs = ", ".join(named) + (f" and {more} more" if more else "") or "nothing"
+        running = ", ".join(named) + (f" and {more} more" if more else "") or "nothing"
     else:
-        runs = f"not there: {_first_line(worker.reason) or 'it was not reached yet'}"
+        running = f"missing: {_first_line(worker.reason) or 'not connected yet'}"
     return (
         name,
-        truncate_line(runs, _MAX_WIDTH),
+        truncate_line(running, _MAX_WIDTH),
         format_number(worker.num_in_flight),
         format_number(worker.num_finished),
         format_number(worker.num_losses),
@@ -143,19 +143,19 @@ def _worker(worker: TrainingWorkerStatus) -> tuple[str, ...]:
 
 
 def _servers(snapshot: StatusSnapshot, previous: StatusSnapshot | None) -> Iterator[str]:
-    then = {} if previous is None else {each.address: each.status for each in previous.servers}
+    before = {} if previous is None else {each.address: each.status for each in previous.servers}
     rows: list[tuple[str, ...]] = [_SERVER_HEAD]
-    silent: list[ServerSnapshot] = []
+    unreachable: list[ServerSnapshot] = []
     for each in snapshot.servers:
         if each.status is None:
-            silent.append(each)
+            unreachable.append(each)
         else:
             name = f"{each.status.index} at {each.address}"
-            rows.append(_server(name, each.status, snapshot, then.get(each.address), previous))
+            rows.append(_server(name, each.status, snapshot, before.get(each.address), previous))
     if len(rows) > 1:
         yield from format_table(rows)
-    for each in silent:
-        yield f"the parameter server at {each.address} does not answer: {_first_line(each.problem)}"
+    for each in unreachable:
+        yield f"no reply from parameter server {each.address}: {_first_line(each.problem)}"
 
 
 def _server(
@@ -168,7 +168,7 @@ def _server(
     """Return a row; rates are relative to the previous status, or else to the server's start."""
     seconds = max(status.uptime_seconds, 1e-3)
     requests, busy = status.requests, status.busy_seconds
-    came, went = status.bytes_in, status.bytes_out
+    bytes_in, bytes_out = status.bytes_in, status.bytes_out
     if (
         isinstance(before, ServerStatus)
         and before.state_id == status.state_id
@@ -177,7 +177,7 @@ def _server(
     ):
         seconds = snapshot.taken_at - previous.taken_at
         requests, busy = requests - before.requests, busy - before.busy_seconds
-        came, went = came - before.bytes_in, went - before.bytes_out
+        bytes_in, bytes_out = bytes_in - before.bytes_in, bytes_out - before.bytes_out
     return (
         name,
         format_number(status.shards),
@@ -185,8 +185,8 @@ def _server(
         format_number(status.rows),
         format_bytes(status.bytes_stored),
         format_rate(requests / seconds),
-        f"{format_bytes(came / seconds)}/s",
-        f"{format_bytes(went / seconds)}/s",
+        f"{format_bytes(bytes_in / seconds)}/s",
+        f"{format_bytes(bytes_out / seconds)}/s",
         f"{min(1.0, busy / seconds):.0%}",
         format_number(status.waiting_requests),
     )

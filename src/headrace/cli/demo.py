@@ -163,7 +163,7 @@ class WorkerKill:
         return self._before is not None
 
     def kill_if_due(self, epoch: EpochStats) -> bool:
-        """Kill the worker if it is time; return whether it was."""
+        """Kill the worker if both workers have delivered enough; return whether it was killed."""
         shares = [examples for examples in epoch.by_worker.values() if examples >= BATCH_SIZE]
         if self.is_done or epoch.batches < _BATCHES_BEFORE_KILL or len(shares) < 2:
             return False
@@ -203,7 +203,7 @@ def train_epoch(classifier: Classifier, data: hr.Dataset) -> Iterator[EpochStats
 
 
 def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
-    """Run the demo; return the exit code: 0 if every claim of the last line is true."""
+    """Run the demo; return the exit code: 0 if every statement of the last line holds."""
     console = console or Console()
     began = time.perf_counter()
     digits = load_digits()
@@ -214,11 +214,11 @@ def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
         write_shards(folder, digits.train_images, digits.train_labels)
         console.print(
             f"{total} handwritten digits in {NUM_SHARDS} TFRecord shards; "
-            f"{len(digits.test_images)} more are held out"
+            f"{len(digits.test_images)} more held out for evaluation"
         )
         with hr.service.LocalCluster(num_workers=2, processes=True) as cluster:
             console.print(
-                f"dispatcher at {cluster.target}, workers in processes "
+                f"dispatcher at {cluster.target}, worker processes "
                 + " and ".join(str(worker.pid) for worker in cluster.workers)
             )
             names = {worker.address: f"w{i}" for i, worker in enumerate(cluster.workers)}
@@ -229,7 +229,7 @@ def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
                     console, f"epoch {number}/{epochs}", classifier, data, total, names
                 )
                 if epoch.visit_histogram() != {1: total}:
-                    problems.append(f"epoch {number} visited {_describe_visits(epoch, total)}")
+                    problems.append(f"epoch {number} {_describe_visits(epoch, total)}")
             accuracy = classifier.accuracy(digits.test_images, digits.test_labels)
             console.print(f"held-out accuracy {accuracy:.3f}")
             if accuracy < _MIN_ACCURACY:
@@ -244,7 +244,7 @@ def run_demo(epochs: int = _EPOCHS, console: Console | None = None) -> int:
         f"demo: ok: each of {total} training examples was visited exactly once in each of "
         f"{epochs} epochs; with a worker killed in the middle of an epoch, "
         f"{_describe_lost(hit, total)}, "
-        f"and the next epoch was whole; held-out accuracy {accuracy:.3f}; "
+        f"and the next epoch was complete; held-out accuracy {accuracy:.3f}; "
         f"{time.perf_counter() - began:.0f} s",
         soft_wrap=True,
         highlight=False,
@@ -261,7 +261,7 @@ def _train_with_kill(
     problems: list[str],
 ) -> EpochStats:
     """Train while worker 0 is killed, and for one more epoch; return the affected epoch."""
-    console.print("\nsecond run: a worker is killed in the middle of an epoch")
+    console.print("\nsecond run: one worker is killed in the middle of an epoch")
     kill = WorkerKill(cluster)
     classifier = Classifier(seed=1)
     for number in range(1, _EPOCHS_TO_KILL_IN + 1):
@@ -272,14 +272,16 @@ def _train_with_kill(
     after = _train_with_progress(console, f"epoch {number + 1}", classifier, data, total, names)
     console.print(f"the next epoch, with one worker, {_describe_visits(after, total)}")
     if not kill.is_done:
-        problems.append("no epoch was shared by both workers, so none was killed")
+        problems.append("no worker was killed: no epoch received a batch from both workers")
     elif kill.delivered_since(hit) < BATCH_SIZE:
-        problems.append("after the kill the other worker delivered less than a batch")
+        problems.append("the other worker delivered less than one batch after the kill")
     if max(hit.visits.values()) > 1:
-        problems.append(f"after the kill some examples came twice: {_describe_visits(hit, total)}")
+        problems.append(
+            f"some examples were delivered twice after the kill: {_describe_visits(hit, total)}"
+        )
     if total - len(hit.visits) > total * _MAX_LOST_FRACTION:
         problems.append(
-            f"in the epoch of the kill {_describe_lost(hit, total)}, more than "
+            f"{_describe_lost(hit, total)} in the epoch of the kill, more than the allowed "
             f"{_MAX_LOST_FRACTION:.0%}"
         )
     if after.visit_histogram() != {1: total}:
@@ -301,11 +303,11 @@ def _train_with_progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
         TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[facts]}"),
+        TextColumn("{task.fields[details]}"),
     )
     epoch = EpochStats()
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(title, total=total, facts="")
+        bar = progress.add_task(title, total=total, details="")
         for epoch in train_epoch(classifier, data):
             named = {names.get(address, address): n for address, n in epoch.by_worker.items()}
             shares = " ".join(f"{name} {examples}" for name, examples in sorted(named.items()))
@@ -313,7 +315,7 @@ def _train_with_progress(
             progress.update(
                 bar,
                 completed=epoch.examples,
-                facts=f"loss {epoch.loss:.2f} acc {epoch.accuracy:.3f} {rate:,.0f}/s {shares}",
+                details=f"loss {epoch.loss:.2f} acc {epoch.accuracy:.3f} {rate:,.0f}/s {shares}",
             )
             if kill is not None and kill.kill_if_due(epoch):
                 progress.console.print(f"killed worker w0 after {epoch.examples} examples")
@@ -321,10 +323,10 @@ def _train_with_progress(
 
 
 def _summarize(hit: EpochStats, total: int) -> str:
-    why = "what it had taken and not delivered; " if len(hit.visits) < total else ""
+    reason = "assigned to it and not delivered; " if len(hit.visits) < total else ""
     return (
-        f"training went on, and the epoch ended: {_describe_lost(hit, total)} ({why}nothing comes "
-        "twice)"
+        f"training continued to the end of the epoch: {_describe_lost(hit, total)} ({reason}no "
+        "example is delivered twice)"
     )
 
 
@@ -335,10 +337,10 @@ def _describe_lost(epoch: EpochStats, total: int) -> str:
 
 def _describe_visits(epoch: EpochStats, total: int) -> str:
     times = epoch.visit_histogram()
-    parts = [f"{count} examples {_format_times(often)}" for often, count in sorted(times.items())]
+    parts = [f"{count} examples {_format_times(visits)}" for visits, count in sorted(times.items())]
     unseen = total - sum(times.values())
     if unseen:
-        parts.append(f"{unseen} not at all")
+        parts.append(f"{unseen} never")
     return "visited " + ", ".join(parts)
 
 

@@ -61,8 +61,8 @@ def augment(example: dict[str, Any]) -> dict[str, Any]:
     angle, scale = rng.normal(0, 0.12), rng.normal(1, 0.05)
     turn = scale * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     middle = np.array([[3.5], [3.5]])
-    places = turn @ (_PIXELS - middle) + middle + rng.normal(0, 0.3, (2, 1))
-    image = _interpolate(example["image"], np.clip(places, 0, 6.999))
+    points = turn @ (_PIXELS - middle) + middle + rng.normal(0, 0.3, (2, 1))
+    image = _interpolate(example["image"], np.clip(points, 0, 6.999))
     image = image * rng.uniform(0.9, 1) + rng.normal(0, 0.02, image.shape)
     return {**example, "image": np.clip(image, 0, 1).astype(np.float32)}
 
@@ -70,10 +70,10 @@ def augment(example: dict[str, Any]) -> dict[str, Any]:
 _PIXELS = np.mgrid[0:8, 0:8].reshape(2, 64).astype(np.float64)
 
 
-def _interpolate(image: NDArray[np.float32], places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the image at 64 places between its pixels, bilinearly."""
-    low = places.astype(np.int64)
-    (dy, dx), (y, x) = places - low, low
+def _interpolate(image: NDArray[np.float32], points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the image at 64 points between its pixels, interpolated bilinearly."""
+    low = points.astype(np.int64)
+    (dy, dx), (y, x) = points - low, low
     top = image[y, x] * (1 - dx) + image[y, x + 1] * dx
     bottom = image[y + 1, x] * (1 - dx) + image[y + 1, x + 1] * dx
     mixed: NDArray[np.float64] = (top * (1 - dy) + bottom * dy).reshape(8, 8)

@@ -61,10 +61,10 @@ def find_bottleneck(reading: IterationStatus) -> Bottleneck | None:
         return None
     if not reading.tasks:
         return Bottleneck(
-            "nobody who works", "no worker reads for this job; start one, or wait for it"
+            "missing workers", "no worker runs a task of this job; start one, or wait for one"
         )
     if not reading.clients:
-        return Bottleneck("nobody who reads", "its elements wait for a client to come back")
+        return Bottleneck("missing clients", "tasks are idle until a client reconnects")
     if reading.elapsed_seconds < _MIN_SECONDS:
         return None
     clients_wait = _mean([each.wait_ratio for each in reading.clients])
@@ -73,12 +73,12 @@ def find_bottleneck(reading: IterationStatus) -> Bottleneck | None:
     tasks = tasks_wait >= max(_WAITING_SHARE, clients_wait / 2)
     if clients and tasks:
         return Bottleneck(
-            "the way between workers and clients",
-            "both wait: see the network, put workers nearer, or raise max_outstanding_requests",
+            "the connection between workers and clients",
+            "both wait: check the network, move workers closer, or raise max_outstanding_requests",
         )
     if tasks:
         return Bottleneck(
-            "the clients", "workers wait for them: training takes the time, and fewer workers do"
+            "the clients", "workers wait for them: training is slower, and fewer workers suffice"
         )
     if clients:
         return _find_starvation(reading)
@@ -90,24 +90,24 @@ def find_save_bottleneck(saving: IterationStatus) -> Bottleneck | None:
     if saving.finished:
         return None
     if not saving.tasks:
-        return Bottleneck(
-            "nobody who works", "no worker writes its files; start one, or wait for it"
-        )
+        return Bottleneck("missing workers", "no worker writes files; start one, or wait for one")
     if saving.elapsed_seconds < _MIN_SECONDS:
         return None
     if _mean([each.client_wait_ratio for each in saving.tasks]) >= _WAITING_SHARE:
-        return Bottleneck("the dispatcher", "workers wait until it has heard of their files")
+        return Bottleneck("the dispatcher", "workers wait for it to acknowledge their files")
     return _find_starvation(saving)
 
 
 def _find_starvation(reading: IterationStatus) -> Bottleneck:
     starved = _mean([each.split_wait_ratio for each in reading.tasks]) >= 0.5
     if starved and reading.splits_unassigned == 0:
-        return Bottleneck("the last units", "all units are dealt; the pass ends when they are done")
+        return Bottleneck(
+            "the last splits", "all splits are assigned; the epoch ends when they are done"
+        )
     if starved:
         return Bottleneck(
-            "the dealing of units",
-            "workers wait for units: make them larger (a batch before distribute, larger files)",
+            "split assignment",
+            "workers wait for splits: make them larger (a batch before distribute, larger files)",
         )
     if not reading.steps:
         return Bottleneck("the workers", "add workers")
@@ -142,7 +142,7 @@ def render_dispatcher(
     for job in stats.jobs:
         lines += ["", *_job(job, before)]
     if not stats.jobs:
-        lines += ["", "nobody reads: there is no job"]
+        lines += ["", "no jobs"]
     lines += ["", *_workers(stats)]
     return fit_lines(lines, width)
 
@@ -156,7 +156,7 @@ def _head(stats: DispatcherStatus) -> Iterator[str]:
         f"up {format_duration(stats.uptime_seconds)}",
     ]
     if stats.slots:
-        parts.insert(1, f"{stats.occupied_slots} of {pluralize(stats.slots, 'slot')} held")
+        parts.insert(1, f"{stats.occupied_slots} of {pluralize(stats.slots, 'slot')} occupied")
     if stats.refused_connections:
         parts.append(f"{pluralize(stats.refused_connections, 'peer')} refused")
     if stats.workers_lost:
@@ -170,48 +170,52 @@ def _head(stats: DispatcherStatus) -> Iterator[str]:
 
 def _job(job: JobStatus, before: dict[int, float]) -> Iterator[str]:
     if job.path:
-        files = f"{format_number(job.elements)} elements, {format_bytes(job.bytes)} in files"
+        files = f"{format_number(job.elements)} elements, {format_bytes(job.bytes)} written"
         yield f"save into {job.path}  dataset {job.dataset_id}  {files}"
     else:
-        name = job.name or "of a client's own"
+        name = job.name or "(anonymous)"
         mode = ShardingPolicy(job.processing_mode).name
         if job.ordered:
-            mode += ", in order"
+            mode += ", ordered"
         if job.num_consumers is not None:
             mode += f", {pluralize(job.num_consumers, 'consumer')} (remainder: {job.remainder})"
-        passes = pluralize(job.num_epochs, "pass", "passes")
-        yield f"job {name}  {mode}  dataset {job.dataset_id}  {passes}"
-    reading = [each for each in job.iterations if not each.finished]
-    for each in reading:
+        epochs = pluralize(job.num_epochs, "epoch")
+        yield f"job {name}  {mode}  dataset {job.dataset_id}  {epochs}"
+    active = [each for each in job.iterations if not each.finished]
+    for each in active:
         yield from _epoch(each, before.get(each.iteration_id), is_save=bool(job.path))
-    if not reading:
-        yield "  no pass is being read"
+    if not active:
+        yield "  no active epoch"
 
 
 def _epoch(reading: IterationStatus, before: float | None, *, is_save: bool) -> Iterator[str]:
-    title = f"pass {'.'.join(map(str, reading.epoch))}" if reading.epoch else "pass"
+    title = f"epoch {'.'.join(map(str, reading.epoch))}" if reading.epoch else "epoch"
     speed = reading.elements_per_second
-    made = format_rate(speed) + format_trend(speed, before)
-    parts = [_bar(reading.progress), made, f"{format_bytes(reading.bytes_per_second)}/s"]
+    rate = format_rate(speed) + format_trend(speed, before)
+    parts = [_bar(reading.progress), rate, f"{format_bytes(reading.bytes_per_second)}/s"]
     if reading.remaining_seconds is not None:
         parts.append(f"{format_duration(reading.remaining_seconds)} left")
     yield f"  {title}  {'  '.join(parts)}"
     if len(reading.history) > 1:
         yield (
-            f"    made      {density_bar(reading.history)} {format_rate(max(reading.history))} at "
-            "most"
+            f"    rate      {density_bar(reading.history)} maximum "
+            f"{format_rate(max(reading.history))}"
         )
     if reading.num_splits is not None:
         total = (
-            "without end" if reading.num_splits < 0 else f"of {format_number(reading.num_splits)}"
+            "of infinitely many"
+            if reading.num_splits < 0
+            else f"of {format_number(reading.num_splits)}"
         )
         in_progress = format_number(reading.splits_in_progress)
-        units = f"{format_number(reading.splits_assigned)} dealt {total}, {in_progress} in hand"
+        splits = (
+            f"{format_number(reading.splits_assigned)} {total} assigned, {in_progress} in progress"
+        )
         if reading.splits_unassigned is not None:
-            units += f", {format_number(reading.splits_unassigned)} left"
+            splits += f", {format_number(reading.splits_unassigned)} remaining"
         if reading.splits_abandoned:
-            units += f", {format_number(reading.splits_abandoned)} given up"
-        yield f"    units     {units}"
+            splits += f", {format_number(reading.splits_abandoned)} abandoned"
+        yield f"    splits    {splits}"
     if not is_save:
         yield f"    clients   {_clients(reading.clients)}"
     yield f"    tasks     {_tasks(reading, 'the dispatcher' if is_save else 'clients')}"
@@ -234,55 +238,56 @@ def _bar(progress: float | None) -> str:
 def _clients(clients: Sequence[ClientStatus]) -> str:
     if not clients:
         return "none"
-    most = sorted(clients, key=lambda each: -each.wait_ratio)
+    by_wait = sorted(clients, key=lambda each: -each.wait_ratio)
     shown = [
         f"{_short_client_name(each.client_id)} {each.wait_ratio:.0%}"
-        for each in most[:_MAX_CLIENTS]
+        for each in by_wait[:_MAX_CLIENTS]
     ]
-    more = f" and {len(most) - _MAX_CLIENTS} more" if len(most) > _MAX_CLIENTS else ""
+    more = f" and {len(by_wait) - _MAX_CLIENTS} more" if len(by_wait) > _MAX_CLIENTS else ""
     return f"{len(clients)}; time spent waiting for elements: {', '.join(shown)}{more}"
 
 
-def _tasks(reading: IterationStatus, num_tasks: str) -> str:
+def _tasks(reading: IterationStatus, consumers: str) -> str:
     if not reading.tasks:
-        return "none runs"
+        return "none"
     count = len(reading.tasks)
     for_clients = sum(each.client_wait_ratio for each in reading.tasks) / count
-    for_units = sum(each.split_wait_ratio for each in reading.tasks) / count
+    for_splits = sum(each.split_wait_ratio for each in reading.tasks) / count
     return (
-        f"{count}; time spent waiting for {num_tasks} {for_clients:.0%}, for units {for_units:.0%}"
+        f"{count}; time spent waiting for {consumers} {for_clients:.0%}, "
+        f"for splits {for_splits:.0%}"
     )
 
 
 def _trainers(reading: IterationStatus) -> Iterator[str]:
     """Yield the progress of each trainer that shares the epoch with others."""
-    behind: dict[str, tuple[int, int]] = {}
+    totals: dict[str, tuple[int, int]] = {}
     for task in reading.tasks:
         for each in task.trainers:
-            far, skipped = behind.get(each.trainer_id, (0, 0))
-            behind[each.trainer_id] = (far + each.lag, skipped + each.skipped)
-    if not behind:
+            lag, skipped = totals.get(each.trainer_id, (0, 0))
+            totals[each.trainer_id] = (lag + each.lag, skipped + each.skipped)
+    if not totals:
         return
-    last = sorted(behind.items(), key=lambda item: -item[1][0])
+    by_lag = sorted(totals.items(), key=lambda item: -item[1][0])
     parts = [
-        f"{name} {format_number(far)}" + (f" ({format_number(skipped)} skipped)" if skipped else "")
-        for name, (far, skipped) in last[:_MAX_CLIENTS]
+        f"{name} {format_number(lag)}" + (f" ({format_number(skipped)} skipped)" if skipped else "")
+        for name, (lag, skipped) in by_lag[:_MAX_CLIENTS]
     ]
-    more = f" and {len(last) - _MAX_CLIENTS} more" if len(last) > _MAX_CLIENTS else ""
-    yield f"    trainers  {len(last)}; elements behind: {', '.join(parts)}{more}"
+    more = f" and {len(by_lag) - _MAX_CLIENTS} more" if len(by_lag) > _MAX_CLIENTS else ""
+    yield f"    trainers  {len(by_lag)}; elements behind: {', '.join(parts)}{more}"
 
 
 def _workers(stats: DispatcherStatus) -> Iterator[str]:
     if not stats.workers:
         yield "no worker is registered; start one with `headrace worker --dispatcher HOST:PORT`"
         return
-    head = ("worker", "tasks", "made", "bytes", "ready", "last heard of")
+    head = ("worker", "tasks", "elements", "bytes", "buffered", "last heartbeat")
     yield from format_table([head, *(_worker(each) for each in stats.workers)])
 
 
 def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     return (
-        f"{worker.address} (leaving)" if worker.draining else worker.address,
+        f"{worker.address} (draining)" if worker.draining else worker.address,
         str(worker.tasks),
         format_rate(worker.elements_per_second),
         f"{format_bytes(worker.bytes_per_second)}/s",

@@ -57,9 +57,9 @@ _MIN_SHARED_MEMORY = 512 << 20
 class Severity(Enum):
     """Effect of a finding on running Headrace here."""
 
-    OK = "fine"
-    WARNING = "would hurt"
-    ERROR = "does not work"
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,23 @@ class Finding:
 def examine(
     dispatcher: Annotated[
         str | None,
-        typer.Argument(
-            metavar="HOST:PORT", help="A dispatcher that should be reachable from here."
-        ),
+        typer.Argument(metavar="HOST:PORT", help="Address of a dispatcher to connect to."),
     ] = None,
     keys: Annotated[
         Path | None,
         typer.Option(
-            envvar="HEADRACE_KEYS", help="Directory made by `headrace keys new`, to reach it with."
+            envvar="HEADRACE_KEYS",
+            help="Directory made by `headrace keys new`, for the dispatcher.",
         ),
     ] = None,
 ) -> None:
-    """Look at this machine: what would hurt, and what to do."""
+    """Check this machine for problems, and suggest fixes."""
     security: Security | None = None
     if dispatcher is not None:
         with convert_argument_errors({"service": "HOST:PORT", "address": "HOST:PORT"}):
             parse_service(dispatcher)
             security = None if keys is None else Security.load(keys, "client")
-    table = Table("what", "verdict", Column("found", overflow="fold"), box=None, pad_edge=False)
+    table = Table("check", "result", Column("found", overflow="fold"), box=None, pad_edge=False)
     styles = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
     found = check_host()
     if dispatcher is not None:
@@ -113,11 +112,11 @@ def examine(
     console.print(table)
     remedies = [finding for finding in found if finding.remedy]
     if remedies:
-        console.print("\nwhat to do")
+        console.print("\nsuggested fixes")
     for finding in remedies:
         # Not wrapped: commands to type must be complete, even on a narrow terminal.
-        words = f"  {finding.subject}: {finding.remedy}"
-        console.print(words, soft_wrap=True, markup=False, highlight=False)
+        line = f"  {finding.subject}: {finding.remedy}"
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     if any(finding.severity is Severity.ERROR for finding in found):
         raise typer.Exit(1)
 
@@ -140,7 +139,9 @@ def check_host() -> list[Finding]:
 def _python() -> Finding:
     found = f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}"
     if sys.platform != "linux":
-        return Finding("platform", Severity.WARNING, found, "Headrace is tested on Linux alone")
+        return Finding(
+            "platform", Severity.WARNING, found, "run it on Linux: Headrace is not tested elsewhere"
+        )
     return Finding("platform", Severity.OK, found)
 
 
@@ -148,22 +149,25 @@ def _cores() -> Finding:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     if cores < 2:
         return Finding(
-            "cores", Severity.WARNING, f"{cores}", "run workers elsewhere: training wants this core"
+            "cores",
+            Severity.WARNING,
+            f"{cores}",
+            "run workers on other machines: training needs this core",
         )
-    return Finding("cores", Severity.OK, f"{cores}; up to as many `worker --processes`")
+    return Finding("cores", Severity.OK, f"{cores}, so at most `worker --processes {cores}`")
 
 
 def _quota(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> Finding:
     try:
         quota, period = limits.read_text().split()
     except (OSError, ValueError):
-        return Finding("CPU quota", Severity.OK, "none is set here")
+        return Finding("CPU quota", Severity.OK, "not set")
     if quota == "max":
         return Finding("CPU quota", Severity.OK, "no limit")
     allowed, cores = int(quota) / int(period), os.cpu_count() or 1
-    found = f"{allowed:.1f} cores' worth of time on {cores} cores"
+    found = f"{allowed:.1f} of {cores} cores"
     if allowed < cores:
-        remedy = f"start about {max(1, int(allowed))} worker processes, or raise the quota"
+        remedy = f"start at most {max(1, int(allowed))} worker processes, or raise the quota"
         return Finding("CPU quota", Severity.WARNING, found, remedy)
     return Finding("CPU quota", Severity.OK, found)
 
@@ -174,36 +178,37 @@ def _dispatcher(service: str, security: Security | None) -> Finding:
         with DispatcherStub(parse_service(service), security=security) as stub:
             status = stub.call(GetStatus(), timeout=_ANSWER_SECONDS)
     except HeadraceError as error:
-        remedy = (
-            "is it running, is this its address, does a firewall lie between, has it keys (--keys)?"
-        )
+        remedy = "is it running at this address, does a firewall block it, does it require --keys?"
         return Finding(subject, Severity.ERROR, str(error), remedy)
-    words = f"answers; {status.versions}; {pluralize(len(status.workers), 'worker')}"
+    found = f"reachable; {status.versions}; {pluralize(len(status.workers), 'worker')}"
     if not status.workers:
         remedy = f"headrace worker --dispatcher {service}"
-        found = f"answers; {status.versions}; no worker is registered"
+        found = f"reachable; {status.versions}; no worker is registered"
         return Finding(subject, Severity.WARNING, found, remedy)
-    return _versions(subject, words, status)
+    return _versions(subject, found, status)
 
 
-def _versions(subject: str, words: str, status: DispatcherStatus) -> Finding:
+def _versions(subject: str, description: str, status: DispatcherStatus) -> Finding:
     """Compare the versions of this process with those of a dispatcher and its workers."""
     mine = own_versions()
-    unfit = [each for each in status.workers if python_mismatch(each.versions.python, mine.python)]
-    if unfit:
-        found = f"{words}, of which {_list_workers(unfit)}; this is {mine}"
+    incompatible = [
+        each for each in status.workers if python_mismatch(each.versions.python, mine.python)
+    ]
+    if incompatible:
+        found = f"{description}, of which {_list_workers(incompatible)}; this is {mine}"
         remedy = (
             f"run these workers with Python {mine.python}, or clients with the workers' version: "
-            "functions of a dataset run on workers of the client's minor version alone"
+            "dataset functions run only on workers with the client's minor version of Python"
         )
         # With some workers left the service is slower; without any, nothing runs.
-        is_broken = len(unfit) == len(status.workers)
+        is_broken = len(incompatible) == len(status.workers)
         return Finding(subject, Severity.ERROR if is_broken else Severity.WARNING, found, remedy)
     others = [each for each in status.workers if release_mismatch(each.versions, mine)]
     if others or release_mismatch(status.versions, mine):
-        found = f"{words}{f', of which {_list_workers(others)}' if others else ''}; this is {mine}"
+        workers = f", of which {_list_workers(others)}" if others else ""
+        found = f"{description}{workers}; this is {mine}"
         return Finding(subject, Severity.WARNING, found, "install the same release everywhere")
-    return Finding(subject, Severity.OK, words)
+    return Finding(subject, Severity.OK, description)
 
 
 def _list_workers(workers: Sequence[WorkerStatus]) -> str:
@@ -212,13 +217,13 @@ def _list_workers(workers: Sequence[WorkerStatus]) -> str:
 
 
 def _memory_files() -> Finding:
-    subject = "memory between processes"
+    subject = "shared memory"
     if not hasattr(os, "memfd_create"):
         return Finding(
             subject,
             Severity.WARNING,
-            "no memfd here",
-            "data between local processes goes by sockets",
+            "memfd_create is not supported",
+            "use a platform with memfd_create; until then local data is sent over sockets",
         )
     try:
         descriptor = os.memfd_create("headrace-doctor", os.MFD_CLOEXEC)
@@ -229,7 +234,7 @@ def _memory_files() -> Finding:
         finally:
             os.close(descriptor)
     except OSError as error:
-        remedy = "allow memfd_create in the sandbox; until then local data goes by sockets"
+        remedy = "allow memfd_create in the sandbox; until then local data is sent over sockets"
         return Finding(subject, Severity.WARNING, f"memfd fails: {error}", remedy)
     return Finding(subject, Severity.OK, "memfd works")
 
@@ -237,22 +242,26 @@ def _memory_files() -> Finding:
 def _shared_memory_size() -> Finding:
     directory = Path("/dev/shm")
     if not directory.is_dir():
-        return Finding("/dev/shm", Severity.WARNING, "not there", "mount a tmpfs at /dev/shm")
+        return Finding("/dev/shm", Severity.WARNING, "missing", "mount a tmpfs at /dev/shm")
     status = os.statvfs(directory)
     free, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     found = f"{free >> 20} MiB free of {size >> 20} MiB"
     if free < _MIN_SHARED_MEMORY:
-        remedy = "give the container more (docker: --shm-size 2g); frameworks' loaders use it"
+        remedy = (
+            "give the container more (docker: --shm-size 2g); data loaders of frameworks use it"
+        )
         return Finding("/dev/shm", Severity.WARNING, found, remedy)
     return Finding("/dev/shm", Severity.OK, found)
 
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    words = {resource.RLIM_INFINITY: "no limit"}
-    found = f"{words.get(soft, soft)} (may be raised to {words.get(hard, hard)})"
+    names = {resource.RLIM_INFINITY: "no limit"}
+    found = f"{names.get(soft, soft)} (can be raised to {names.get(hard, hard)})"
     if soft != resource.RLIM_INFINITY and soft < _MIN_OPEN_FILES:
-        remedy = f"ulimit -n {_MIN_OPEN_FILES} before a dispatcher: each peer takes two or three"
+        remedy = (
+            f"run `ulimit -n {_MIN_OPEN_FILES}` before a dispatcher: each peer needs two or three"
+        )
         return Finding("open files", Severity.WARNING, found, remedy)
     return Finding("open files", Severity.OK, found)
 
@@ -264,9 +273,9 @@ def _loopback() -> Finding:
             with socket.create_connection(address, timeout=5.0):
                 pass
     except OSError as error:
-        remedy = "allow TCP on 127.0.0.1: dispatcher and workers talk by it even on one machine"
+        remedy = "allow TCP on 127.0.0.1: dispatcher and workers use it even on one machine"
         return Finding("ports on loopback", Severity.ERROR, str(error), remedy)
-    return Finding("ports on loopback", Severity.OK, "free ones are given and can be reached")
+    return Finding("ports on loopback", Severity.OK, "a free port can be opened and connected to")
 
 
 def _dependency(name: str) -> Finding:
@@ -280,5 +289,5 @@ def _optional(name: str, extra: str) -> Finding:
     try:
         return Finding(name, Severity.OK, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        remedy = f"if you want it: pip install 'headrace[{extra}]'"
+        remedy = f"to use it: pip install 'headrace[{extra}]'"
         return Finding(name, Severity.OK, "not installed (optional)", remedy)

@@ -80,10 +80,10 @@ Address = Annotated[
     typer.Argument(
         envvar="HEADRACE_DISPATCHER",
         metavar="HOST:PORT",
-        help="Where the one who is asked listens.",
+        help="Address of the dispatcher, coordinator or parameter server.",
     ),
 ]
-Timeout = Annotated[float, typer.Option(help="Seconds to wait for an answer.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for a reply.")]
 
 
 def show_status(
@@ -92,21 +92,21 @@ def show_status(
     timeout: Timeout = 5.0,
     json: Annotated[
         bool,
-        typer.Option("--json", help="Print everything that is known, as one JSON object."),
+        typer.Option("--json", help="Print the complete status as one JSON object."),
     ] = False,
 ) -> None:
-    """Show how a dispatcher, a coordinator or a parameter server is.
+    """Show the status of a dispatcher, coordinator or parameter server.
 
-    A coordinator is asked where it listens: `coordinator.listen()` returns the address.
+    The address of a coordinator is the one that `coordinator.listen()` returns.
     """
-    with StatusClient(address, keys, timeout) as asking:
-        look = asking.fetch()
+    with StatusClient(address, keys, timeout) as client:
+        snapshot = client.fetch()
     if json:
-        print(to_json(look))
-    elif isinstance(look.status, DispatcherStatus):
-        _print(asking.address, look.status)
+        print(to_json(snapshot))
+    elif isinstance(snapshot.status, DispatcherStatus):
+        _print(client.address, snapshot.status)
     else:
-        sys.stdout.write(render_snapshot(look, None, WIDTH_WITHOUT_TERMINAL))
+        sys.stdout.write(render_snapshot(snapshot, None, WIDTH_WITHOUT_TERMINAL))
 
 
 def _print(address: str, status: DispatcherStatus) -> None:
@@ -118,12 +118,12 @@ def _print(address: str, status: DispatcherStatus) -> None:
         highlight=False,
     )
     if status.workers:
-        head = ("worker", "address", "tasks", "last heard of", "Python", "Headrace")
+        head = ("worker", "address", "tasks", "last heartbeat", "Python", "Headrace")
         table = Table(*head, box=None, pad_edge=False)
         for worker in status.workers:
             table.add_row(
                 worker.worker_id[:8],
-                f"{worker.address} (leaving)" if worker.draining else worker.address,
+                f"{worker.address} (draining)" if worker.draining else worker.address,
                 str(worker.tasks),
                 f"{worker.seconds_since_heartbeat:.1f} s ago",
                 worker.versions.python or "-",
@@ -148,31 +148,29 @@ def _print(address: str, status: DispatcherStatus) -> None:
 
 def show_journal(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The dispatcher's --work-dir.")],
-    task: Annotated[int | None, typer.Option(help="Tell what became of this task.")] = None,
-    job: Annotated[
-        str | None, typer.Option(help="Tell what became of the job of this name.")
-    ] = None,
+    task: Annotated[int | None, typer.Option(help="ID of a task whose history to print.")] = None,
+    job: Annotated[str | None, typer.Option(help="Name of a job whose history to print.")] = None,
 ) -> None:
-    """Tell what became of a task or a job; also while the dispatcher runs.
+    """Print the history of a task or a job; also works while the dispatcher runs.
 
-    Without --task or --job it lists which there are. The directory is only read.
+    Without --task and --job, list the tasks and jobs in the journal. The directory is only read.
     """
     if task is not None and job is not None:
-        raise typer.BadParameter("--task and --job: one story at a time")
+        raise typer.BadParameter("--task and --job cannot be used together")
     with JournalCopy(directory, FORMAT) as copy:
         number, state = copy.first_state()
         if task is not None:
-            told = [str(each) for each in report_task(number, state, copy.records(), task)]
+            lines = [str(each) for each in report_task(number, state, copy.records(), task)]
         elif job is not None:
-            told = [str(each) for each in report_job(number, state, copy.records(), job)]
+            lines = [str(each) for each in report_job(number, state, copy.records(), job)]
         else:
-            told = summarize(state, copy.records())
-    if not told:
-        what = f"task {task}" if task is not None else f"job {job!r}"
+            lines = summarize(state, copy.records())
+    if not lines:
+        missing = f"task {task}" if task is not None else f"job {job!r}"
         raise NotFoundError(
-            f"the journal in {directory} tells of no {what}: there was none, or it was forgotten "
-            f"before the journal was last shortened; `headrace journal {directory}` lists those "
-            "that are there"
+            f"the journal in {directory} has no {missing}: it never existed, or was removed before "
+            f"the last snapshot of the journal; `headrace journal {directory}` lists the existing "
+            "tasks and jobs"
         )
-    for line in told:
+    for line in lines:
         print(escape_controls(line))

@@ -17,7 +17,7 @@ __all__ = ["app"]
 
 
 keys_app = typer.Typer(
-    no_args_is_help=True, help="Keys for services that other machines can reach."
+    no_args_is_help=True, help="Manage keys; required for servers that other machines can reach."
 )
 
 
@@ -28,14 +28,14 @@ def _group() -> None:
 
 @keys_app.command("new")
 def make_keys(
-    directory: Annotated[Path, typer.Argument(help="Where to write them; made if need be.")],
+    directory: Annotated[Path, typer.Argument(help="Directory to write to; created if missing.")],
 ) -> None:
-    """Make the keys of a server and of a first client, who is let in."""
+    """Create keys for a server and for a first, authorized client."""
     folder = new_keys(directory)
     print(f"keys written to {folder}")
-    print("  start the dispatcher with --keys and this directory; keep it secret")
-    print("  whoever talks to it needs client.key, client.key_secret and server.key")
-    print("  to let another client in, put its public key into authorized_clients/")
+    print("  start the dispatcher with --keys and this directory; keep its files secret")
+    print("  clients and workers need client.key, client.key_secret and server.key")
+    print("  to authorize another client, copy its public key into authorized_clients/")
 
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ app.add_typer(keys_app, name="keys", cls=GroupWithHelp)
 
 @app.command("demo")
 def _run_demo() -> None:
-    """Train a classifier through a dispatcher and two workers, and kill one of them."""
+    """Train a classifier on data from a dispatcher and two workers, one of which is killed."""
     try:
         from headrace.cli.demo import run_demo  # noqa: PLC0415 - optional: jax, scikit-learn
     except ModuleNotFoundError as error:
@@ -69,8 +69,8 @@ def _run_demo() -> None:
     raise typer.Exit(run_demo())
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"headrace {importlib.metadata.version('headrace')}")
         raise typer.Exit
 
@@ -83,8 +83,6 @@ def _options(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback when something fails.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Feed training jobs from a service: pipelines run on workers, off the training hosts."""
+    """Run input pipelines for training jobs on separate worker machines."""

@@ -174,7 +174,7 @@ def run_server(
         if with_parent:
             report_stopping()
         if drain is not None and start.done:
-            print_line(f"{role} delivers what it has; a second signal stops it at once")
+            print_line(f"{role} draining: delivering buffered elements; a second signal stops it")
             _drain_until_signal(drain, signals)
     if start.error is not None and not isinstance(start.error, CancelledError):
         raise start.error
@@ -261,48 +261,54 @@ def run_children(
     """
     variables = clean_environment(os.environ if environment is None else environment)
     failed = False
-    family = ProcessSet(retries=lambda code: code not in _OWN_EXIT_CODES)
+    processes = ProcessSet(retries=lambda code: code not in _OWN_EXIT_CODES)
     with Signals(children=True) as signals:
         try:
             for arguments in commands:
-                ours = ("-P", "-m", "headrace", *arguments)
-                family.add(ChildCommand(arguments=ours, environment=variables), time.monotonic())
-            while not family.is_empty:
-                due = family.next_restart_at()
+                command = ("-P", "-m", "headrace", *arguments)
+                processes.add(
+                    ChildCommand(arguments=command, environment=variables), time.monotonic()
+                )
+            while not processes.is_empty:
+                due = processes.next_restart_at()
                 wait = None if due is None else max(0.0, due - time.monotonic())
                 if STOP_SIGNALS & signals.wait(wait):
                     break
-                for event in family.poll(time.monotonic()):
-                    failed = _report_event(event, family, len(commands)) or failed
+                for event in processes.poll(time.monotonic()):
+                    failed = _report_event(event, processes, len(commands)) or failed
         finally:
             killed = stop_children(
-                family.children,
+                processes.children,
                 drain_timeout + _STOP_SECONDS,
                 hurry_seconds=_STOP_SECONDS,
                 should_hurry=lambda seconds: bool(STOP_SIGNALS & signals.wait(seconds)),
             )
     if killed:
         pids = ", ".join(str(child.pid) for child in killed)
-        print(f"headrace: did not stop in time and was killed: process {pids}", file=sys.stderr)
+        print(
+            f"headrace: killed because they did not stop in time: processes {pids}", file=sys.stderr
+        )
     return int(failed or bool(killed))
 
 
-def _report_event(event: ProcessEvent, family: ProcessSet, count: int) -> bool:
+def _report_event(event: ProcessEvent, processes: ProcessSet, count: int) -> bool:
     """Report an event of a child; return whether the child failed permanently."""
     match event:
-        case ProcessExited(_, child, again_in):
-            words = (
-                "left when a signal asked it to" if child.stop_requested else child.exit_description
+        case ProcessExited(_, child, restart_in):
+            reason = (
+                "stopped as requested by a signal"
+                if child.stop_requested
+                else child.exit_description
             )
-            if again_in is not None:
-                words += f" and is started again in {again_in:g} s"
-            left = sum(other.is_running for other in family.children)
-            _print_line(f"process {child.pid} {words}; {left} of {count} are left")
-            return again_in is None and not child.stop_requested and child.exit_code != 0
-        case ProcessStartFailed(_, error, again_in):
+            if restart_in is not None:
+                reason += f"; restarting it in {restart_in:g} s"
+            running = sum(other.is_running for other in processes.children)
+            _print_line(f"process {child.pid} {reason}; {running} of {count} running")
+            return restart_in is None and not child.stop_requested and child.exit_code != 0
+        case ProcessStartFailed(_, error, restart_in):
             _print_line(
-                f"a process could not be started ({explain_open_error(error)}); next try in "
-                f"{again_in:g} s"
+                f"cannot start a process ({explain_open_error(error)}); retrying in "
+                f"{restart_in:g} s"
             )
     return False
 

@@ -29,8 +29,11 @@ from headrace.transport.security import Security
 
 __all__ = ["OPTIONS", "import_modules", "run_dispatcher", "run_worker"]
 
-Port = Annotated[int, typer.Option(help="Where to listen; 0 takes a free one.")]
-Host = Annotated[str, typer.Option(help="Whom to listen for; the default is this machine alone.")]
+Port = Annotated[int, typer.Option(help="Port to listen at; 0 picks a free port.")]
+Host = Annotated[
+    str,
+    typer.Option(help="Address to listen at; the default is reachable from this machine only."),
+]
 
 OPTIONS = {
     "port": "--port",
@@ -67,7 +70,7 @@ def run_dispatcher(
         int,
         typer.Option(
             envvar="HEADRACE_PORT",
-            help="Where to listen; 0 takes a free one.",
+            help="Port to listen at; 0 picks a free port.",
         ),
     ] = 5050,
     host: Host = "127.0.0.1",
@@ -75,28 +78,28 @@ def run_dispatcher(
         Path | None,
         typer.Option(
             envvar="HEADRACE_WORK_DIR",
-            help="Directory of the journal, on a disk of this machine; used with --fault-tolerant.",
+            help="Directory of the journal, on a local disk; used with --fault-tolerant.",
         ),
     ] = None,
     fault_tolerant: Annotated[
         bool,
-        typer.Option(help="Keep every fact in --work-dir, and go on from there when restarted."),
+        typer.Option(help="Journal all state in --work-dir, and resume from it after a restart."),
     ] = False,
     worker_timeout: Annotated[
         int | None,
         typer.Option(
             metavar="MS",
-            help="Silence in milliseconds after which a worker counts as lost, and its work goes "
-            "to others; 10000 (10 s) by default.",
+            help="Milliseconds without a heartbeat after which a worker is lost and its splits "
+            "are reassigned; 10000 (10 s) by default.",
         ),
     ] = None,
     client_timeout: Annotated[
         int | None,
         typer.Option(
             metavar="MS",
-            help="Silence in milliseconds after which a program that reads counts as gone, and "
-            "what it did not use goes to others; longer than any of its pauses; 300000 "
-            "(5 minutes) by default.",
+            help="Milliseconds without a heartbeat after which a client is expired and the "
+            "elements that it did not consume are reassigned; must exceed the longest pause of a "
+            "client; 300000 (5 minutes) by default.",
         ),
     ] = None,
     job_gc_timeout: Annotated[
@@ -104,29 +107,29 @@ def run_dispatcher(
         typer.Option(
             min=-1,
             metavar="MS",
-            help="How many milliseconds a reading is kept that no program reads; 300000 "
-            "(5 minutes) by default; -1: for ever.",
+            help="Milliseconds without a client after which a job is removed; 300000 (5 minutes) "
+            "by default; -1: never.",
         ),
     ] = None,
     job_gc_check_interval: Annotated[
         int | None,
         typer.Option(
             metavar="MS",
-            help="Milliseconds between looks for what nobody needs; 1000 (1 s) by default.",
+            help="Milliseconds between garbage collections; 1000 (1 s) by default.",
         ),
     ] = None,
     gc_dynamic_sharding_jobs: Annotated[
         bool,
         typer.Option(
-            help="Give up named DYNAMIC jobs as well after --job-gc-timeout; who opens one again "
-            "reads it from its start."
+            help="Also remove named DYNAMIC jobs after --job-gc-timeout; a client that opens one "
+            "again reads it from the start."
         ),
     ] = False,
     max_plan_bytes: Annotated[
         int | None,
         typer.Option(
             metavar="BYTES",
-            help="What the datasets that are kept may take together, with arrays in them; "
+            help="Maximum total size of the registered datasets, including their arrays; "
             "4294967296 (4 GiB) by default.",
         ),
     ] = None,
@@ -134,23 +137,23 @@ def run_dispatcher(
         list[str] | None,
         typer.Option(
             metavar="HOST[:PORT]",
-            help="A worker of the fixed list that the policies FILE, DATA, FILE_OR_DATA and HINT "
-            "share a dataset among; give it once for each, in order. Without a port, or with "
-            '"HOST:%port%", any port of that host.',
+            help="Worker in the fixed list among which the policies FILE, DATA, FILE_OR_DATA and "
+            "HINT shard a dataset; repeat it for each worker, in order. Without a port, or with "
+            '"HOST:%port%", it matches any port of that host.',
         ),
     ] = None,
     deployment_mode: Annotated[
         str | None,
         typer.Option(
             metavar="MODE",
-            help="Which workers programs read with fixed shares that do not say so: COLOCATED, "
-            "those in their own process alone; REMOTE, all; by default those in their own process "
-            "if there are any, else all.",
+            help='Workers to read from with static sharding and target_workers="AUTO": '
+            "COLOCATED, those in the client's process; REMOTE, all. By default those in the "
+            "client's process if there are any, else all.",
         ),
     ] = None,
     worker_max_concurrent_snapshots: Annotated[
         int,
-        typer.Option(help="For how many saves one worker writes at a time; 0 stands for 3."),
+        typer.Option(help="Maximum saves that a worker writes at the same time; 0 means 3."),
     ] = 0,
     keys: Keys = None,
     metrics_port: MetricsPort = None,
@@ -162,12 +165,11 @@ def run_dispatcher(
         _check_ports("--metrics-port", metrics_port)
         if fault_tolerant and work_dir is None:
             raise ValueError(
-                "--fault-tolerant needs --work-dir: the directory in which the dispatcher keeps "
-                "its journal"
+                "--fault-tolerant requires --work-dir, the directory of the dispatcher's journal"
             )
         if work_dir is not None and not fault_tolerant:
             print(
-                "headrace: nothing is kept in --work-dir without --fault-tolerant",
+                "headrace: --work-dir is unused without --fault-tolerant; no journal is written",
                 file=sys.stderr,
                 flush=True,
             )
@@ -189,14 +191,14 @@ def run_dispatcher(
             metrics_port=metrics_port,
             metrics_host=metrics_host,
         )
-    kept = _describe_work_dir(work_dir) if work_dir is not None and fault_tolerant else None
+    journal = _describe_work_dir(work_dir) if work_dir is not None and fault_tolerant else None
     server = DispatchServer(config, start=False)
     run_server(
         "dispatcher",
         server,
         lambda: server.target,
         options=OPTIONS,
-        on_started=kept,
+        on_started=journal,
         with_parent=with_parent,
     )
 
@@ -205,11 +207,11 @@ def run_worker(
     dispatcher: Annotated[
         str,
         typer.Option(
-            envvar="HEADRACE_DISPATCHER", metavar="HOST:PORT", help="The dispatcher to work for."
+            envvar="HEADRACE_DISPATCHER", metavar="HOST:PORT", help="Address of the dispatcher."
         ),
     ],
     processes: Annotated[
-        int, typer.Option(help="Worker processes to run, each a worker of its own.")
+        int, typer.Option(help="Number of worker processes; each is a separate worker.")
     ] = 1,
     port: Port = 0,
     host: Host = "127.0.0.1",
@@ -217,46 +219,45 @@ def run_worker(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help='Where clients find this worker; "%port%" in it stands for the port.',
+            help='Address at which clients reach this worker; "%port%" is replaced by the port.',
         ),
     ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(help="A word that describes the worker; once for each.")
+        list[str] | None, typer.Option(help="Tag of the worker; repeat the option for several.")
     ] = None,
     data_transfer_protocol: Annotated[
-        str | None, typer.Option(help="shm, tcp or local; the best by default.")
+        str | None, typer.Option(help="shm, tcp or local; by default the fastest that works.")
     ] = None,
     dispatcher_timeout: Annotated[
         int | None,
         typer.Option(
             metavar="MS",
-            help="How many milliseconds to wait for a dispatcher that is away; 3600000 (an hour) "
-            "by default.",
+            help="Milliseconds to wait for an unreachable dispatcher; 3600000 (1 hour) by default.",
         ),
     ] = None,
     heartbeat_interval: Annotated[
         int | None,
         typer.Option(
             metavar="MS",
-            help="Milliseconds between signs of life to the dispatcher; by default what it asks "
-            "for (500, or a quarter of its --worker-timeout).",
+            help="Milliseconds between heartbeats to the dispatcher; by default as the dispatcher "
+            "requests (500, or a quarter of its --worker-timeout).",
         ),
     ] = None,
     hang_timeout: Annotated[
         int | None,
         typer.Option(
             metavar="MS",
-            help="How many milliseconds one call of a function, or one wait of a source for data, "
-            "may take before an error is logged and, with --processes, the process is replaced; "
-            "600000 by default, 0 for ever.",
+            help="Milliseconds that one call of a function, or one wait of a source for data, may "
+            "take before an error is logged and, with --processes, the process is replaced; "
+            "600000 by default; 0: no limit.",
         ),
     ] = None,
     cross_trainer_cache_bytes: Annotated[
         int | None,
         typer.Option(
             metavar="BYTES",
-            help="Memory for the newest elements of each job that trainers share (10 GiB, or a "
-            "quarter of the machine's memory).",
+            help="Maximum size of the cross-trainer cache of each job; by default 10 GiB, or a "
+            "quarter of the machine's memory if that is less.",
         ),
     ] = None,
     preload_: Annotated[
@@ -264,7 +265,7 @@ def run_worker(
         typer.Option(
             "--preload",
             metavar="MODULE",
-            help="Import it first, by its name or as a file FOLDER/NAME.py; once for each.",
+            help="Module to import first, by name or as a file FOLDER/NAME.py; repeat for several.",
         ),
     ] = None,
     drain_timeout: Annotated[
@@ -272,7 +273,8 @@ def run_worker(
         typer.Option(
             min=0.0,
             metavar="SECONDS",
-            help="How long Ctrl-C or SIGTERM lets it deliver what it has; a second one stops it.",
+            help="Maximum time to deliver buffered elements after Ctrl-C or SIGTERM; a second "
+            "signal stops the worker at once.",
         ),
     ] = DRAIN_SECONDS,
     keys: Keys = None,
@@ -280,12 +282,12 @@ def run_worker(
     metrics_host: MetricsHost = "127.0.0.1",
     with_parent: ParentOption = False,
 ) -> None:
-    """Run one worker, or several in processes of their own, until Ctrl-C or SIGTERM.
+    """Run one worker, or several in separate processes, until Ctrl-C or SIGTERM.
 
-    It then takes no more work and delivers what it has; a second Ctrl-C or SIGTERM stops it at
-    once. With --processes, a process that crashes is started again.
+    The worker then drains: it accepts no new splits and delivers its buffered elements. A second
+    Ctrl-C or SIGTERM stops it at once. With --processes, a process that crashes is restarted.
 
-    With --processes and a --port, the workers listen at that port and at those after it.
+    With --processes and --port, the workers listen at that port and the ones after it.
     """
     with convert_argument_errors(OPTIONS):
         if processes < 1:
@@ -344,8 +346,8 @@ def run_worker(
 def _describe_work_dir(work_dir: Path) -> str:
     """Describe the existing contents of a work_dir: a mistyped name is a new directory."""
     if (work_dir / FORMAT.file_name).exists():
-        return f"going on from the journal in {work_dir}"
-    return f"no journal in {work_dir}: a new one begins there"
+        return f"resuming from the journal in {work_dir}"
+    return f"no journal in {work_dir}: starting a new one"
 
 
 def _worker_arguments(config: WorkerConfig, keys: Path | None) -> list[str]:
@@ -380,7 +382,9 @@ def _check_ports(option: str, first: int | None, processes: int = 1) -> None:
     if not 0 <= first <= 65535:
         raise ValueError(f"{option} {first} must be between 0 and 65535")
     if first + processes - 1 > 65535:
-        raise ValueError(f"{option} {first} leaves no room for {processes} processes")
+        raise ValueError(
+            f"{option} {first} must be at most {65536 - processes} with {processes} processes"
+        )
 
 
 def import_modules(modules: Sequence[str]) -> None:
@@ -394,5 +398,5 @@ def import_modules(modules: Sequence[str]) -> None:
             preload(module)
         except ImportError as error:
             raise typer.BadParameter(
-                f"--preload {module}: {error}; is its folder in PYTHONPATH?"
+                f"--preload {module}: {error}; is its directory in PYTHONPATH?"
             ) from error

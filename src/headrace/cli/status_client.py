@@ -80,47 +80,49 @@ class StatusClient:
     def __init__(self, address: str, keys: Path | None, timeout: float) -> None:
         with convert_argument_errors({"service": "HOST:PORT", "address": "HOST:PORT"}):
             if not timeout > 0:
-                raise ValueError(f"--timeout {timeout:g} must be above 0")
+                raise ValueError(f"--timeout {timeout:g} must be greater than 0")
             self.address = parse_service(address)
             self._security = None if keys is None else Security.load(keys, "client")
         self._timeout = timeout
         self._stub = self._connect(self.address)
-        #: Requests that the server may understand; a single one once it was answered.
+        #: Requests that the server may support; reduced to one once the server has replied.
         self._candidate_requests = _STATUS_REQUESTS
         self._servers: dict[str, Stub] = {}
-        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT, thread_name_prefix="headrace-asking")
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT, thread_name_prefix="headrace-status")
 
     def fetch(self, timeout: float | None = None) -> StatusSnapshot:
         """Request the status.
 
         Raises:
-            HeadraceError: If there is no answer, or the server supports no status request.
+            HeadraceError: If there is no reply, or the server supports no status request.
         """
         timeout = self._timeout if timeout is None else timeout
         status = self._fetch_status(timeout)
-        at = time.monotonic()
+        taken_at = time.monotonic()
         if not isinstance(status, CoordinatorStatus):
-            return StatusSnapshot(status, at)
+            return StatusSnapshot(status, taken_at)
         for address in status.servers:
             if address not in self._servers:
                 self._servers[address] = self._connect(address)
-        patience = min(timeout, _SERVER_SECONDS)
-        asked = self._threads.map(lambda each: self._fetch_server(each, patience), status.servers)
-        return StatusSnapshot(status, at, tuple(asked))
+        server_timeout = min(timeout, _SERVER_SECONDS)
+        servers = self._threads.map(
+            lambda each: self._fetch_server(each, server_timeout), status.servers
+        )
+        return StatusSnapshot(status, taken_at, tuple(servers))
 
     def _fetch_status(self, timeout: float) -> PeerStatus:
         refused: HeadraceError | None = None
-        for question in self._candidate_requests:
+        for request in self._candidate_requests:
             try:
-                found: PeerStatus = self._stub.call(question, timeout=timeout)
+                status: PeerStatus = self._stub.call(request, timeout=timeout)
             except FailedPreconditionError as error:
                 refused = error  # the server does not support the request
             else:
-                self._candidate_requests = (question,)
-                return found
+                self._candidate_requests = (request,)
+                return status
         raise FailedPreconditionError(
-            f"what listens at {self.address} is no dispatcher, coordinator or parameter server of "
-            "this version; a worker is shown by whom it works for"
+            f"the server at {self.address} is not a dispatcher, coordinator or parameter server of "
+            "this version; for a worker, give the address of its dispatcher or coordinator"
         ) from refused
 
     def _fetch_server(self, address: str, timeout: float) -> ServerSnapshot:

@@ -52,46 +52,44 @@ def run_task(
     task_type: Annotated[
         TaskType | None,
         typer.Option(
-            "--type", help="What it is; ps: a parameter server. By default as TF_CONFIG says."
+            "--type", help="Type of the task; ps: parameter server. By default from TF_CONFIG."
         ),
     ] = None,
     index: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Its number among those of its type; by default as TF_CONFIG says."
-        ),
+        typer.Option(min=0, help="Index among the tasks of its type; by default from TF_CONFIG."),
     ] = None,
     host: Annotated[
         str | None,
         typer.Option(
             metavar="HOST",
-            help="Where to listen, in place of the host in its address: 0.0.0.0, say, where that "
-            "is a name that only others know.",
+            help="Address to listen at instead of the host in TF_CONFIG: 0.0.0.0, for example, if "
+            "this machine cannot resolve that host name.",
         ),
     ] = None,
     coordinator: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Be a worker that announces itself to the coordinator that listens there; "
-            "TF_CONFIG is not read.",
+            help="Run a worker that registers with the coordinator at this address; TF_CONFIG is "
+            "not read.",
         ),
     ] = None,
     port: Annotated[
-        int, typer.Option(help="Where a worker with --coordinator listens; 0 takes a free one.")
+        int, typer.Option(help="Port of a worker with --coordinator; 0 picks a free port.")
     ] = 0,
     preload: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Import it first, by its name or as a file FOLDER/NAME.py; once for each.",
+            help="Module to import first, by name or as a file FOLDER/NAME.py; repeat for several.",
         ),
     ] = None,
     restart: Annotated[
         bool,
         typer.Option(
             "--restart",
-            help="Run it in a process of its own, which is started again when it crashes.",
+            help="Run the task in a child process that is restarted if it crashes.",
         ),
     ] = False,
     keys: Keys = None,
@@ -101,24 +99,28 @@ def run_task(
 ) -> None:
     """Run a worker or a parameter server of a cluster until Ctrl-C or SIGTERM.
 
-    The variable TF_CONFIG names the cluster: {"cluster": {"worker": ["host1:2222"], "ps":
-    ["host2:2222"]}}. It may name the task, too: {"task": {"type": "ps", "index": 0}}.
+    The environment variable TF_CONFIG defines the cluster: {"cluster": {"worker":
+    ["host1:2222"], "ps": ["host2:2222"]}}. It may also define the task: {"task": {"type": "ps",
+    "index": 0}}.
 
-    With --coordinator it is a worker that comes while the program runs, and may leave again.
+    With --coordinator, the worker joins a running program, and may leave at any time.
     """
     with convert_argument_errors(_OPTIONS):
         if coordinator is None:
             if port:
-                raise ValueError("`port` goes with --coordinator; TF_CONFIG says it for all others")
+                raise ValueError(
+                    "`port` requires --coordinator; without it, TF_CONFIG sets the port"
+                )
             spec, job_name, task_index = _find_task(task_type, index)
         else:
             if task_type is TaskType.PS:
                 raise ValueError(
-                    "--coordinator is for workers: the strategy knows the parameter servers from "
-                    "its cluster, so --type ps reads TF_CONFIG"
+                    "--type ps cannot be used with --coordinator: the strategy finds parameter "
+                    "servers in its cluster, so they read TF_CONFIG"
                 )
-            place, port = _listen_address(host, port, restart)
-            spec, job_name, task_index = ClusterSpec({WORKER: {index or 0: place}}), task_type, None
+            address, port = _listen_address(host, port, restart)
+            spec = ClusterSpec({WORKER: {index or 0: address}})
+            job_name, task_index = task_type, None
         server = Server(
             spec,
             job_name,
@@ -160,23 +162,22 @@ def _find_task(
     task_type: TaskType | None, index: int | None
 ) -> tuple[ClusterSpec, str | None, int | None]:
     """Return the cluster in TF_CONFIG, and the task of this process."""
-    found = TFConfigClusterResolver(task_type, index)
-    spec = found.cluster_spec()
+    resolver = TFConfigClusterResolver(task_type, index)
+    spec = resolver.cluster_spec()
     if not spec:
         raise InvalidArgumentError(
-            'TF_CONFIG names no tasks; set it, as in TF_CONFIG=\'{"cluster": {"worker": '
+            'TF_CONFIG defines no tasks; set it, as in TF_CONFIG=\'{"cluster": {"worker": '
             '["host1:2222"], "ps": ["host2:2222"]}}\''
         )
-    # A number in the variable applies only to the type of the task there.
-    is_there = task_type is None or task_type == TFConfigClusterResolver().task_type
-    return spec, found.task_type, found.task_id if index is not None or is_there else None
+    # An index in TF_CONFIG applies only to the task type in TF_CONFIG.
+    is_same_type = task_type is None or task_type == TFConfigClusterResolver().task_type
+    return spec, resolver.task_type, resolver.task_id if index is not None or is_same_type else None
 
 
 def _listen_address(host: str | None, port: int, restart: bool) -> tuple[str, int]:
     """Return the host and port at which a worker that registers itself listens.
 
-    A worker that is restarted must keep its address: at another one it is another worker to a
-    coordinator.
+    A restarted worker must keep its address: the coordinator takes a new address for a new worker.
     """
     check_int("port", port, minimum=0, maximum=65535)
     host = "127.0.0.1" if host is None else host

@@ -36,24 +36,24 @@ def show_top(
     address: Address,
     keys: Keys = None,
     timeout: Timeout = 5.0,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option(help="Seconds between updates.")] = 1.0,
 ) -> None:
-    """Watch a dispatcher, a coordinator or a parameter server; q leaves.
+    """Show a live view of a dispatcher, coordinator or parameter server; q quits.
 
-    Of a dispatcher: jobs, workers, rates, who waits for whom. Of a coordinator: functions, what
-    each worker runs, what parameter servers keep and do.
+    For a dispatcher: jobs, workers, rates and the bottleneck of each epoch. For a coordinator:
+    queued and running functions, and the load of the parameter servers.
 
-    Without a terminal it prints one frame and ends.
+    Without a terminal, print one frame and exit.
     """
     if not interval > 0:
-        raise typer.BadParameter(f"--interval {interval:g} must be above 0")
-    with StatusClient(address, keys, timeout) as asking:
-        look = asking.fetch()
+        raise typer.BadParameter(f"--interval {interval:g} must be greater than 0")
+    with StatusClient(address, keys, timeout) as client:
+        snapshot = client.fetch()
         if not (sys.stdout.isatty() and sys.stdin.isatty()):
-            sys.stdout.write(render_snapshot(look, None, WIDTH_WITHOUT_TERMINAL))
+            sys.stdout.write(render_snapshot(snapshot, None, WIDTH_WITHOUT_TERMINAL))
             return
         with _open_screen(), Signals() as signals:
-            _watch(asking, look, signals, timeout, interval)
+            _watch(client, snapshot, signals, timeout, interval)
 
 
 def _watch(
@@ -64,13 +64,13 @@ def _watch(
     interval: float,
 ) -> None:
     previous: StatusSnapshot | None = None
-    answered, problem = time.monotonic(), ""
+    last_reply_at, problem = time.monotonic(), ""
     while True:
         size = shutil.get_terminal_size()
         lines = render_snapshot(snapshot, previous, size.columns).splitlines()
         if problem:
-            silence = format_duration(time.monotonic() - answered)
-            lines.insert(0, f"no answer for {silence}: {problem}"[: size.columns])
+            silence = format_duration(time.monotonic() - last_reply_at)
+            lines.insert(0, f"no reply for {silence}: {problem}"[: size.columns])
         shown = f"{_REST_OF_LINE}\n".join(lines[: size.lines - 1])
         sys.stdout.write(f"{_HOME}{shown}{_REST_OF_LINE}{_REST}")
         sys.stdout.flush()
@@ -78,16 +78,16 @@ def _watch(
             return
         try:
             previous, snapshot = snapshot, client.fetch(min(timeout, 2.0))
-            answered, problem = time.monotonic(), ""
+            last_reply_at, problem = time.monotonic(), ""
         except HeadraceError as error:
             problem = str(error)
 
 
 def _wait_for_quit(signals: Signals, seconds: float) -> bool:
     """Wait for `seconds`; return whether the user wants to quit."""
-    until, had_nothing = time.monotonic() + seconds, False
-    while (left := until - time.monotonic()) > 0:
-        if signals.wait(left, readable=[sys.stdin]) & STOP_SIGNALS:
+    deadline, had_nothing = time.monotonic() + seconds, False
+    while (remaining := deadline - time.monotonic()) > 0:
+        if signals.wait(remaining, readable=[sys.stdin]) & STOP_SIGNALS:
             return True
         if not select.select([sys.stdin], [], [], 0)[0]:
             continue

@@ -32,8 +32,9 @@ def read_variable(*names: str, launcher: str) -> str:
         if name in os.environ:
             return os.environ[name]
     raise FailedPreconditionError(
-        f"{names[0]} is not in the environment: was this process started by {launcher}? Elsewhere "
-        "use TFConfigClusterResolver or SimpleClusterResolver"
+        f"the environment variable {names[0]} is not set: was this process started "
+        f"by {launcher}? Otherwise use TFConfigClusterResolver or "
+        "SimpleClusterResolver"
     )
 
 
@@ -46,7 +47,7 @@ def read_number(*names: str, launcher: str) -> int:
     """
     text = read_variable(*names, launcher=launcher)
     if not text.isascii() or not text.strip().isdigit():
-        raise InvalidArgumentError(f"{names[0]} must be an integer, but is {text!r}")
+        raise InvalidArgumentError(f"{names[0]} must be an integer, but got {text!r}")
     return int(text)
 
 
@@ -107,8 +108,8 @@ class TFConfigClusterResolver(ClusterResolver):
         """Type of this process's task; None if unknown."""
         if self._task_type is not None:
             return self._task_type
-        said = _read_object(_config(), "task").get("type")
-        return None if said is None else str(said)
+        configured = _read_object(_config(), "task").get("type")
+        return None if configured is None else str(configured)
 
     @task_type.setter
     def task_type(self, value: str | None) -> None:
@@ -119,8 +120,8 @@ class TFConfigClusterResolver(ClusterResolver):
         """Number of this process's task; None if unknown."""
         if self._task_id is not None:
             return self._task_id
-        said = _read_object(_config(), "task").get("index")
-        return None if said is None else _parse_number(said, f"'index' in {_VARIABLE}")
+        configured = _read_object(_config(), "task").get("index")
+        return None if configured is None else _parse_number(configured, f"'index' in {_VARIABLE}")
 
     @task_id.setter
     def task_id(self, value: int | None) -> None:
@@ -129,8 +130,8 @@ class TFConfigClusterResolver(ClusterResolver):
     @property
     def rpc_layer(self) -> str | None:
         """Prefix of addresses; None if unknown."""
-        said = _config().get("rpc_layer")
-        return said if self._rpc_layer is None else self._rpc_layer
+        configured = _config().get("rpc_layer")
+        return configured if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter
     def rpc_layer(self, value: str | None) -> None:
@@ -146,16 +147,16 @@ class TFConfigClusterResolver(ClusterResolver):
         return self._environment or _config().get("environment") or ""
 
     def _find_master(self, task_type: str | None, task_id: int | None) -> str:
-        said = _config().get("session_master")
-        if said is not None:
-            return str(said)
+        configured = _config().get("session_master")
+        if configured is not None:
+            return str(configured)
         spec = self.cluster_spec()
         if sum(map(spec.num_tasks, spec.jobs)) <= 1:
             return ""
         try:
             return super()._find_master(task_type, task_id)
         except ValueError as error:
-            raise type(error)(f"{error}, as {_VARIABLE} says") from None
+            raise type(error)(f"{error}, according to {_VARIABLE}") from None
 
 
 def _config() -> dict[str, Any]:
@@ -172,11 +173,13 @@ def _config() -> dict[str, Any]:
             f"but is {text!r}"
         ) from None
     if not isinstance(found, dict):
-        raise InvalidArgumentError(f"{_VARIABLE} must be a JSON object, but is {text!r}")
+        raise InvalidArgumentError(f"{_VARIABLE} must be a JSON object, but got {text!r}")
     for key in sorted(set(found) - set(_KEYS)):
-        for meant in difflib.get_close_matches(key, _KEYS, 1, 0.8):
+        for suggestion in difflib.get_close_matches(key, _KEYS, 1, 0.8):
             # Launchers add other keys; but a misspelled key would result in an empty cluster.
-            raise InvalidArgumentError(f"{_VARIABLE} has {key!r}; did you mean {meant!r}?")
+            raise InvalidArgumentError(
+                f"{_VARIABLE} has the unknown key {key!r}; did you mean {suggestion!r}?"
+            )
     return found
 
 
@@ -185,7 +188,7 @@ def _read_object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = config.get(name) or {}
     if not isinstance(found, dict):
         raise InvalidArgumentError(
-            f"{name!r} in {_VARIABLE} must be a JSON object, but is {found!r}"
+            f"{name!r} in {_VARIABLE} must be a JSON object, but got {found!r}"
         )
     if name != "cluster":
         return found
@@ -196,16 +199,16 @@ def _read_object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _parse_indices(tasks: Mapping[str, Any]) -> dict[int, Any]:
-    words = f"the number of a task in {_VARIABLE}"
-    return {_parse_number(index, words): address for index, address in tasks.items()}
+    description = f"a task index in {_VARIABLE}"
+    return {_parse_number(index, description): address for index, address in tasks.items()}
 
 
-def _parse_number(value: object, what: str) -> int:
-    """Return a number that may be written as a string; `what` names it in errors."""
+def _parse_number(value: object, description: str) -> int:
+    """Return a number that may be written as a string; errors call it `description`."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if not is_whole and not (isinstance(value, str) and value.strip().isdecimal()):
-        raise InvalidArgumentError(f"{what} must be an integer, but is {value!r}")
+        raise InvalidArgumentError(f"{description} must be an integer, but got {value!r}")
     number = int(value)  # type: ignore[call-overload]
     if number < 0:
-        raise InvalidArgumentError(f"{what} must be at least 0, but is {value!r}")
+        raise InvalidArgumentError(f"{description} must be at least 0, but got {value!r}")
     return int(number)

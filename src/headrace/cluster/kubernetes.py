@@ -79,7 +79,7 @@ def load_package() -> Any:
     return import_package(
         "kubernetes",
         needed_by="KubernetesClusterResolver",
-        instead=", or give it a client (override_client)",
+        instead=", or pass a client (override_client)",
     )
 
 
@@ -100,13 +100,13 @@ def open_api(location: Location) -> Iterator[Any]:
             # The package reads the variable only when it is imported, which may be too early.
             client = package.config.new_client_from_config(os.environ.get("KUBECONFIG"))
     except (package.config.ConfigException, OSError) as error:
-        where = (
-            "has this pod a service account?"
+        scope = (
+            "does this pod have a service account?"
             if location == "within_cluster"
-            else "does kubectl work here?"
+            else "does kubectl work on this machine?"
         )
         raise FailedPreconditionError(
-            f"no way to ask the API of Kubernetes ({location}): {error}; {where}"
+            f"cannot configure access to the Kubernetes API ({location}): {error}; {scope}"
         ) from error
     with client:
         yield package.client.CoreV1Api(client)
@@ -125,38 +125,38 @@ def list_pods(api: Any, selector: str, namespace: str | None) -> list[Pod]:
         UnauthenticatedError: If the API refuses the request.
         UnavailableError: If the API does not answer now.
     """
-    asked = {"label_selector": selector, "_request_timeout": _REQUEST_SECONDS}
+    options = {"label_selector": selector, "_request_timeout": _REQUEST_SECONDS}
     try:
         if namespace is None:
-            found = api.list_pod_for_all_namespaces(**asked)
+            found = api.list_pod_for_all_namespaces(**options)
         else:
-            found = api.list_namespaced_pod(namespace=namespace, **asked)
+            found = api.list_namespaced_pod(namespace=namespace, **options)
     except Exception as error:
-        where = "all namespaces" if namespace is None else f"namespace {namespace!r}"
-        described = _describe_error(error, f"pods with the label {selector} in {where}")
+        scope = "all namespaces" if namespace is None else f"namespace {namespace!r}"
+        described = _describe_error(error, f"pods with the label {selector} in {scope}")
         if described is None:
             raise
         raise described from error
     return [Pod.from_client(pod) for pod in found.items]
 
 
-def _describe_error(error: Exception, what: str) -> HeadraceError | None:
+def _describe_error(error: Exception, description: str) -> HeadraceError | None:
     """Return the translation of an error of the client; None for other errors."""
     package = type(error).__module__.partition(".")[0]
     if package == "urllib3" or isinstance(error, OSError):
-        return UnavailableError(f"the API of Kubernetes cannot be reached: {error}")
+        return UnavailableError(f"cannot reach the Kubernetes API: {error}")
     if package != "kubernetes":
         return None
     status = getattr(error, "status", None) or 0
-    words = f"{what} cannot be listed: the API says {status} ({_api_message(error)})"
+    message = f"cannot list {description}: the API replied {status} ({_api_message(error)})"
     if status in _FORBIDDEN_CODES:
         return UnauthenticatedError(
-            f"{words}; give this process's account a role that may list pods, or choose a "
-            "namespace of its own (namespace=)"
+            f"{message}; give this process's service account a role that may list pods, "
+            "or set a namespace that it may read (namespace=)"
         )
     if status in _RETRYABLE_CODES or not status:
-        return UnavailableError(words)
-    return InvalidArgumentError(words)
+        return UnavailableError(message)
+    return InvalidArgumentError(message)
 
 
 def _api_message(error: Exception) -> str:
@@ -290,19 +290,19 @@ class KubernetesClusterResolver(ClusterResolver):
                 for name, selectors in self._selectors.items()
             }
         for pod in (pod for pods in jobs.values() for pod in pods):
-            words = f'Pod "{pod.name}" is not running; phase: "{pod.phase}"'
+            message = f'Pod "{pod.name}" is not running; phase: "{pod.phase}"'
             if pod.phase in _STARTING_PHASES:
-                raise UnavailableError(words)
+                raise UnavailableError(message)
             if pod.phase != "Running":
                 raise FailedPreconditionError(
-                    f"{words}; delete it, or choose labels that it does not have"
+                    f"{message}; delete it, or use labels that do not match it"
                 )
             if not pod.ip:
                 raise UnavailableError(f'Pod "{pod.name}" has no address yet')
         for name, count in self._num_tasks.items():
             if len(jobs[name]) != count:
                 raise UnavailableError(
-                    f"{len(jobs[name])} of {count} pods of {name!r} are there "
+                    f"{len(jobs[name])} of {count} pods of {name!r} exist "
                     f"({', '.join(self._selectors[name])})"
                 )
         return jobs
@@ -337,13 +337,14 @@ def _check_selectors(mapping: object) -> dict[str, tuple[str, ...]]:
     return {name: tuple(selectors) for name, selectors in mapping.items()}
 
 
-def _counts(asked: Mapping[str, int], known: Mapping[str, object]) -> dict[str, int]:
-    for name in asked:
+def _counts(num_tasks: Mapping[str, int], known: Mapping[str, object]) -> dict[str, int]:
+    for name in num_tasks:
         if name not in known:
             raise ValueError(
-                f"`num_tasks` names {name!r}, and labels are given for "
-                f"{', '.join(map(repr, known))}"
+                f"`num_tasks` has the task type {name!r}, but `job_to_label_mapping` has "
+                f"only {', '.join(map(repr, known))}"
             )
     return {
-        name: check_int(f"num_tasks[{name!r}]", count, minimum=0) for name, count in asked.items()
+        name: check_int(f"num_tasks[{name!r}]", count, minimum=0)
+        for name, count in num_tasks.items()
     }

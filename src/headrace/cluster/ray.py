@@ -51,7 +51,7 @@ class AddressRegistry:
     def __init__(self, name: str) -> None:
         self._ray = import_package("ray", needed_by="RayClusterResolver")
         if not self._ray.is_initialized():
-            raise FailedPreconditionError("Ray is not there yet: call ray.init() first")
+            raise FailedPreconditionError("Ray is not initialized: call ray.init() first")
         self._name = name
         self._context = self._ray.get_runtime_context()
         self._is_in_driver = self._context.worker.mode != self._ray.WORKER_MODE
@@ -90,16 +90,15 @@ class AddressRegistry:
                 self._actor = self._ray.get_actor(self._name)
             except ValueError as error:
                 raise UnavailableError(
-                    f"there is no Ray actor {self._name!r} in the namespace "
-                    f"{self._context.namespace!r}: make a RayClusterResolver in the driver, before "
-                    "the actors"
+                    f"no Ray actor {self._name!r} in namespace {self._context.namespace!r}: "
+                    "create a RayClusterResolver in the driver before the actors"
                 ) from error
         try:
-            answer = getattr(self._actor, method).remote(*arguments)
-            return self._ray.get(answer, timeout=_CALL_SECONDS)
+            reply = getattr(self._actor, method).remote(*arguments)
+            return self._ray.get(reply, timeout=_CALL_SECONDS)
         except self._ray.exceptions.RayError as error:
             raise UnavailableError(
-                f"the Ray actor {self._name!r} does not answer: {str(error).partition(chr(10))[0]}"
+                f"no reply from the Ray actor {self._name!r}: {str(error).partition(chr(10))[0]}"
             ) from error
 
 
@@ -199,7 +198,7 @@ class RayClusterResolver(ClusterResolver):
         if missing:
             raise UnavailableError(
                 ", ".join(f"{name} {index}" for name, index in missing)
-                + ": has not said where it listens; has it called cluster_spec()?"
+                + ": has not registered its address; has it called cluster_spec()?"
             )
         return found
 
@@ -212,7 +211,7 @@ class RayClusterResolver(ClusterResolver):
             return None
         if (self.task_type, self.task_id) not in self._tasks():
             raise InvalidArgumentError(
-                f"there is no {self.task_type!r} task {self.task_id}: jobs are {self._jobs}"
+                f"no {self.task_type!r} task {self.task_id}: jobs are {self._jobs}"
             )
         return self.task_type, self.task_id
 

@@ -43,8 +43,8 @@ def import_package(module: str, *, needed_by: str, instead: str = "") -> Any:
         importlib.import_module(module)
     except ImportError as error:
         raise FailedPreconditionError(
-            f"{needed_by} needs the package {package}, which is not installed here; "
-            f"pip install 'headrace[{package}]'{instead}"
+            f"{needed_by} requires the package {package}, which is not installed; pip "
+            f"install 'headrace[{package}]'{instead}"
         ) from error
     return sys.modules[package]
 
@@ -82,26 +82,26 @@ def wait_for(
         UnavailableError: If something is still missing; names it.
         Exception: Any other error of `query`.
     """
-    began = clock()
-    words_at = began + _FIRST_WARNING_SECONDS
+    start = clock()
+    next_warning_at = start + _FIRST_WARNING_SECONDS
     delay = _FIRST_DELAY
     while True:
         try:
             return query()
         except UnavailableError as error:
-            waited = clock() - began
+            waited = clock() - start
             if waited >= seconds:
                 raise UnavailableError(f"no {what} after {seconds:g} s: {error}") from error
-            if clock() >= words_at:
-                words_at = clock() + _WARNING_INTERVAL
+            if clock() >= next_warning_at:
+                next_warning_at = clock() + _WARNING_INTERVAL
                 _log.warning(
-                    "no %s after %.0f s: %s; it is waited for %g s in all",
+                    "no %s after %.0f s: %s; the timeout is %g s",
                     what,
                     waited,
                     error,
                     seconds,
                 )
-        sleep(min(delay, max(0.0, began + seconds - clock())))
+        sleep(min(delay, max(0.0, start + seconds - clock())))
         delay = min(2 * delay, _MAX_DELAY)
 
 
@@ -314,7 +314,7 @@ class UnionResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> None:
         if not resolvers:
-            raise ValueError("a UnionResolver needs at least one cluster resolver, and got none")
+            raise ValueError("a UnionResolver requires at least one cluster resolver, but got none")
         for position, each in enumerate(resolvers):
             check_instance(f"resolvers[{position}]", each, ClusterResolver)
         first = resolvers[0]
@@ -368,14 +368,14 @@ def _merge_tasks(name: str, parts: list[list[str] | dict[int, str]]) -> list[str
     lists = [part for part in parts if isinstance(part, list)]
     if len(lists) == len(parts):
         return [address for part in lists for address in part]
-    together: dict[int, str] = {}
+    merged: dict[int, str] = {}
     for part in parts:
         tasks = dict(enumerate(part)) if isinstance(part, list) else part
-        twice = sorted(tasks.keys() & together.keys())
-        if twice:
+        duplicates = sorted(tasks.keys() & merged.keys())
+        if duplicates:
             raise KeyError(
-                f"two of the clusters have a {name!r} task {twice[0]}: {together[twice[0]]} and "
-                f"{tasks[twice[0]]}; give lists, which are joined, or other numbers"
+                f"two clusters define {name!r} task {duplicates[0]}: {merged[duplicates[0]]} and "
+                f"{tasks[duplicates[0]]}; use lists, which are concatenated, or different indices"
             )
-        together |= tasks
-    return together
+        merged |= tasks
+    return merged

@@ -61,8 +61,8 @@ class SlurmClusterResolver(ClusterResolver):
         assigned = read_number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", launcher=_LAUNCHER)
         if self._rank >= assigned:
             raise InvalidArgumentError(
-                f"SLURM_PROCID={self._rank}, but the step has {assigned} tasks, numbered from 0: "
-                "is one of the variables left over from another step?"
+                f"SLURM_PROCID={self._rank} must be less than the {assigned} tasks of the "
+                "step: is one of the variables left over from another step?"
             )
         hosts = parse_hosts(
             read_variable("SLURM_STEP_NODELIST", "SLURM_NODELIST", launcher=_LAUNCHER)
@@ -72,14 +72,14 @@ class SlurmClusterResolver(ClusterResolver):
         asked = sum(self._jobs.values())
         if asked > min(assigned, len(self._locations)):
             raise InvalidArgumentError(
-                f"jobs ask for {asked} tasks ({self._jobs}), but the step has "
+                f"`jobs` requires {asked} tasks ({self._jobs}), but the step has "
                 f"{min(assigned, len(self._locations))}; start it with --ntasks={asked}"
             )
         most = max((number + 1 for _, number in self._locations), default=1)
         if port_base + most - 1 > _MAX_PORT:
             raise InvalidArgumentError(
-                f"`port_base` must be at most {_MAX_PORT - most + 1}, since {most} tasks of a "
-                f"node listen one port after another, but got {port_base}"
+                f"`port_base` must be at most {_MAX_PORT - most + 1}, since the {most} "
+                f"tasks of a node listen at consecutive ports, but got {port_base}"
             )
         for name, value in (("gpus_per_node", gpus_per_node), ("gpus_per_task", gpus_per_task)):
             if value is not None:
@@ -88,19 +88,19 @@ class SlurmClusterResolver(ClusterResolver):
         self._gpus = on_node // most if gpus_per_task is None else gpus_per_task
         if self._gpus * most > on_node:
             raise InvalidArgumentError(
-                f"{most} tasks a node with {self._gpus} GPUs each need {self._gpus * most} GPUs, "
-                f"but a node has {on_node}"
+                f"{most} tasks per node with {self._gpus} GPUs each require "
+                f"{self._gpus * most} GPUs, but a node has {on_node}"
             )
         self._auto_set_gpu = auto_set_gpu
         self.task_type, self.task_id = self._own_task()
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the step's tasks; restricts this task to its GPUs if `auto_set_gpu` is set."""
-        places = iter(self._locations)
+        locations = iter(self._locations)
         cluster = {
             name: [
                 f"{host}:{self._port_base + number}"
-                for host, number in _first_locations(places, count)
+                for host, number in _first_locations(locations, count)
             ]
             for name, count in self._jobs.items()
         }
@@ -151,7 +151,7 @@ def parse_hosts(nodelist: str) -> list[str]:
         InvalidArgumentError: If it is malformed.
     """
     if nodelist.count("[") != nodelist.count("]"):
-        raise InvalidArgumentError(f"a list of Slurm nodes has a bracket too many: {nodelist!r}")
+        raise InvalidArgumentError(f"unbalanced brackets in the list of Slurm nodes {nodelist!r}")
     return [host for part in _split_nodelist(nodelist) for host in _expand_brackets(part, nodelist)]
 
 
@@ -165,7 +165,9 @@ def parse_tasks_per_node(text: str) -> list[int]:
     for part in text.split(","):
         found = _REPEATED.fullmatch(part.strip())
         if found is None:
-            raise InvalidArgumentError(f"no count of tasks by node, as in '3(x2),1': {text!r}")
+            raise InvalidArgumentError(
+                f"invalid list of tasks per node, expected a form like '3(x2),1', got {text!r}"
+            )
         counts.extend([int(found[1])] * int(found[2] or 1))
     return counts
 
@@ -187,7 +189,8 @@ def _expand_brackets(part: str, nodelist: str) -> list[str]:
     if found is None:
         if not part or "[" in part or "]" in part:
             raise InvalidArgumentError(
-                f"no list of Slurm nodes, as in 'n[01-02,7],m5': {nodelist!r}"
+                "invalid list of Slurm nodes, expected a form like 'n[01-02,7],m5', got "
+                f"{nodelist!r}"
             )
         return [part]
     before, after = part[: found.start()], part[found.end() :]
@@ -203,7 +206,7 @@ def _expand_range(text: str, nodelist: str) -> Iterator[str]:
     for each in text.split(","):
         first, dash, last = each.strip().partition("-")
         if not first.isdigit() or (dash and (not last.isdigit() or int(last) < int(first))):
-            raise InvalidArgumentError(f"no range of Slurm nodes: {each!r} in {nodelist!r}")
+            raise InvalidArgumentError(f"invalid range of Slurm nodes {each!r} in {nodelist!r}")
         for number in range(int(first), int(last or first) + 1):
             yield str(number).zfill(len(first))
 
@@ -212,8 +215,8 @@ def _task_locations(hosts: list[str], counts: list[int]) -> Iterator[tuple[str, 
     """Yield the host of each task, and the task's number on the host."""
     if len(hosts) != len(counts):
         raise InvalidArgumentError(
-            f"the step has {len(hosts)} nodes ({', '.join(hosts)}), but tasks are given for "
-            f"{len(counts)}: {counts}"
+            f"the step has {len(hosts)} nodes ({', '.join(hosts)}), but numbers of "
+            f"tasks for {len(counts)} nodes: {counts}"
         )
     for host, count in zip(hosts, counts, strict=True):
         yield from ((host, number) for number in range(count))
@@ -228,8 +231,8 @@ def _tasks_per_node(asked: int | Sequence[int] | None, hosts: list[str]) -> list
     return [check_int("tasks_per_node", each, minimum=0) for each in asked]
 
 
-def _first_locations(places: Iterator[tuple[str, int]], count: int) -> Iterator[tuple[str, int]]:
-    return (next(places) for _ in range(count))
+def _first_locations(locations: Iterator[tuple[str, int]], count: int) -> Iterator[tuple[str, int]]:
+    return (next(locations) for _ in range(count))
 
 
 def _visible_gpus() -> int:

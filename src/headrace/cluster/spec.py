@@ -92,8 +92,10 @@ class ClusterSpec:
         tasks = self._tasks(job_name)
         task_index = check_int("task_index", task_index, minimum=0)
         if task_index not in tasks:
-            there = ", ".join(map(str, tasks))
-            raise ValueError(f"No task with index {task_index} in job {job_name!r}; it has {there}")
+            existing = ", ".join(map(str, tasks))
+            raise ValueError(
+                f"No task with index {task_index} in job {job_name!r}; it has {existing}"
+            )
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
@@ -107,8 +109,8 @@ class ClusterSpec:
 
     def _tasks(self, job_name: str) -> dict[int, str]:
         if job_name not in self._jobs:
-            there = ", ".join(map(repr, self._jobs)) or "none at all"
-            raise ValueError(f"No such job in cluster: {job_name!r}; it has {there}")
+            existing = ", ".join(map(repr, self._jobs)) or "no jobs"
+            raise ValueError(f"No such job in cluster: {job_name!r}; it has {existing}")
         return self._jobs[job_name]
 
     def __bool__(self) -> bool:
@@ -146,9 +148,9 @@ def _addresses(name: str, tasks: object) -> dict[int, str]:
         )
     for index, address in numbered.items():
         if isinstance(index, bool) or not isinstance(index, int):
-            raise TypeError(f"a number of a {name!r} task must be an integer, but got {index!r}")
+            raise TypeError(f"an index of a {name!r} task must be an integer, but got {index!r}")
         if index < 0:
-            raise ValueError(f"a number of a {name!r} task must be at least 0, but got {index}")
+            raise ValueError(f"an index of a {name!r} task must be at least 0, but got {index}")
         if not isinstance(address, str):
             raise TypeError(
                 f"the address of {name!r} task {index} must be a string, as in 'host1:2222', but "
@@ -172,25 +174,25 @@ def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | None) ->
     Raises:
         InvalidArgumentError: If the check fails.
     """
-    strange = [name for name in spec.jobs if name not in TYPES]
-    if strange:
+    unknown = [name for name in spec.jobs if name not in TYPES]
+    if unknown:
         raise InvalidArgumentError(
-            f"the cluster has tasks of type {', '.join(map(repr, strange))}; types are "
+            f"the cluster has tasks of type {', '.join(map(repr, unknown))}; types are "
             f"{', '.join(map(repr, TYPES))}"
         )
     if CHIEF in spec.jobs and spec.num_tasks(CHIEF) > 1:
         raise InvalidArgumentError(
-            f"the cluster has {spec.num_tasks(CHIEF)} chiefs, and there can be one at most: make "
-            "the others workers"
+            f"the cluster may have at most one chief, but has {spec.num_tasks(CHIEF)}: "
+            "make the others workers"
         )
     if task_type is None or task_id is None:
         raise InvalidArgumentError(
-            "the cluster has tasks, but nobody says which of them this process is: set task_type "
-            "and task_id of the resolver ('task' in TF_CONFIG)"
+            "the cluster has tasks, but the task of this process is not set: set "
+            "task_type and task_id of the resolver ('task' in TF_CONFIG)"
         )
     if task_type not in TYPES:
         raise InvalidArgumentError(
-            f"task type {task_type!r} is not known; types are {', '.join(map(repr, TYPES))}"
+            f"unknown task type {task_type!r}; types are {', '.join(map(repr, TYPES))}"
         )
     if task_type == EVALUATOR and EVALUATOR not in spec.jobs:
         return
@@ -217,7 +219,7 @@ def rank(spec: ClusterSpec, task_type: str, task_id: int) -> int:
     tasks = workers(spec)
     if (task_type, task_id) not in tasks:
         raise InvalidArgumentError(
-            f"{task_type!r} task {task_id} is none of the tasks that train together: {tasks}"
+            f"{task_type!r} task {task_id} is not one of the training tasks: {tasks}"
         )
     return tasks.index((task_type, task_id))
 

@@ -76,8 +76,9 @@ class TorchrunClusterResolver(ClusterResolver):
         self._world_size = read_number("WORLD_SIZE", launcher=_LAUNCHER)
         if self._rank >= self._world_size:
             raise InvalidArgumentError(
-                f"RANK={self._rank}, but WORLD_SIZE={self._world_size}, and ranks begin with 0: is "
-                "one of the variables left over from another start?"
+                f"RANK={self._rank} must be in [0, WORLD_SIZE), but "
+                f"WORLD_SIZE={self._world_size}: is one of the variables left over from "
+                "another start?"
             )
         #: None: unknown which processes share a machine.
         self._local_world_size = _read_optional_number("LOCAL_WORLD_SIZE") or (
@@ -168,8 +169,8 @@ class TorchrunClusterResolver(ClusterResolver):
             store: KeyValueStore = torch.distributed.TCPStore(host, port, **options)
         except (OSError, RuntimeError) as error:
             raise UnavailableError(
-                f"the store at {addresses.join(host, port)} (MASTER_ADDR, MASTER_PORT) cannot be "
-                f"reached: {str(error).partition(chr(10))[0]}"
+                f"cannot reach the store at {addresses.join(host, port)} (MASTER_ADDR, "
+                f"MASTER_PORT): {str(error).partition(chr(10))[0]}"
             ) from error
         return store
 
@@ -197,24 +198,24 @@ def exchange_addresses(
     # A configured port is the same after a restart; the random part is not.
     entry = f"{address} {uuid.uuid4().hex}"
     if rank == 0:
-        word = f"{_PREFIX}/{uuid.uuid4().hex}"
-        store.set(f"{word}/0", entry)
-        store.set(_PREFIX, word)
+        attempt_key = f"{_PREFIX}/{uuid.uuid4().hex}"
+        store.set(f"{attempt_key}/0", entry)
+        store.set(_PREFIX, attempt_key)
         found = wait_for(
-            lambda: _gather_addresses(store, word, world_size), what=what, seconds=seconds
+            lambda: _gather_addresses(store, attempt_key, world_size), what=what, seconds=seconds
         )
-        store.set(f"{word}/all", json.dumps(found))
+        store.set(f"{attempt_key}/all", json.dumps(found))
     else:
         found = wait_for(lambda: _acknowledge(store, rank, entry), what=what, seconds=seconds)
     return [entry.partition(" ")[0] for entry in found]
 
 
-def _gather_addresses(store: KeyValueStore, word: str, world_size: int) -> list[str]:
-    keys = [f"{word}/{rank}" for rank in range(world_size)]
+def _gather_addresses(store: KeyValueStore, attempt_key: str, world_size: int) -> list[str]:
+    keys = [f"{attempt_key}/{rank}" for rank in range(world_size)]
     if not store.check(keys):
         missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
         raise UnavailableError(
-            f"rank {', '.join(missing)} has not said where it listens; has it called "
+            f"rank {', '.join(missing)} has not registered its address; has it called "
             "cluster_spec()?"
         )
     return [store.get(key).decode() for key in keys]
@@ -223,15 +224,15 @@ def _gather_addresses(store: KeyValueStore, word: str, world_size: int) -> list[
 def _acknowledge(store: KeyValueStore, rank: int, entry: str) -> list[str]:
     if not store.check([_PREFIX]):
         raise UnavailableError(
-            "rank 0 has not said where it listens; has it called cluster_spec()?"
+            "rank 0 has not registered its address; has it called cluster_spec()?"
         )
-    word = store.get(_PREFIX).decode()
-    store.set(f"{word}/{rank}", entry)
-    if store.check([f"{word}/all"]):
-        found: list[str] = json.loads(store.get(f"{word}/all"))
+    attempt_key = store.get(_PREFIX).decode()
+    store.set(f"{attempt_key}/{rank}", entry)
+    if store.check([f"{attempt_key}/all"]):
+        found: list[str] = json.loads(store.get(f"{attempt_key}/all"))
         if entry in found:
             return found
-    raise UnavailableError("not all ranks have said where they listen")
+    raise UnavailableError("not all ranks have registered their addresses")
 
 
 def _read_optional_number(name: str) -> int | None:

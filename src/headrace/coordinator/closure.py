@@ -43,7 +43,7 @@ __all__ = [
 
 
 DEFAULT_RETRIES = 10
-"""Default number of times that a function may be lost with its worker."""
+"""Default maximum number of times that a function is rerun after its worker was lost."""
 
 
 class RemoteValueStatus(enum.Enum):
@@ -114,17 +114,17 @@ class ClosureResult:
 class ClosurePhase(enum.Enum):
     """Phase of a closure."""
 
-    WAITING_FOR_INPUTS = "held"
+    WAITING_FOR_INPUTS = "waiting_for_inputs"
     """Waits for values of other closures."""
     READY = "ready"
     """Waits for a worker."""
     SENT = "sent"
     """Assigned to a worker."""
-    FENCING = "fenced"
+    FENCING = "fencing"
     """Its worker is lost, and servers have not yet confirmed that they reject its writes."""
-    COMPLETING = "settling"
+    COMPLETING = "completing"
     """Ended; waits for its round, and for servers to forget its write keys."""
-    DONE = "over"
+    DONE = "done"
     """Complete."""
 
 
@@ -180,10 +180,10 @@ class Closure:
 
 def copy_error(error: Exception) -> Exception:
     """Return a copy of an error to raise once, without the original's traceback."""
-    made = copy.copy(error)
-    made.__cause__ = error.__cause__
-    made.__traceback__ = None
-    return made
+    copied = copy.copy(error)
+    copied.__cause__ = error.__cause__
+    copied.__traceback__ = None
+    return copied
 
 
 # --- closures that wait for the values of other closures ------------------------------------------
@@ -224,7 +224,7 @@ CANCELLED = "The corresponding function is cancelled. Please reschedule the func
 """Message of a cancellation, by the user or because another function failed."""
 
 DRAIN_SECONDS = 10.0
-"""Seconds for which running functions may continue after another one failed."""
+"""Seconds that running functions may continue after another one failed."""
 
 _MAX_LISTED = 5
 
@@ -261,18 +261,18 @@ class ClosureFailure:
         """Return the first error with notes about later errors and cancelled functions."""
         error = copy_error(self.error)
         if self.later_errors:
-            named = [
+            listed = [
                 describe_error(each).splitlines()[0] for each in self.later_errors[:_MAX_LISTED]
             ]
-            rest = len(self.later_errors) - len(named)
+            num_unlisted = len(self.later_errors) - len(listed)
             error.add_note(
-                f"{len(self.later_errors)} more failed before all was called off: "
-                + "; ".join(named)
-                + (f"; and {rest} more" if rest else "")
+                f"{len(self.later_errors)} more functions failed before all were cancelled: "
+                + "; ".join(listed)
+                + (f"; and {num_unlisted} more" if num_unlisted else "")
             )
         if self.num_cancelled:
             error.add_note(
-                f"{self.num_cancelled} that were scheduled were cancelled; schedule them again"
+                f"{self.num_cancelled} scheduled functions were cancelled; schedule them again"
             )
         return error
 
@@ -293,9 +293,9 @@ def timeout_error(closure: Closure) -> Exception:
 def retries_exhausted_error(closure: Closure) -> Exception:
     """Return the error of a closure that was lost with its workers too often."""
     return UnavailableError(
-        f"{closure.name} was lost with its worker {closure.num_losses} times, the last one worker "
-        f"{closure.worker}, and may be run again {closure.max_losses} times: perhaps it ends its "
-        "worker (memory?); where it does not, give schedule() more `retries`"
+        f"{closure.name} was lost with its worker {closure.num_losses} times, last with worker "
+        f"{closure.worker}, but `retries` allows {closure.max_losses}: the function may "
+        "terminate its worker (out of memory?); if not, increase `retries` of schedule()"
     )
 
 

@@ -61,8 +61,8 @@ class SessionResources:
         entry = self._entries.get(resource)
         if entry is None:
             raise FailedPreconditionError(
-                f"this worker keeps nothing of the number {resource}: was it released? Hold the "
-                "per-worker dataset, iterator or value for as long as functions use it"
+                f"this worker has no resource {resource}; it may have been released. Keep a "
+                "reference to the per-worker dataset, iterator or value while functions use it"
             )
         while not entry.done.wait(_POLL_SECONDS):
             if self._is_closed:
@@ -73,8 +73,10 @@ class SessionResources:
 
     def release(self, resources: tuple[int, ...]) -> None:
         """Release resources; does not wait for functions that still read from them."""
-        gone = [self._entries.pop(resource, None) for resource in resources]
-        values = [entry.value for entry in gone if entry is not None and _is_closeable(entry.value)]
+        released = [self._entries.pop(resource, None) for resource in resources]
+        values = [
+            entry.value for entry in released if entry is not None and _is_closeable(entry.value)
+        ]
         if values:
             # Closing an iterator waits for its readers, which are users' functions.
             threading.Thread(
@@ -123,7 +125,7 @@ current_closure: ContextVar[RunningClosure | None] = ContextVar("headrace_closur
 def get_current_worker_index() -> int:
     """Return the number of the worker that runs this function.
 
-    For functions that are scheduled, and those that make a worker's dataset:
+    For scheduled functions, and functions that create a per-worker dataset:
 
         def dataset_fn():
             return dataset.shard(num_workers, hr.coordinator.get_current_worker_index())
@@ -136,36 +138,36 @@ def get_current_worker_index() -> int:
     0
 
     Raises:
-        FailedPreconditionError: No worker runs it.
+        FailedPreconditionError: If the code does not run on a worker.
     """
-    here = current_closure.get()
-    if here is None:
+    closure = current_closure.get()
+    if closure is None:
         raise FailedPreconditionError(
-            "Cannot retrieve the worker index: this code does not run on a worker. Call it inside "
-            "a function that is scheduled, or one that makes a per-worker dataset"
+            "Cannot retrieve the worker index: this code does not run on a worker. Call it "
+            "inside a scheduled function, or one that creates a per-worker dataset"
         )
-    return here.worker
+    return closure.worker
 
 
 def get_resource(resource: int) -> Any:
-    """Return what this worker keeps under a number: what its handle becomes on a worker.
+    """Return this worker's resource with a number; handles are unpickled to it.
 
     Raises:
-        FailedPreconditionError: No worker runs this.
+        FailedPreconditionError: If the code does not run on a worker.
     """
-    here = current_closure.get()
-    if here is None:
+    closure = current_closure.get()
+    if closure is None:
         raise FailedPreconditionError(
-            "what workers keep for themselves (per-worker datasets, iterators, values) can be used "
-            "inside scheduled functions alone"
+            "per-worker datasets, iterators and values can be used only inside scheduled functions"
         )
-    return here.resources.get(resource)
+    return closure.resources.get(resource)
 
 
 class CurrentLeaseIterator:
-    """The iterator over what the closure that runs was given of a shared dataset.
+    """Iterator over the elements of a shared dataset that are leased to the running closure.
 
-    A function that holds one is loaded once and called many times, so it looks for it in each call.
+    A function that references it is loaded once and called many times, so each access looks up the
+    current lease.
     """
 
     def __iter__(self) -> Self:
@@ -182,25 +184,25 @@ class CurrentLeaseIterator:
 
     @property
     def _leased_elements(self) -> Any:
-        here = current_closure.get()
-        if here is None or here.leased_elements is None:
+        closure = current_closure.get()
+        if closure is None or closure.leased_elements is None:
             raise FailedPreconditionError(
-                "a shared dataset can be read inside functions that run_epoch calls alone"
+                "a shared dataset can be read only inside functions that run_epoch calls"
             )
-        return here.leased_elements
+        return closure.leased_elements
 
 
 def select_worker_value(values: tuple[Any, ...]) -> Any:
-    """Return this worker's value of several.
+    """Return the value at this worker's index.
 
     Raises:
-        FailedPreconditionError: There is none for this worker.
+        FailedPreconditionError: If there is no value for this worker.
     """
     worker = get_current_worker_index()
     if worker >= len(values):
         raise FailedPreconditionError(
-            f"PerWorkerValues has {len(values)} values, and none for worker {worker}, which was "
-            "added later; use create_per_worker_values, which makes one for each worker"
+            f"PerWorkerValues has {len(values)} values, but none for worker {worker}, which was "
+            "added later; use create_per_worker_values, which creates one on each worker"
         )
     return values[worker]
 

@@ -69,14 +69,14 @@ class ClosureFactory:
         _check_args(args, kwargs)
         if not args and not kwargs:
             self._check_shared(function.handles, allow_shared=allow_shared)
-            work = CallSpec(function)
-            return Closure(function.name, work, timeout=timeout, retries=retries)
+            call_spec = CallSpec(function)
+            return Closure(function.name, call_spec, timeout=timeout, retries=retries)
         packing = self.start_packing(takes_inputs=True)
         arguments = _pack_arguments(function, args, kwargs, packing)
         self._check_shared((*function.handles, *packing.handles), allow_shared=allow_shared)
-        work = CallSpec(function, arguments, handles=tuple(packing.handles))
+        call_spec = CallSpec(function, arguments, handles=tuple(packing.handles))
         inputs = tuple(packing.inputs)
-        return Closure(function.name, work, inputs, timeout=timeout, retries=retries)
+        return Closure(function.name, call_spec, inputs, timeout=timeout, retries=retries)
 
     def schedule(self, closure: Closure) -> RemoteValue:
         """Schedule a call; return the future of its value."""
@@ -85,11 +85,11 @@ class ClosureFactory:
         return value
 
     def _check_shared(self, handles: Sequence[object], *, allow_shared: bool) -> None:
-        found = sum(isinstance(each, SharedDataset) for each in handles)
-        if found and not allow_shared:
+        num_shared = sum(isinstance(each, SharedDataset) for each in handles)
+        if num_shared and not allow_shared:
             raise FailedPreconditionError(
-                "a shared dataset is dealt out by run_epoch(fn, args), which calls the function "
-                "until the dataset ends; schedule() takes per-worker datasets"
+                "a shared dataset can be read only with run_epoch(fn, args), which calls the "
+                "function until the dataset ends; use a per-worker dataset with schedule()"
             )
 
     # --- for handles of resources (`per_worker`) -------------------------------------------------
@@ -109,7 +109,9 @@ class ClosureFactory:
             FailedPreconditionError: If it cannot be sent.
         """
         function = self._functions.get(fn)
-        _check_size(function.payload, f"the function {function.name}, with what it holds,")
+        _check_size(
+            function.payload, f"the function {function.name} with the objects it references"
+        )
         return function
 
     def define_resource(self, resource: WorkerResource) -> None:
@@ -132,27 +134,27 @@ class ClosureFactory:
         Raises:
             CancelledError: If a worker was lost in the meantime.
         """
-        first = self.build_closure(fn, args)
-        asked: list[tuple[Closure, WorkerConnection, int]] = []
+        template = self.build_closure(fn, args)
+        calls: list[tuple[Closure, WorkerConnection, int]] = []
         with self._runner.lock:
-            for _, contact in sorted(self._runner.core.connections.items()):
-                if contact.is_connected and not contact.is_draining:
-                    closure = Closure(first.name, first.call_spec)
-                    self._runner.core.queue.schedule_on(contact.worker, closure)
-                    asked.append((closure, contact, contact.session))
+            for _, connection in sorted(self._runner.core.connections.items()):
+                if connection.is_connected and not connection.is_draining:
+                    closure = Closure(template.name, template.call_spec)
+                    self._runner.core.queue.schedule_on(connection.worker, closure)
+                    calls.append((closure, connection, connection.session))
         self._runner.wake()
-        return [self._await_result(*each) for each in asked]
+        return [self._await_result(*each) for each in calls]
 
     def _await_result(self, closure: Closure, connection: WorkerConnection, session: int) -> Any:
         result = closure.result
 
-        def is_over() -> bool:
+        def has_ended() -> bool:
             return result.is_ready or not connection.is_connected or connection.session != session
 
-        self._runner.wait(is_over, f"{closure.name} on worker {connection.worker}")
+        self._runner.wait(has_ended, f"{closure.name} on worker {connection.worker}")
         if not result.is_ready:
             raise CancelledError(
-                f"worker {connection.worker} was lost before it answered {closure.name}; call again"
+                f"worker {connection.worker} was lost before it returned {closure.name}; call again"
             )
         if result.error is not None:
             raise copy_error(result.error)
@@ -164,7 +166,7 @@ def _check_args(args: Sequence[Any] | None, kwargs: dict[str, Any] | None) -> No
     if args is not None and not isinstance(args, list | tuple):
         raise TypeError(
             f"`args` must be a tuple or a list, but got {args!r:.80} of type "
-            f"{type(args).__name__}; for one value write args=(value,)"
+            f"{type(args).__name__}; for one value use args=(value,)"
         )
     if kwargs is not None:
         check_instance("kwargs", kwargs, dict)
@@ -176,10 +178,10 @@ def _pack_arguments(
     try:
         payload = pack((tuple(args or ()), kwargs or {}), packing)
     except Exception as error:
-        which = _find_unpicklable(args, kwargs, packing.strategy)
+        argument = _find_unpicklable(args, kwargs, packing.strategy)
         raise FailedPreconditionError(
             f"the arguments of {function.name} cannot be sent to a worker: "
-            f"{which}{describe_error(error)}"
+            f"{argument}{describe_error(error)}"
         ) from error
     _check_size(payload, f"the arguments of {function.name}")
     return payload
@@ -187,7 +189,7 @@ def _pack_arguments(
 
 def _find_unpicklable(args: Any, kwargs: dict[str, Any] | None, strategy: Any) -> str:
     """Describe the argument that cannot be packed; empty if none fails separately."""
-    named = [(f"args[{place}]", value) for place, value in enumerate(args or ())]
+    named = [(f"args[{index}]", value) for index, value in enumerate(args or ())]
     named += [(f"kwargs[{name!r}]", value) for name, value in (kwargs or {}).items()]
     for name, value in named:
         try:
@@ -197,10 +199,9 @@ def _find_unpicklable(args: Any, kwargs: dict[str, Any] | None, strategy: Any) -
     return ""
 
 
-def _check_size(payload: Payload, what: str) -> None:
+def _check_size(payload: Payload, name: str) -> None:
     if payload.nbytes > MAX_CLOSURE_BYTES - _MESSAGE_OVERHEAD:
         raise ValueError(
-            f"{what} is {payload.nbytes:,} bytes, more than the {MAX_CLOSURE_BYTES:,} that a "
-            "worker "
-            "takes; have workers read large data themselves"
+            f"size of {name}: {payload.nbytes:,} bytes, but a worker accepts at most "
+            f"{MAX_CLOSURE_BYTES:,}; let workers read large data themselves"
         )

@@ -131,7 +131,9 @@ class ClosureQueue:
 
     def schedule(self, closure: Closure, now: float) -> int:
         """Schedule a closure and return its number. Must not be called while there is a failure."""
-        assert self.failure is None, "a failure is raised before anything is scheduled"
+        assert self.failure is None, (
+            "the failure must be raised before another closure is scheduled"
+        )
         closure.number, self._next_number = self._next_number, self._next_number + 1
         self.unfinished[closure.number] = closure
         self.num_waiting += 1
@@ -293,18 +295,18 @@ class ClosureQueue:
                 break
             self.round_pushed(now)
         self._dispatch(now)
-        decided, self._actions = self._actions, QueueActions()
+        actions, self._actions = self._actions, QueueActions()
         at_once = self.failure is not None
-        decided.key_cleanups = self._key_cleanup.take(now, self.first_unended, at_once=at_once)
-        press_at = NEVER if self.failure is None else self.failure.wake_at
-        look_at = min(
+        actions.key_cleanups = self._key_cleanup.take(now, self.first_unended, at_once=at_once)
+        drain_at = NEVER if self.failure is None else self.failure.wake_at
+        wake_at = min(
             self._deadlines.next_at,
             self.worker_pool.next_recall_at(),
-            press_at,
+            drain_at,
             self._key_cleanup.due_at,
         )
-        decided.wake_in = max(0.0, look_at - now)
-        return decided
+        actions.wake_in = max(0.0, wake_at - now)
+        return actions
 
     def _dispatch(self, now: float) -> None:
         for load in self.worker_pool:
@@ -587,7 +589,7 @@ class ClosureDeadlines:
 
         Time that a closure waits for a thread of its worker does not count.
         """
-        found: list[Closure] = []
+        expired: list[Closure] = []
         while self._heap and self._heap[0][0] <= now:
             _, number, attempt, closure = heapq.heappop(self._heap)
             if (
@@ -597,12 +599,12 @@ class ClosureDeadlines:
             ):
                 continue
             assert closure.timeout is not None
-            until = closure.timeout + (now if closure.started_at is None else closure.started_at)
-            if until <= now:
-                found.append(closure)
+            deadline = closure.timeout + (now if closure.started_at is None else closure.started_at)
+            if deadline <= now:
+                expired.append(closure)
             else:
-                heapq.heappush(self._heap, (until, number, attempt, closure))
-        return found
+                heapq.heappush(self._heap, (deadline, number, attempt, closure))
+        return expired
 
 
 # --- gradient rounds: membership and completion. Pure ---------------------------------------------

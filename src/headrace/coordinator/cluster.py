@@ -116,36 +116,36 @@ def resolve_cluster(strategy: object) -> CoordinatorCluster:
     workers = strategy.addresses if isinstance(strategy, Workers) else strategy.worker_addresses
     for number, address in enumerate(workers):
         check_address(address, f"worker {number}")
-    incarnation = _next_term()
+    term = _next_term()
     if isinstance(strategy, Workers):
         return CoordinatorCluster(
-            session_request=_build_session_request(uuid.uuid4().hex, incarnation),
+            session_request=_build_session_request(uuid.uuid4().hex, term),
             workers=dict(enumerate(workers)),
             staleness=strategy.staleness,
             security=strategy.security,
         )
     if strategy.cluster_resolver is None:
-        raise ValueError("a ClusterCoordinator cannot be made on a worker")
+        raise ValueError("a ClusterCoordinator cannot be created on a worker")
     task = strategy.cluster_resolver.task_type
     if task in (PS, WORKER):
         _log.warning(
-            "this program is a %s of its cluster, and makes the cluster's coordinator, which takes "
-            "the workers from any other; such a task runs hr.distribute.Server(cluster_spec, "
-            "task_type, task_id).join(), or `headrace server`",
+            "this process is a %s task of its cluster and creates a coordinator, which takes "
+            "the workers from any other coordinator; such a task should run "
+            "hr.distribute.Server(cluster_spec, task_type, task_id).join(), or `headrace server`",
             task,
         )
     servers = strategy.cluster.servers
     return CoordinatorCluster(
         session_request=_build_session_request(
             strategy.cluster.cluster_id,
-            incarnation,
+            term,
             servers=servers.addresses,
             server_timeout=servers.timeout,
             replication=servers.replication,
             collects_steps=strategy.round_size is not None,
         ),
         workers=dict(enumerate(workers)),
-        servers=ClosureServers(servers, incarnation),
+        servers=ClosureServers(servers, term),
         staleness=strategy.staleness,
         round_size=strategy.round_size,
         security=strategy.security,

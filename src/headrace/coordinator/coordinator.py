@@ -105,9 +105,9 @@ class ClusterCoordinator:
         if self._settings is not None:
             if self._settings != settings:
                 raise ValueError(
-                    "this strategy has a coordinator already, with closures_in_flight="
-                    f"{self._settings[0]} and threads_per_worker={self._settings[1]}; close() that "
-                    "one first, or use it"
+                    "this strategy already has a coordinator with "
+                    f"closures_in_flight={self._settings[0]} and "
+                    f"threads_per_worker={self._settings[1]}; use that one, or close() it first"
                 )
             return
         self._strategy = strategy
@@ -228,8 +228,8 @@ class ClusterCoordinator:
         """
         if timeout is not None:
             check_seconds("timeout", timeout)
-        until = None if timeout is None else time.monotonic() + timeout
-        return fetch_structure(structure, until)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return fetch_structure(structure, deadline)
 
     def wait_for_any(self, values: Iterable[RemoteValue]) -> None:
         """Wait until at least one of several values, or its error, is ready.
@@ -238,16 +238,17 @@ class ClusterCoordinator:
             ValueError: If there are no values.
             Exception: As in `join`.
         """
-        waited = list(values)
-        if not waited:
-            raise ValueError("`values` must be RemoteValues, at least one, but there is none")
-        if any(each.is_ready for each in waited):
+        pending = list(values)
+        if not pending:
+            raise ValueError("`values` must contain at least one RemoteValue, but is empty")
+        if any(each.is_ready for each in pending):
             return
         self._runner.wait(
             lambda: (
-                self._runner.core.queue.failure is not None or any(each.is_ready for each in waited)
+                self._runner.core.queue.failure is not None
+                or any(each.is_ready for each in pending)
             ),
-            f"one of {len(waited)} functions",
+            f"one of {len(pending)} functions",
         )
         self._runner.raise_failure()
 
@@ -293,12 +294,12 @@ class ClusterCoordinator:
             count = check_int("num_shards", num_shards, minimum=1)
         if dataset.cardinality() == INFINITE:
             raise ValueError(
-                "`dataset` must be finite, but this one has no end; take(n) gives it one"
+                "`dataset` must be finite, but its cardinality is infinite; limit it with take(n)"
             )
         seed = dataset.options().seed
         # All shards are taken from a single order.
-        whole = dataset.with_options(Options(seed=draw_seed() if seed is None else seed))
-        shards = [whole.shard(count, index) for index in range(count)]
+        seeded = dataset.with_options(Options(seed=draw_seed() if seed is None else seed))
+        shards = [seeded.shard(count, index) for index in range(count)]
         values = [self.schedule(shard_fn, args=(shard,)) for shard in shards]
         self.join()
         return merge([value.fetch() for value in values])
@@ -408,7 +409,7 @@ class ClusterCoordinator:
         with self._runner.lock:
             if index not in self._runner.core.connections:
                 known = sorted(self._runner.core.connections)
-                raise ValueError(f"there is no worker {index}; there are {known}")
+                raise ValueError(f"no worker {index}; known workers: {known}")
             self._server.remove(self._runner.core.connections[index].address)
             self._runner.core.remove_worker(index)
         self._runner.wake()
@@ -435,8 +436,8 @@ class ClusterCoordinator:
             metrics_host: Interface for these; by default this machine only.
         """
         self._runner.check_not_forked()
-        listening = self._server.listen(host, port, security, metrics_host, metrics_port)
-        self._life_cycle.on_close(listening.close)
+        servers = self._server.listen(host, port, security, metrics_host, metrics_port)
+        self._life_cycle.on_close(servers.close)
         return self._server.address
 
     @property
@@ -455,15 +456,15 @@ class ClusterCoordinator:
             return {number: each.address for number, each in self._runner.core.connections.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        travels = isinstance(self._strategy, ParameterServerStrategy)
-        return CoordinatorStub, (self._strategy if travels else None,)
+        is_picklable = isinstance(self._strategy, ParameterServerStrategy)
+        return CoordinatorStub, (self._strategy if is_picklable else None,)
 
 
 def find_coordinator(strategy: Any) -> ClusterCoordinator | None:
     """Return the coordinator of a strategy; None without one, or if it is closed."""
-    known = _coordinators.get(strategy)
-    found = None if known is None else known()
-    return None if found is None or found._life_cycle.is_stopped else found
+    reference = _coordinators.get(strategy)
+    coordinator = None if reference is None else reference()
+    return None if coordinator is None or coordinator._life_cycle.is_stopped else coordinator
 
 
 _coordinators: weakref.WeakKeyDictionary[Any, weakref.ref[ClusterCoordinator]] = (
@@ -500,9 +501,9 @@ class CoordinatorStub:
 
     def _refuse(self, name: str) -> NoReturn:
         raise FailedPreconditionError(
-            f"`{name}` of a ClusterCoordinator works in the coordinator's process alone, and this "
-            "one is a copy that was pickled: functions that are scheduled may not schedule others. "
-            "The number of a worker is hr.coordinator.get_current_worker_index()"
+            f"`{name}` of a ClusterCoordinator is only available in the coordinator's process, "
+            "and this object is a pickled copy: scheduled functions must not schedule others. "
+            "For the worker's number use hr.coordinator.get_current_worker_index()"
         )
 
     def __repr__(self) -> str:

@@ -90,11 +90,11 @@ class CoordinatorCore:
         registered_at: float | None = None,
     ) -> int:
         """Add a worker, or find it by address; return its number, by default the next one."""
-        for contact in self.connections.values():
-            if contact.address == address and not contact.is_draining:
-                if contact.registered_at is not None:
-                    contact.registered_at = registered_at
-                return contact.worker
+        for connection in self.connections.values():
+            if connection.address == address and not connection.is_draining:
+                if connection.registered_at is not None:
+                    connection.registered_at = registered_at
+                return connection.worker
         if worker is None:
             worker = self._next_worker
         self._next_worker = max(self._next_worker, worker + 1)
@@ -110,17 +110,18 @@ class CoordinatorCore:
     def define_resource(self, resource: WorkerResource) -> None:
         """Create a resource on each worker, now and whenever a worker returns."""
         self.resources[resource.number] = resource
-        for contact in self.connections.values():
-            if contact.is_connected and not contact.is_draining:
-                self.queue.schedule_on(contact.worker, resource.build_closure(contact.worker))
+        for connection in self.connections.values():
+            if connection.is_connected and not connection.is_draining:
+                self.queue.schedule_on(connection.worker, resource.build_closure(connection.worker))
 
     def release_resource(self, number: int) -> None:
         """Release a resource on all workers."""
         if self.resources.pop(number, None) is not None:
-            for contact in self.connections.values():
-                if contact.is_connected:
+            for connection in self.connections.values():
+                if connection.is_connected:
                     self._request(
-                        contact, ReleaseResources(session=contact.session, resources=(number,))
+                        connection,
+                        ReleaseResources(session=connection.session, resources=(number,)),
                     )
 
     def feed_elements(
@@ -133,13 +134,13 @@ class CoordinatorCore:
         lease.elements += elements
         lease.end_of_data = lease.end_of_data or end_of_data
         lease.num_wanted = 0
-        contact = self.connections.get(closure.worker)
-        if contact is None or contact.in_flight.get(closure.number) is not closure:
+        connection = self.connections.get(closure.worker)
+        if connection is None or connection.in_flight.get(closure.number) is not closure:
             return  # it was lost, and is sent again with all elements
         message, buffers = build_feed_request(
-            contact.session, closure.number, elements, end_of_data=lease.end_of_data
+            connection.session, closure.number, elements, end_of_data=lease.end_of_data
         )
-        self._request(contact, message, buffers)
+        self._request(connection, message, buffers)
 
     # --- inputs from workers --------------------------------------------------------------------
 
@@ -147,34 +148,34 @@ class CoordinatorCore:
         self, worker: int, request: Any, reply: Any, buffers: Sequence[Buffer], now: float
     ) -> None:
         """Handle a worker's reply to a request, or the error in its place."""
-        contact = self.connections.get(worker)
-        if contact is None or request.session != contact.session:
+        connection = self.connections.get(worker)
+        if connection is None or request.session != connection.session:
             return
-        if not contact.is_connected and not isinstance(request, StartSession):
+        if not connection.is_connected and not isinstance(request, StartSession):
             return
         if isinstance(reply, AbortedError) and not isinstance(request, StartSession):
             self.worker_lost(worker, reply, now)
             return
-        hear = _REPLY_HANDLERS.get(type(request))
-        if hear is not None:
-            hear(self, contact, request, reply, buffers, now)
+        handler = _REPLY_HANDLERS.get(type(request))
+        if handler is not None:
+            handler(self, connection, request, reply, buffers, now)
 
     def worker_lost(self, worker: int, error: Exception, now: float) -> None:
         """Handle the loss of a worker, and forget all requests to it."""
-        contact = self.connections.get(worker)
-        if contact is None:
+        connection = self.connections.get(worker)
+        if connection is None:
             return
-        if contact.is_connected:
-            held = self.stats.record_worker_lost(contact.in_flight.values())
+        if connection.is_connected:
+            num_retried = self.stats.record_worker_lost(connection.in_flight.values())
             self._actions.warnings.append(
-                f"worker {worker} ({contact.address}) is lost: {error}"
-                + (f"; {held} functions that it had will run again" if held else "")
+                f"worker {worker} ({connection.address}) lost: {error}"
+                + (f"; {num_retried} of its functions will run again" if num_retried else "")
             )
             self.queue.worker_lost(worker)
             for resource in self.resources.values():
                 if (result := resource.results.get(worker)) is not None:
                     result.status = RemoteValueStatus.ABORTED
-        contact.mark_lost(str(error), now)
+        connection.mark_lost(str(error), now)
 
     def _on_session_started(
         self,
@@ -188,18 +189,17 @@ class CoordinatorCore:
             if isinstance(reply, AbortedError) and self.superseded_by is None:
                 self.superseded_by = reply
                 self._actions.warnings.append(
-                    f"this coordinator has no say any more, by word of worker {connection.worker} "
+                    f"this coordinator was superseded, as reported by worker {connection.worker} "
                     f"({connection.address}): {reply}"
                 )
-            is_news = str(reply) != connection.reason
+            is_new_reason = str(reply) != connection.reason
             self.worker_lost(connection.worker, reply, now)
             if isinstance(reply, FailedPreconditionError):
                 connection.refusal = reply
-                if is_news:
+                if is_new_reason:
                     self._actions.warnings.append(
-                        f"worker {connection.worker} ({connection.address}) refuses this "
-                        "coordinator: "
-                        f"{reply}"
+                        f"worker {connection.worker} ({connection.address}) refused this "
+                        f"coordinator: {reply}"
                     )
             return
         self._compare_releases(connection, reply.versions)
@@ -209,13 +209,14 @@ class CoordinatorCore:
         for resource in self.resources.values():
             self.queue.schedule_on(connection.worker, resource.build_closure(connection.worker))
 
-    def _compare_releases(self, connection: WorkerConnection, theirs: Versions) -> None:
-        mine = self.session_request.versions
-        if connection.versions != theirs and release_mismatch(mine, theirs):
+    def _compare_releases(self, connection: WorkerConnection, worker_versions: Versions) -> None:
+        own_versions = self.session_request.versions
+        if connection.versions != worker_versions and release_mismatch(
+            own_versions, worker_versions
+        ):
             self._actions.warnings.append(
-                f"worker {connection.worker} ({connection.address}) runs {theirs}, and this "
-                "coordinator "
-                f"{mine}: the same release everywhere is tested"
+                f"worker {connection.worker} ({connection.address}) runs {worker_versions}, but "
+                f"this coordinator runs {own_versions}: only equal releases are tested together"
             )
 
     @property
@@ -223,7 +224,7 @@ class CoordinatorCore:
         """Error that stops all work: this coordinator was superseded, or all workers refuse it."""
         if self.superseded_by is not None:
             return self.superseded_by
-        refusals = [contact.refusal for contact in self.connections.values()]
+        refusals = [connection.refusal for connection in self.connections.values()]
         return refusals[0] if refusals and None not in refusals else None
 
     def _on_session_ended(
@@ -234,7 +235,7 @@ class CoordinatorCore:
         buffers: Sequence[Buffer],
         now: float,
     ) -> None:
-        error = reply if isinstance(reply, Exception) else AbortedError("it stopped")
+        error = reply if isinstance(reply, Exception) else AbortedError("the worker stopped")
         self.worker_lost(connection.worker, error, now)
 
     def _on_run_reply(
@@ -290,9 +291,9 @@ class CoordinatorCore:
     def _finish(
         self, connection: WorkerConnection, number: int, ended: EndedClosure, now: float
     ) -> None:
-        ran = ended.reply
+        reply = ended.reply
         closure = connection.in_flight.pop(number, None)
-        for resource, state in ran.iterator_states.items():
+        for resource, state in reply.iterator_states.items():
             if state and resource in self.resources:
                 self.resources[resource].states[connection.worker] = state
         if (
@@ -300,20 +301,20 @@ class CoordinatorCore:
             and closure.call_spec is not None
             and closure.call_spec.lease is not None
         ):
-            closure.call_spec.lease.num_unused = ran.num_unused
-            closure.call_spec.lease.reached_end = ran.reached_end
-        error = self._read_error(ran.error) if ran.error else None
+            closure.call_spec.lease.num_unused = reply.num_unused
+            closure.call_spec.lease.reached_end = reply.reached_end
+        error = self._read_error(reply.error) if reply.error else None
         if number > 0:
             connection.num_finished += 1
             if closure is not None:
-                self.stats.record_returned(closure.name, ran.seconds, failed=error is not None)
+                self.stats.record_returned(closure.name, reply.seconds, failed=error is not None)
         self.queue.closure_returned(
             connection.session,
             number,
             None if error else ended.payload,
             error,
-            has_written=ran.has_written,
-            seconds=ran.seconds,
+            has_written=reply.has_written,
+            seconds=reply.seconds,
             now=now,
             optimizer_steps=ended.optimizer_steps,
         )
@@ -367,40 +368,42 @@ class CoordinatorCore:
     def take_actions(self, now: float) -> CoordinatorActions:
         """Return the actions to run now and the time until the next call."""
         wake_at = NEVER
-        for contact in list(self.connections.values()):
-            if contact.is_expired(now):
+        for connection in list(self.connections.values()):
+            if connection.is_expired(now):
                 self._actions.warnings.append(
-                    f"{contact.describe(now)}; it is not waited for any more"
+                    f"{connection.describe(now)}; removed, since it did not register again"
                 )
-                contact.is_draining = True
-            if contact.is_draining:
-                self._remove_if_drained(contact)
+                connection.is_draining = True
+            if connection.is_draining:
+                self._remove_if_drained(connection)
             elif (
-                not contact.is_connected
-                and not contact.is_connecting
+                not connection.is_connected
+                and not connection.is_connecting
                 and self.superseded_by is None
             ):
-                if contact.retry_at <= now:
-                    self._start_session(contact)
+                if connection.retry_at <= now:
+                    self._start_session(connection)
                 else:
-                    wake_at = min(wake_at, contact.retry_at)
-        decided = self.queue.take_actions(now)
-        for send in decided.sends:
-            contact = self.connections[send.worker]
-            contact.in_flight[send.closure.number] = send.closure
+                    wake_at = min(wake_at, connection.retry_at)
+        queue_actions = self.queue.take_actions(now)
+        for send in queue_actions.sends:
+            connection = self.connections[send.worker]
+            connection.in_flight[send.closure.number] = send.closure
             self.stats.record_sent(send.closure.number, self.queue.first_unended)
-            self._send(contact, send.closure)
-        for off in decided.cancels:
+            self._send(connection, send.closure)
+        for cancel in queue_actions.cancels:
             # The worker may have been removed after this was decided.
-            if (there := self.connections.get(off.worker)) is not None:
-                message = CancelClosure(session=off.session, number=off.number, mode=off.mode.value)
-                self._request(there, message)
+            if (target := self.connections.get(cancel.worker)) is not None:
+                message = CancelClosure(
+                    session=cancel.session, number=cancel.number, mode=cancel.mode.value
+                )
+                self._request(target, message)
         if now >= self.stats.next_check_at:
             self._actions.warnings += self.stats.check_slow(self.queue, self.connections, now)
         actions, self._actions = self._actions, CoordinatorActions()
-        actions.key_cleanups, actions.fences = decided.key_cleanups, decided.fences
-        actions.round_push = decided.round_push
-        actions.wake_in = min(decided.wake_in, max(0.0, wake_at - now))
+        actions.key_cleanups, actions.fences = queue_actions.key_cleanups, queue_actions.fences
+        actions.round_push = queue_actions.round_push
+        actions.wake_in = min(queue_actions.wake_in, max(0.0, wake_at - now))
         return actions
 
     def _start_session(self, connection: WorkerConnection) -> None:

@@ -156,13 +156,17 @@ class CoordinatorRunner:
                 self._check_open()
                 if queue.failure is None and queue.has_capacity:
                     queue.schedule(closure, time.monotonic())
-                    wakes = any(load.has_capacity for load in queue.worker_pool)
-                    starves = wakes and not all(load.in_flight for load in queue.worker_pool)
+                    must_wake = any(load.has_capacity for load in queue.worker_pool)
+                    is_worker_idle = must_wake and not all(
+                        load.in_flight for load in queue.worker_pool
+                    )
                     break
             self.raise_failure()
-            self.wait(lambda: queue.has_capacity or queue.failure is not None, "room in the queue")
-        if wakes:
-            self._wake_and_yield(starves)
+            self.wait(
+                lambda: queue.has_capacity or queue.failure is not None, "capacity in the queue"
+            )
+        if must_wake:
+            self._wake_and_yield(is_worker_idle)
 
     def _wake_and_yield(self, is_worker_idle: bool) -> None:
         """Wake the I/O thread; yield to it if a worker is idle and it was woken before."""
@@ -185,15 +189,15 @@ class CoordinatorRunner:
             self._check_open()
             last = queue.end_round()
         self.wake()
-        is_over = self.wait(
+        is_done = self.wait(
             lambda: queue.is_done_through(last) or queue.failure is not None,
-            "functions that were scheduled",
+            "scheduled functions",
             timeout,
         )
         self.raise_failure()
-        if not is_over:
+        if not is_done:
             raise DeadlineExceededError(
-                f"not all functions were over in {timeout:g} s: " + self._stall_report()
+                f"scheduled functions not done after {timeout:g} s: " + self._stall_report()
             )
 
     def is_done(self) -> bool:
@@ -214,11 +218,11 @@ class CoordinatorRunner:
             failure = queue.failure
         if failure is None:
             return
-        left = failure.drain_deadline + _DRAIN_GRACE_SECONDS - time.monotonic()
+        remaining = failure.drain_deadline + _DRAIN_GRACE_SECONDS - time.monotonic()
         self.wait(
             lambda: queue.is_drained or queue.failure is not failure,
-            "functions that still run after an error",
-            max(0.0, left),
+            "functions still running after an error",
+            max(0.0, remaining),
         )
         with self.lock:
             taken = queue.take_failure() if queue.failure is failure else None
@@ -233,42 +237,44 @@ class CoordinatorRunner:
         """
         if not self.wait(lambda: result.is_ready, f"the value of {name}", timeout):
             raise DeadlineExceededError(
-                f"the value of {name} is not here after {timeout:g} s: {self._stall_report()}"
+                f"the value of {name} is not available after {timeout:g} s: {self._stall_report()}"
             )
 
     def cancel(self, closure: Closure) -> bool:
         """Cancel a closure; return False if it has ended."""
         with self.lock:
-            is_off = self.core.queue.cancel(closure, time.monotonic())
+            is_cancelled = self.core.queue.cancel(closure, time.monotonic())
             self._runner.notify()
         self.wake()
-        return is_off
+        return is_cancelled
 
-    def wait(self, is_met: Callable[[], bool], what: str, timeout: float | None = None) -> bool:
+    def wait(
+        self, is_met: Callable[[], bool], condition: str, timeout: float | None = None
+    ) -> bool:
         """Wait until a condition is met; return False after the timeout.
 
         Args:
             is_met: Condition; called under the lock.
-            what: Name of the condition, for a warning after ten seconds without progress.
+            condition: Name of the condition, for a warning after ten seconds without progress.
             timeout: Seconds to wait; None waits forever.
 
         Raises:
             CancelledError: If the coordinator is closed.
         """
-        moved = time.monotonic()
+        last_progress = time.monotonic()
         progress, warnings = -1, WaitWarningLimiter()
 
         def check() -> None:
-            nonlocal progress, moved
+            nonlocal progress, last_progress
             with self.lock:
                 self._check_open()
                 finished = self.core.queue.num_finished
             now = time.monotonic()
             if finished != progress:
-                progress, moved = finished, now
+                progress, last_progress = finished, now
                 warnings.reset()
-            elif warnings.should_warn(now - moved):
-                _log.warning("waiting for %s: %s", what, self._stall_report())
+            elif warnings.should_warn(now - last_progress):
+                _log.warning("waiting for %s: %s", condition, self._stall_report())
 
         return self._runner.wait(is_met, timeout, check)
 
@@ -312,7 +318,7 @@ class CoordinatorRunner:
     # --- the I/O thread -------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> bool:
-        _log.error("the coordinator cannot go on", exc_info=error)
+        _log.error("the coordinator failed", exc_info=error)
         with self.lock:
             self._fatal_error = error
             self._runner.notify(notify_all=True)
@@ -328,18 +334,18 @@ class CoordinatorRunner:
                 if isinstance(event, PeerLost):
                     core.worker_lost(event.peer, event.error, now)
                     continue
-                worker, question, (_, answer, buffers) = event
-                if self._servers is not None and isinstance(answer, RunReply):
+                worker, request, (_, reply, buffers) = event
+                if self._servers is not None and isinstance(reply, RunReply):
                     # Merge before the key cleanup, which may make servers forget the closure.
-                    self._servers.servers.states.merge(answer.acknowledged)
-                core.handle_reply(worker, question, answer, buffers, now)
+                    self._servers.servers.states.merge(reply.acknowledged)
+                core.handle_reply(worker, request, reply, buffers, now)
             while self._released_resources:
                 core.release_resource(self._released_resources.popleft())
             actions = core.take_actions(now)
             self._notify_servers(actions)
             self._runner.notify(notify_all=core.failure is not None)
-        for words in actions.warnings:
-            _log.warning("%s", words)
+        for warning in actions.warnings:
+            _log.warning("%s", warning)
         for call in actions.calls:
             self._send(call, now)
         for worker in actions.disconnects:
@@ -362,10 +368,10 @@ class CoordinatorRunner:
         connections, message = self._runner.connections, call.message
         if call.worker not in connections:
             with self.lock:
-                contact = self.core.connections.get(call.worker)
-            if contact is None:
+                connection = self.core.connections.get(call.worker)
+            if connection is None:
                 return
-            connections.add(call.worker, self._connect(contact.address))
+            connections.add(call.worker, self._connect(connection.address))
         if self._servers is not None and isinstance(message, StartSession):
             acknowledged = self._servers.servers.acknowledged_states()
             message = msgspec.structs.replace(message, acknowledged=acknowledged)
@@ -380,11 +386,13 @@ class CoordinatorRunner:
         """Ask all reachable workers to end their sessions."""
         connections = self._runner.connections
         with self.lock:
-            contacts = [each for each in self.core.connections.values() if each.is_connected]
-        for contact in contacts:
-            if contact.worker in connections:
+            connected = [each for each in self.core.connections.values() if each.is_connected]
+        for connection in connected:
+            if connection.worker in connections:
                 with contextlib.suppress(Exception):
-                    connections.send(contact.worker, EndSession(session=contact.session), None)
+                    connections.send(
+                        connection.worker, EndSession(session=connection.session), None
+                    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -400,11 +408,11 @@ class RunnerLifeCycle(LifeCycle):
 
     def _open(self) -> None:
         self._on_stop(self._runner.close)
-        end = weakref.WeakMethod(self.stop_at_exit)  # does not keep this object alive
+        stop_reference = weakref.WeakMethod(self.stop_at_exit)  # does not keep this object alive
 
         def at_exit() -> None:
-            if (end_with_program := end()) is not None:
-                end_with_program()
+            if (stop := stop_reference()) is not None:
+                stop()
 
         # Registered last, so it runs before the exit handlers of servers that this program has
         # already started.
@@ -422,16 +430,16 @@ class RunnerLifeCycle(LifeCycle):
             return
         queue = self._runner.core.queue
         with self._runner.lock:
-            left, failure = len(_find_unfinished(queue)), queue.failure
-        if left:
+            num_unfinished, failure = len(_find_unfinished(queue)), queue.failure
+        if num_unfinished:
             _log.warning(
-                "the program ends while %d functions that were scheduled are not over: they are "
-                "called off; coordinator.join() waits for them",
-                left,
+                "the program exits with %d unfinished scheduled functions, which are cancelled; "
+                "call coordinator.join() to wait for them",
+                num_unfinished,
             )
         if failure is not None:
             _log.warning(
-                "the program ends before schedule() or join() raised this error of a function: %s",
+                "the program exits before schedule() or join() raised this error of a function: %s",
                 failure.error,
             )
         self.stop()
@@ -449,8 +457,8 @@ def _find_unfinished(queue: ClosureQueue) -> list[Closure]:
 # --- replacement of the coordinator's lock in a forked child --------------------------------------
 
 _FORKED_MESSAGE = (
-    "this coordinator was made before a fork, and belongs to the process that made it: schedule "
-    "there, or start processes with `subprocess` or the spawn method of multiprocessing"
+    "this coordinator was created before a fork and belongs to the parent process: schedule "
+    "functions there, or start processes with `subprocess` or the spawn method of multiprocessing"
 )
 
 
@@ -502,7 +510,7 @@ class ServerNotifier:
         """Send queued requests; runs on a separate thread."""
         is_last = False
         while not is_last and (job := self._jobs.get()) is not None:
-            sessions, closures, complete = list(job[0]), list(job[1]), job[2]
+            sessions, closures, round_push = list(job[0]), list(job[1]), job[2]
             while not self._jobs.empty():
                 more = self._jobs.get()
                 if more is None:
@@ -510,17 +518,19 @@ class ServerNotifier:
                     break
                 sessions += more[0]
                 closures += more[1]
-                complete = complete or more[2]  # at most one round is pushed at a time
+                round_push = round_push or more[2]  # at most one round is pushed at a time
             for session in sessions:
                 self._runner.worker_fenced(
                     session, _capture_error(partial(self._servers.fence, session))
                 )
             if closures:
-                below = self._runner.low_watermark()
-                error = _capture_error(partial(self._servers.forget_write_keys, closures, below))
+                low_watermark = self._runner.low_watermark()
+                error = _capture_error(
+                    partial(self._servers.forget_write_keys, closures, low_watermark)
+                )
                 self._runner.write_keys_forgotten(closures, error)
-            if complete is not None:
-                self._runner.round_pushed(_capture_error(partial(self._push, complete)))
+            if round_push is not None:
+                self._runner.round_pushed(_capture_error(partial(self._push, round_push)))
 
     def _push(self, round_push: RoundPush) -> None:
         self._servers.push_round(

@@ -105,7 +105,7 @@ class CoordinatorServer:
             OSError: If a port is in use.
         """
         check_metrics(metrics_port, metrics_host)
-        with ExitStack() as made:
+        with ExitStack() as servers:
             server = zeromq.serve(
                 self._handle,
                 request_type=_CoordinatorRequest,
@@ -113,7 +113,7 @@ class CoordinatorServer:
                 port=port,
                 security=security,
             )
-            made.callback(server.close)
+            servers.callback(server.close)
             if metrics_port is not None:
                 endpoint = Endpoint(
                     metrics_host,
@@ -121,10 +121,10 @@ class CoordinatorServer:
                     metrics=lambda: coordinator_metrics(self.status()),
                     not_ready_reason=lambda: "",
                 )
-                made.callback(endpoint.close)
+                servers.callback(endpoint.close)
                 self.metrics_address = endpoint.address
             self.address = server.address
-            return made.pop_all()
+            return servers.pop_all()
 
     def status(self) -> CoordinatorStatus:
         """Return the status of the coordinator."""
@@ -133,9 +133,9 @@ class CoordinatorServer:
 
     def remove(self, address: str) -> None:
         """Mark a worker's process as removed: its later registrations are ignored."""
-        life = self._process_ids.get(address)
-        if life is not None:
-            self._removed.add(life)
+        process_id = self._process_ids.get(address)
+        if process_id is not None:
+            self._removed.add(process_id)
 
     def _handle(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -155,18 +155,18 @@ class CoordinatorServer:
 
     def _check_versions(self, message: RegisterTrainingWorker) -> None:
         """Refuse a worker with another Python version before waiting for it."""
-        mine, theirs = own_versions(), message.versions
-        if not python_mismatch(mine.python, theirs.python):
+        own, worker_versions = own_versions(), message.versions
+        if not python_mismatch(own.python, worker_versions.python):
             return
-        words = (
-            f"the training worker at {message.address} runs {theirs}, and the coordinator at "
-            f"{self.address} runs {mine}: functions travel as bytecode, which is different in each "
-            "minor version of Python, so run both on the same one"
+        message_text = (
+            f"the training worker at {message.address} runs {worker_versions}, but the "
+            f"coordinator at {self.address} runs {own}: functions are sent as bytecode, which "
+            "differs between minor versions of Python, so use the same version for both"
         )
         if message.process_id not in self._refused:
             self._refused.add(message.process_id)
-            _log.warning("a worker is not taken in: %s", words)
-        raise FailedPreconditionError(words)
+            _log.warning("registration of a worker refused: %s", message_text)
+        raise FailedPreconditionError(message_text)
 
     def _register(self, message: RegisterTrainingWorker) -> int:
         addresses.split(message.address)
@@ -200,7 +200,7 @@ class WorkerRegistration:
         self._message = RegisterTrainingWorker(address=address, process_id=uuid.uuid4().hex)
         self._security = security
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headrace-announcing", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="headrace-registration", daemon=True)
         start_thread(self._thread)
 
     def _run(self) -> None:
@@ -210,7 +210,7 @@ class WorkerRegistration:
             security=self._security,
             shared_memory=False,
         )
-        since, warnings = time.monotonic(), WaitWarningLimiter()
+        last_reply, warnings = time.monotonic(), WaitWarningLimiter()
         refusal = ""
         try:
             while True:
@@ -220,13 +220,15 @@ class WorkerRegistration:
                     # Another coordinator may listen there later, so registration continues.
                     if str(error) != refusal:
                         refusal = str(error)
-                        _log.error("refused by the coordinator: %s", error)
+                        _log.error("registration refused by the coordinator: %s", error)
                 except HeadraceError as error:
                     # A hanging coordinator uses up the timeout of each attempt.
-                    if warnings.should_warn(time.monotonic() - since):
-                        _log.warning("no coordinator answers at %s: %s", self._coordinator, error)
+                    if warnings.should_warn(time.monotonic() - last_reply):
+                        _log.warning(
+                            "no reply from the coordinator at %s: %s", self._coordinator, error
+                        )
                 else:
-                    since = time.monotonic()
+                    last_reply = time.monotonic()
                     warnings.reset()
                 if self._closed.wait(_REGISTER_INTERVAL):
                     return

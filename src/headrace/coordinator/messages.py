@@ -346,21 +346,21 @@ def build_load_request(session: int, function: PackedFunction) -> tuple[LoadFunc
 
 def build_run_request(session: int, closure: Closure) -> tuple[RunClosure, list[Buffer]]:
     """Return the request that runs a closure, and its buffers."""
-    work: CallSpec = closure.call_spec
-    arguments = work.arguments or Payload(b"")
+    call_spec: CallSpec = closure.call_spec
+    arguments = call_spec.arguments or Payload(b"")
     inputs = [each.payload for each in closure.inputs if each.payload is not None]
-    elements = [] if work.lease is None else work.lease.elements
+    elements = [] if call_spec.lease is None else call_spec.lease.elements
     counts, buffers = _split_buffers((arguments, *inputs, *elements))
     message = RunClosure(
         session=session,
         number=closure.number,
-        digest=work.function.digest,
+        digest=call_spec.function.digest,
         arguments=arguments.data,
         inputs=tuple([each.data for each in inputs]),
         elements=tuple([each.data for each in elements]),
-        end_of_data=work.lease is not None and work.lease.end_of_data,
+        end_of_data=call_spec.lease is not None and call_spec.lease.end_of_data,
         buffer_counts=counts,
-        resource=work.resource,
+        resource=call_spec.resource,
     )
     return message, buffers
 

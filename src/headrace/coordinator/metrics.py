@@ -16,33 +16,37 @@ __all__ = ["WorkerCounters", "coordinator_metrics", "worker_metrics"]
 def coordinator_metrics(status: CoordinatorStatus) -> Iterator[Metric]:
     """Return the metrics of a coordinator."""
     name = "headrace_coordinator_"
-    longest = 0.0 if status.longest_running is None else status.longest_running.seconds
+    longest_seconds = 0.0 if status.longest_running is None else status.longest_running.seconds
     yield from _gauges(
         name,
-        ("functions_waiting", "Functions that no worker has.", status.num_waiting),
-        ("functions_in_flight", "Functions that workers have.", status.num_in_flight),
-        ("longest_seconds", "For how long the oldest function that runs has been at it.", longest),
+        ("functions_waiting", "Functions waiting for a worker.", status.num_waiting),
+        ("functions_in_flight", "Functions assigned to workers.", status.num_in_flight),
+        (
+            "longest_seconds",
+            "Run time of the longest-running function in seconds.",
+            longest_seconds,
+        ),
         (
             "staleness",
-            "How far the oldest function is behind the newest one sent.",
+            "Distance between the newest function sent and the oldest unended one.",
             status.staleness_gap,
         ),
-        ("workers", "Workers that can be reached.", sum(w.is_connected for w in status.workers)),
+        ("workers", "Connected workers.", sum(w.is_connected for w in status.workers)),
         (
             "workers_missing",
-            "Workers that are waited for.",
+            "Workers that are not connected.",
             sum(not w.is_connected for w in status.workers),
         ),
-        ("uptime_seconds", "Seconds since the coordinator was made.", status.uptime_seconds),
+        ("uptime_seconds", "Seconds since the coordinator started.", status.uptime_seconds),
     )
     yield from _counters(
         name,
-        ("functions", "Functions that are over.", status.num_finished),
-        ("calls", "Calls of functions that returned or raised.", status.num_returned),
-        ("calls_failed", "Calls of functions that raised.", status.num_failed),
-        ("calls_retried", "Calls that were taken back from lost workers.", status.num_retried),
-        ("call_seconds", "Seconds for which functions ran, added up.", status.total_seconds),
-        ("workers_lost", "Workers that were lost, each time.", status.num_workers_lost),
+        ("functions", "Functions that are done.", status.num_finished),
+        ("calls", "Function calls that returned or raised.", status.num_returned),
+        ("calls_failed", "Function calls that raised.", status.num_failed),
+        ("calls_retried", "Function calls reassigned from lost workers.", status.num_retried),
+        ("call_seconds", "Total run time of functions in seconds.", status.total_seconds),
+        ("workers_lost", "Worker losses.", status.num_workers_lost),
     )
 
 
@@ -51,32 +55,36 @@ def worker_metrics(counters: WorkerCounters) -> Iterator[Metric]:
     name = "headrace_closure_worker_"
     yield from _gauges(
         name,
-        ("connected", "Whether a coordinator has this worker: 1, or 0.", int(counters.has_session)),
-        ("functions_running", "Functions that run.", counters.num_running),
-        ("functions_waiting", "Functions that wait for a thread.", counters.num_waiting),
+        (
+            "connected",
+            ("1 if a coordinator has a session with this worker, else 0."),
+            int(counters.has_session),
+        ),
+        ("functions_running", "Running functions.", counters.num_running),
+        ("functions_waiting", "Functions waiting for a thread.", counters.num_waiting),
     )
     yield from _counters(
         name,
-        ("sessions", "How often a coordinator took this worker.", counters.num_sessions),
+        ("sessions", "Sessions started by coordinators.", counters.num_sessions),
         ("functions", "Functions that returned or raised.", counters.num_returned),
         ("functions_failed", "Functions that raised.", counters.num_failed),
         (
             "functions_abandoned",
-            "Functions that were given up while they ran.",
+            "Functions abandoned while running.",
             counters.num_abandoned,
         ),
-        ("function_seconds", "Seconds for which functions ran, added up.", counters.total_seconds),
+        ("function_seconds", "Total run time of functions in seconds.", counters.total_seconds),
     )
 
 
-def _gauges(prefix: str, *found: tuple[str, str, float]) -> Iterator[Metric]:
-    for name, words, value in found:
-        yield GaugeMetricFamily(f"{prefix}{name}", words, value=value)
+def _gauges(prefix: str, *metrics: tuple[str, str, float]) -> Iterator[Metric]:
+    for name, description, value in metrics:
+        yield GaugeMetricFamily(f"{prefix}{name}", description, value=value)
 
 
-def _counters(prefix: str, *found: tuple[str, str, float]) -> Iterator[Metric]:
-    for name, words, value in found:
-        yield CounterMetricFamily(f"{prefix}{name}", words, value=value)
+def _counters(prefix: str, *metrics: tuple[str, str, float]) -> Iterator[Metric]:
+    for name, description, value in metrics:
+        yield CounterMetricFamily(f"{prefix}{name}", description, value=value)
 
 
 # --- counters of a worker over all its coordinators -----------------------------------------------

@@ -57,7 +57,7 @@ __all__ = [
 
 
 _OUT_OF_BAND_BYTES = 16 << 10
-"""Size from which the memory of an array is sent outside the pickle."""
+"""Minimum size of arrays whose memory is sent outside the pickle."""
 _MAX_PLAIN_ITEMS = 64
 PACKED_NONE = Payload(pickle.dumps(None, protocol=5))
 """None, packed."""
@@ -106,7 +106,7 @@ def pack(
         return PACKED_NONE
     buffers: list[bytes] = []
 
-    def keep_in(buffer: pickle.PickleBuffer) -> bool:
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if raw.nbytes < _OUT_OF_BAND_BYTES:
             return True
@@ -114,14 +114,14 @@ def pack(
         return False
 
     if _is_plain(value):
-        return Payload(pickle.dumps(value, protocol=5, buffer_callback=keep_in), buffers)
-    before, _context.packing = _context.packing, packing
+        return Payload(pickle.dumps(value, protocol=5, buffer_callback=keep_in_band), buffers)
+    outer_packing, _context.packing = _context.packing, packing
     try:
         with io.BytesIO() as file:
-            pickler(file, protocol=5, buffer_callback=keep_in).dump(value)
+            pickler(file, protocol=5, buffer_callback=keep_in_band).dump(value)
             return Payload(file.getvalue(), buffers)
     finally:
-        _context.packing = before
+        _context.packing = outer_packing
 
 
 def unpack(payload: Payload, inputs: Sequence[Any] = ()) -> Any:
@@ -133,13 +133,13 @@ def unpack(payload: Payload, inputs: Sequence[Any] = ()) -> Any:
     """
     if payload.data == PACKED_NONE.data:
         return None
-    before, _context.inputs = _context.inputs, inputs
+    outer_inputs, _context.inputs = _context.inputs, inputs
     try:
         return pickle.loads(
             payload.data, buffers=[_make_writable(each) for each in payload.buffers]
         )
     finally:
-        _context.inputs = before
+        _context.inputs = outer_inputs
 
 
 def add_input(result: ClosureResult) -> int:
@@ -151,12 +151,12 @@ def add_input(result: ClosureResult) -> int:
     packing = _context.packing
     if packing is None or not packing.takes_inputs:
         raise FailedPreconditionError(
-            "a RemoteValue travels only as an argument: pass it in `args` or `kwargs` of schedule, "
-            "or fetch() it first"
+            "a RemoteValue can be sent to a worker only as an argument: pass it in `args` or "
+            "`kwargs` of schedule, or fetch() it first"
         )
-    for place, each in enumerate(packing.inputs):
+    for index, each in enumerate(packing.inputs):
         if each is result:
-            return place
+            return index
     packing.inputs.append(result)
     return len(packing.inputs) - 1
 
@@ -181,8 +181,8 @@ def record_handle(handle: object) -> None:
     packing = _context.packing
     if packing is None:
         raise FailedPreconditionError(
-            f"a {type(handle).__name__} can be used in functions that are scheduled, and travels "
-            "nowhere else"
+            f"a {type(handle).__name__} can be used only in scheduled functions, and cannot be "
+            "pickled otherwise"
         )
     packing.handles.append(handle)
 
@@ -247,15 +247,14 @@ class FunctionCache:
             return known[1]
         if not callable(fn):
             raise TypeError(
-                f"`fn` must be a function that is called on a worker, but got {fn!r:.80} of type "
-                f"{type(fn).__name__}"
+                f"`fn` must be callable, but got {fn!r:.80} of type {type(fn).__name__}"
             )
         function = _pack_function(fn, self._strategy())
         key, known_functions = id(fn), self._known
 
-        def forget(gone: weakref.ref[Any]) -> None:
+        def forget(dead_reference: weakref.ref[Any]) -> None:
             found = known_functions.get(key)
-            if found is not None and found[0] is gone:
+            if found is not None and found[0] is dead_reference:
                 del known_functions[key]
 
         try:
@@ -272,19 +271,22 @@ def _pack_function(fn: Callable[..., Any], strategy: Any) -> PackedFunction:
         for value in find_references(fn).values() if is_pickled_by_name(fn) else ():
             if (found := keras_state(value)) is not None:
                 raise FailedPreconditionError(
-                    f"its module is imported on the worker, which makes {found} there again, "
-                    "another one than here: pass it as an argument, or define the function in the "
-                    "main program or inside a function"
+                    f"the worker imports its module, which creates another {found} there: pass "
+                    "it as an argument, or define the function in the main program or inside a "
+                    "function"
                 )
         payload = pack(fn, packing)
     except Exception as error:
         if isinstance(error, HeadraceError):  # its message already names the cause and the fix
-            why = str(error)
+            cause = str(error)
         else:
-            inside = describe_unpicklable(fn) or describe_error(error)
-            why = f"it holds {inside}. Make such things inside the function, or pass their values"
+            description = describe_unpicklable(fn) or describe_error(error)
+            cause = (
+                f"it references {description}. Create such objects inside the function, or pass "
+                "their values"
+            )
         raise FailedPreconditionError(
-            f"the function {name} cannot be sent to a worker: {why}"
+            f"the function {name} cannot be sent to a worker: {cause}"
         ) from error
     digest = hashlib.blake2b(payload.data, digest_size=_DIGEST_BYTES)
     for buffer in payload.buffers:
@@ -318,7 +320,7 @@ class LoadedFunction:
                         f"{describe_error(error)}"
                         + (
                             missing_module_hint(type(error).__name__, _MISSING_MODULE)
-                            or "; does it have the same packages as the coordinator?"
+                            or "; does the worker have the same packages as the coordinator?"
                         )
                     ) from error
                 self.payload = Payload(b"")
@@ -343,9 +345,9 @@ class LoadedFunctions:
     def put(self, digest: bytes, name: str, data: list[Buffer]) -> None:
         """Store a function: its pickle, followed by its buffers."""
         payload = Payload(bytes(data[0]), data[1:])
-        before = self._loaded.pop(digest, None)
-        if before is not None:
-            self._nbytes -= before.nbytes
+        previous = self._loaded.pop(digest, None)
+        if previous is not None:
+            self._nbytes -= previous.nbytes
         self._loaded[digest] = LoadedFunction(name, payload, payload.nbytes)
         self._nbytes += payload.nbytes
         while self._nbytes > self._max_bytes and len(self._loaded) > 1:
@@ -387,10 +389,10 @@ def translate_error(function: str, worker: int, error: BaseException) -> Excepti
     text = "".join(
         traceback.format_exception(type(error), error, _user_traceback(error.__traceback__))
     )
-    said = describe_error(error).removeprefix(kind).removeprefix(": ")
-    said += missing_module_hint(kind, _MISSING_MODULE)
+    message = describe_error(error).removeprefix(kind).removeprefix(": ")
+    message += missing_module_hint(kind, _MISSING_MODULE)
     return UserFunctionError(
-        f"the function {function} raised {kind} on worker {worker}: {said}\n\n"
+        f"the function {function} raised {kind} on worker {worker}: {message}\n\n"
         f"Original traceback:\n{text}",
         original_type=kind,
         original_traceback=text,

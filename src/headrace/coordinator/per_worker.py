@@ -157,8 +157,8 @@ class PerWorkerVariable(PerWorkerResource):
     def __getattr__(self, name: str) -> Any:
         if hasattr(Variable, name):
             raise FailedPreconditionError(
-                f"each worker has a copy of Variable {self.name!r}: `{name}` is for functions that "
-                "are scheduled; here read_all() returns all copies"
+                f"each worker has a separate copy of Variable {self.name!r}: `{name}` is "
+                "available only in scheduled functions; read_all() returns all copies"
             )
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
@@ -225,8 +225,8 @@ class PerWorkerIterator(PerWorkerResource):
     def __next__(self) -> NoReturn:
         raise NotImplementedError(
             "Iterating over an AsyncDistributedIterator is not supported right now: each worker "
-            "has an iterator of its own. Pass this one to a function that you schedule, and call "
-            "next() there"
+            "has a separate iterator. Pass this one to a scheduled function, and call next() "
+            "there"
         )
 
     get_next = __next__

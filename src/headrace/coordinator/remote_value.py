@@ -75,9 +75,9 @@ class RemoteValue:
             raise copy_error(result.error)
         if self._closure.pinned_worker is not None:
             raise FailedPreconditionError(
-                f"what {self._closure.name} made is kept by worker {self._closure.pinned_worker}: "
-                "use it in "
-                "a function that is scheduled, and return from there what is wanted here"
+                f"the value of {self._closure.name} stays on worker "
+                f"{self._closure.pinned_worker} and cannot be fetched: use it in a scheduled "
+                "function, and return the needed values from that function"
             )
         if self._value is _UNSET:
             assert result.payload is not None
@@ -105,8 +105,8 @@ def fetch_structure(structure: Any, deadline: float | None) -> Any:
     """Return a structure with all `RemoteValue`s in it replaced by their values, by a deadline."""
     kind = type(structure)
     if isinstance(structure, RemoteValue):
-        left = None if deadline is None else max(1e-6, deadline - time.monotonic())
-        return structure.fetch(left)
+        remaining = None if deadline is None else max(1e-6, deadline - time.monotonic())
+        return structure.fetch(remaining)
     if kind is list:
         return [fetch_structure(each, deadline) for each in structure]
     if isinstance(structure, tuple):
@@ -116,7 +116,7 @@ def fetch_structure(structure: Any, deadline: float | None) -> Any:
         items = {key: fetch_structure(each, deadline) for key, each in structure.items()}
         if kind is dict:
             return items
-        made = copy.copy(structure)  # keeps the type and its attributes, such as a defaultdict's
-        made.update(items)
-        return made
+        copied = copy.copy(structure)  # keeps the type and its attributes, such as a defaultdict's
+        copied.update(items)
+        return copied
     return structure

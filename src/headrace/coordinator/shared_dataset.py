@@ -70,14 +70,14 @@ class SharedDataset:
             if progress is None and self._restored is not None:
                 progress = self._restored[0]
             if progress is None:
-                return {"version": _VERSION, "pass": self._next_epoch}
+                return {"version": _VERSION, "epoch": self._next_epoch}
             if self._stateless is not None:
                 raise self._stateless
-            place, used = progress.get_state()
+            position, used = progress.get_state()
             return {
                 "version": _VERSION,
-                "pass": progress.epoch,
-                "place": place,
+                "epoch": progress.epoch,
+                "position": position,
                 "used": used,
             }
 
@@ -88,25 +88,28 @@ class SharedDataset:
             FailedPreconditionError: If an epoch is running, or the state is of a later version.
             InvalidArgumentError: If it is not a state of a shared dataset, or of another dataset.
         """
-        if not isinstance(state, dict) or not isinstance(state.get("pass"), int):
-            raise InvalidArgumentError(f"this is no state of a shared dataset: {state!r:.80}")
+        if not isinstance(state, dict) or not isinstance(state.get("epoch"), int):
+            raise InvalidArgumentError(
+                f"`state` must be the state of a shared dataset, but got {state!r:.80}"
+            )
         if state.get("version") != _VERSION:
             raise FailedPreconditionError(
-                f"the state of a shared dataset is of version {state.get('version')}, and this "
-                f"version of Headrace reads version {_VERSION}"
+                f"`state` has version {state.get('version')}, but this release of Headrace reads "
+                f"version {_VERSION}"
             )
         restored = None
-        if "place" in state:
-            restored = EpochProgress(state["pass"], state["used"]), state["place"]
-            restored[0].record_position(state["place"])
-            with self._open_iterator(state["pass"]) as iterator:
-                iterator.set_state(state["place"])
+        if "position" in state:
+            restored = EpochProgress(state["epoch"], state["used"]), state["position"]
+            restored[0].record_position(state["position"])
+            with self._open_iterator(state["epoch"]) as iterator:
+                iterator.set_state(state["position"])
         with self._lock:
             if self._is_read:
                 raise FailedPreconditionError(
-                    "an epoch of this shared dataset runs; set its state before or after it"
+                    "cannot set the state of a shared dataset during an epoch; set it before or "
+                    "after"
                 )
-            self._next_epoch, self._restored, self._progress = state["pass"], restored, None
+            self._next_epoch, self._restored, self._progress = state["epoch"], restored, None
 
     state_dict = get_state
     load_state_dict = set_state
@@ -117,7 +120,8 @@ class SharedDataset:
         with self._lock:
             if self._is_read:
                 raise FailedPreconditionError(
-                    "an epoch of this shared dataset runs; begin another one when it has ended"
+                    "an epoch of this shared dataset is already running; start another one after "
+                    "it has ended"
                 )
             restored, self._restored = self._restored, None
             progress = EpochProgress(self._next_epoch) if restored is None else restored[0]
@@ -156,8 +160,8 @@ class SharedDataset:
 
     def __iter__(self) -> Iterator[Any]:
         raise FailedPreconditionError(
-            "a shared dataset is read by the functions that run_epoch calls: pass it among their "
-            "arguments, and call next() on it there"
+            "a shared dataset can be read only by functions that run_epoch calls: pass it in "
+            "their arguments, and call next() on it there"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -174,12 +178,12 @@ def find_shared_dataset(closure: Closure) -> SharedDataset:
     Raises:
         ValueError: If there is none, or more than one.
     """
-    kept = (*closure.call_spec.function.handles, *closure.call_spec.handles)
-    shared = {id(each): each for each in kept if isinstance(each, SharedDataset)}
+    handles = (*closure.call_spec.function.handles, *closure.call_spec.handles)
+    shared = {id(each): each for each in handles if isinstance(each, SharedDataset)}
     if len(shared) != 1:
         raise ValueError(
-            f"run_epoch needs one shared dataset among `args`, and found {len(shared)}; "
-            "create_shared_dataset(dataset) makes one"
+            f"run_epoch requires exactly one shared dataset in `args`, but found {len(shared)}; "
+            "create one with create_shared_dataset(dataset)"
         )
     ((_, dataset),) = shared.items()
     return dataset
@@ -277,28 +281,30 @@ class EpochRunner:
         )
 
     def _read_elements(self, count: int) -> list[_Element]:
-        taken: list[_Element] = []
-        while len(taken) < count and self._returned_elements:
-            taken.append(self._returned_elements.popleft())
-        while len(taken) < count and not self._end_of_data:
+        elements: list[_Element] = []
+        while len(elements) < count and self._returned_elements:
+            elements.append(self._returned_elements.popleft())
+        while len(elements) < count and not self._end_of_data:
             self._dataset.record_position(self._elements, self._progress)
             for element in self._elements:
                 number = self._progress.record_read()
                 if number is not None:
-                    taken.append(_Element(number, pack(element)))
+                    elements.append(_Element(number, pack(element)))
                 break
             else:
                 self._end_of_data = True
-        return taken
+        return elements
 
     def _schedule_call(self, elements: list[_Element]) -> None:
-        first: CallSpec = self._template.call_spec
+        call_spec: CallSpec = self._template.call_spec
         payloads = [element.payload for element in elements]
         lease = ElementLease(
             payloads, end_of_data=self._end_of_data and not self._returned_elements
         )
-        work = CallSpec(first.function, first.arguments, lease=lease, handles=first.handles)
-        closure = Closure(self._template.name, work, self._template.inputs)
+        new_spec = CallSpec(
+            call_spec.function, call_spec.arguments, lease=lease, handles=call_spec.handles
+        )
+        closure = Closure(self._template.name, new_spec, self._template.inputs)
         self._runner.schedule(closure)
         self._open_calls.append(_OpenCall(closure, lease, elements))
 
@@ -403,11 +409,11 @@ class EpochProgress:
         """Return a reader position, and the elements used from there on, as ranges."""
         with self._lock:
             self._is_wanted = True
-            first, place = self._positions[0]
+            first, position = self._positions[0]
             ranges = [[0, self._low_watermark - first]] if self._low_watermark > first else []
             for number in sorted(self._used):
                 if ranges and ranges[-1][1] == number - first:
                     ranges[-1][1] += 1
                 else:
                     ranges.append([number - first, number - first + 1])
-            return place, ranges
+            return position, ranges

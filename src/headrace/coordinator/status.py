@@ -1,4 +1,4 @@
-"""The state of a coordinator: for `headrace status`, and for log messages of long waits."""
+"""Status of a coordinator: for `headrace status`, and for log messages of long waits."""
 
 from __future__ import annotations
 
@@ -122,32 +122,32 @@ def coordinator_status(
     core: CoordinatorCore, now: float, staleness: int | None = None
 ) -> CoordinatorStatus:
     """Return the status of a coordinator with the given staleness bound (None without one)."""
-    queue, watch = core.queue, core.stats
+    queue, stats = core.queue, core.stats
     loads = {load.worker: load for load in queue.worker_pool}
     workers: list[TrainingWorkerStatus] = []
     running: list[RunningFunction] = []
-    for number, contact in sorted(core.connections.items()):
+    for number, connection in sorted(core.connections.items()):
         load = loads.get(number)
-        first = [] if load is None else load.running_closures()
-        here = [
+        running_closures = [] if load is None else load.running_closures()
+        durations = [
             (closure.name, now - closure.started_at)
-            for closure in first
+            for closure in running_closures
             if closure.started_at is not None
         ]
-        running += [RunningFunction(name=name, worker=number, seconds=s) for name, s in here]
+        running += [RunningFunction(name=name, worker=number, seconds=s) for name, s in durations]
         workers.append(
             TrainingWorkerStatus(
                 worker=number,
-                address=contact.address,
-                is_connected=contact.is_connected,
-                seconds_in_state=now - contact.state_since,
-                reason=contact.reason,
+                address=connection.address,
+                is_connected=connection.is_connected,
+                seconds_in_state=now - connection.state_since,
+                reason=connection.reason,
                 num_in_flight=0 if load is None else len(load.in_flight),
-                running=tuple(here[:_MAX_LISTED]),
-                num_finished=contact.num_finished,
-                num_losses=contact.num_losses,
-                is_draining=contact.is_draining,
-                versions=contact.versions or Versions(),
+                running=tuple(durations[:_MAX_LISTED]),
+                num_finished=connection.num_finished,
+                num_losses=connection.num_losses,
+                is_draining=connection.is_draining,
+                versions=connection.versions or Versions(),
             )
         )
     sent = [number for load in loads.values() for number in load.in_flight]
@@ -155,18 +155,18 @@ def coordinator_status(
         num_waiting=queue.num_waiting,
         num_unfinished=len(queue.unfinished),
         num_finished=queue.num_finished,
-        staleness_gap=max(0, watch.newest_number - queue.first_unended),
+        staleness_gap=max(0, stats.newest_number - queue.first_unended),
         failure="" if queue.failure is None else str(queue.failure.error),
         workers=tuple(workers),
-        uptime_seconds=watch.uptime(now),
+        uptime_seconds=stats.uptime(now),
         num_in_flight=sum(number > 0 for number in sent),
-        finished_per_second=watch.rate(now),
-        num_returned=watch.num_returned,
-        num_failed=watch.num_failed,
-        total_seconds=watch.total_seconds,
-        num_retried=watch.num_retried,
-        num_workers_lost=watch.num_workers_lost,
-        max_staleness_gap=watch.max_staleness_gap,
+        finished_per_second=stats.rate(now),
+        num_returned=stats.num_returned,
+        num_failed=stats.num_failed,
+        total_seconds=stats.total_seconds,
+        num_retried=stats.num_retried,
+        num_workers_lost=stats.num_workers_lost,
+        max_staleness_gap=stats.max_staleness_gap,
         staleness=staleness,
         longest_running=_longest_running(core, running),
         servers=core.session_request.servers,
@@ -187,7 +187,7 @@ _MAX_LOGGED = 5
 
 def stall_report(core: CoordinatorCore, now: float) -> str:
     """Describe running functions, unavailable workers and the number of waiting functions."""
-    words: list[str] = []
+    parts: list[str] = []
     running = [
         (now - closure.started_at, closure.name, load.worker)
         for load in core.queue.worker_pool
@@ -197,12 +197,12 @@ def stall_report(core: CoordinatorCore, now: float) -> str:
     running.sort(key=lambda each: -each[0])
     for seconds, name, worker in running[:_MAX_LOGGED]:
         address = core.connections[worker].address
-        words.append(f"{name} has been running on worker {worker} ({address}) for {seconds:.0f} s")
+        parts.append(f"{name} has been running on worker {worker} ({address}) for {seconds:.0f} s")
     if len(running) > _MAX_LOGGED:
-        words.append(f"{len(running) - _MAX_LOGGED} more run")
-    words += [each.describe(now) for each in core.connections.values() if not each.is_connected]
+        parts.append(f"{len(running) - _MAX_LOGGED} more functions are running")
+    parts += [each.describe(now) for each in core.connections.values() if not each.is_connected]
     if not core.connections:
-        words.append("there is no worker: add one")
+        parts.append("no workers; add one with add_worker()")
     if core.queue.num_waiting:
-        words.append(f"{core.queue.num_waiting} functions wait for a worker")
-    return "; ".join(words) or "all has just ended"
+        parts.append(f"{core.queue.num_waiting} functions waiting for a worker")
+    return "; ".join(parts) or "all functions have just ended"

@@ -130,8 +130,8 @@ class ClosureWorker(LifeCycle):
         return self._metrics_address
 
     def _open(self) -> None:
-        desk = _RequestHandler(self._security)
-        self._on_stop(desk.close)
+        handler = _RequestHandler(self._security)
+        self._on_stop(handler.close)
         host, port = self._metrics
         if port is not None:
             # Ready as soon as it listens: if a name service lists only ready workers, one that
@@ -139,13 +139,13 @@ class ClosureWorker(LifeCycle):
             endpoint = Endpoint(
                 host,
                 port,
-                metrics=lambda: worker_metrics(desk.counters()),
-                not_ready_reason=lambda: "" if desk.is_open else "it does not listen yet",
+                metrics=lambda: worker_metrics(handler.counters()),
+                not_ready_reason=lambda: "" if handler.is_open else "not listening yet",
             )
             self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
         server = zeromq.serve(
-            desk.handle,
+            handler.handle,
             request_type=WorkerRequest,
             host=self._host,
             port=self._port,
@@ -154,9 +154,9 @@ class ClosureWorker(LifeCycle):
         )
         self._on_stop(server.close)
         # Before the server closes: it still sends pending replies.
-        self._on_stop(desk.close)
+        self._on_stop(handler.close)
         self._address = server.address
-        desk.is_open = True
+        handler.is_open = True
         if self._coordinator is not None:
             address = server.address
             if addresses.is_wildcard(self._host):
@@ -192,31 +192,31 @@ class _RequestHandler:
                 request.fail(error)
 
     def _find_session(self, session: int) -> WorkerSession:
-        life = self._session
-        if life is None or life.start_message.session != session:
+        worker_session = self._session
+        if worker_session is None or worker_session.start_message.session != session:
             raise AbortedError(
-                "this worker was greeted again, or has not been greeted: what is asked belongs to "
-                "a life that is over"
+                "this worker has started another session since, or none yet; the request is of "
+                f"session {session}"
             )
-        return life
+        return worker_session
 
     def _on_start_session(self, request: Request, message: StartSession) -> None:
         if message.term < self._term:
             raise AbortedError(
-                f"this worker obeys a newer coordinator, in process {self._coordinator_process} "
-                "(term "
-                f"{self._term}; yours is {message.term}): end this program, or give "
-                "each of the two workers of its own"
+                "this worker belongs to a newer coordinator, in process "
+                f"{self._coordinator_process} (its term is {self._term}, yours is "
+                f"{message.term}): end this program, or give each coordinator separate workers"
             )
         if self._is_closed:
             # Start no session: results sent to this worker would count as lost again and again.
             raise UnavailableError("this worker is stopping")
-        mine, theirs = own_versions(), message.versions
-        if python_mismatch(theirs.python, mine.python):
+        own, coordinator_versions = own_versions(), message.versions
+        if python_mismatch(coordinator_versions.python, own.python):
             raise FailedPreconditionError(
-                f"this training worker, process {process_name()}, runs {mine}, and the coordinator "
-                f"in process {message.process} runs {theirs}: functions travel as bytecode, which "
-                "is different in each minor version of Python, so run both on the same one"
+                f"this training worker, process {process_name()}, runs {own}, but the "
+                f"coordinator in process {message.process} runs {coordinator_versions}: "
+                "functions are sent as bytecode, which differs between minor versions of Python, "
+                "so use the same version for both"
             )
         self._term, self._coordinator_process = message.term, message.process
         self._register_cluster(message)
@@ -225,16 +225,16 @@ class _RequestHandler:
 
     def _register_cluster(self, message: StartSession) -> None:
         """Resolve handles of the cluster in this process."""
-        before = self._cluster
-        if before is not None:
-            if (before.cluster_id, before.servers.addresses) == (
+        previous = self._cluster
+        if previous is not None:
+            if (previous.cluster_id, previous.servers.addresses) == (
                 message.cluster_id,
                 message.servers,
             ):
-                before.servers.states.merge(message.acknowledged)
+                previous.servers.states.merge(message.acknowledged)
                 return  # unchanged since the last `StartSession`
             self._cluster = None
-            before.close()
+            previous.close()
         if message.servers:
             keys = None if self._security is None else self._security.as_client()
             servers = ParameterServerClient(
@@ -250,9 +250,9 @@ class _RequestHandler:
 
     def _start_session(self, message: StartSession | None) -> None:
         with self._lock:
-            before, self._session = self._session, None
-        if before is not None:
-            before.close()
+            previous, self._session = self._session, None
+        if previous is not None:
+            previous.close()
         if message is None:
             return
         with self._lock:
@@ -296,19 +296,19 @@ class _RequestHandler:
 
     def counters(self) -> WorkerCounters:
         """Return the counters, with the current state."""
-        life, totals = self._session, self._counters
-        totals.has_session = life is not None
-        totals.num_running, totals.num_waiting = (0, 0) if life is None else life.counts
+        session, totals = self._session, self._counters
+        totals.has_session = session is not None
+        totals.num_running, totals.num_waiting = (0, 0) if session is None else session.counts
         return totals
 
     def close(self) -> None:
         """End the current session. Idempotent."""
         with self._lock:
             self._is_closed = True
-            life, self._session = self._session, None
-        if life is not None:
-            life.close()
-            life.join(_JOIN_SECONDS)
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+            session.join(_JOIN_SECONDS)
         if self._cluster is not None:
             self._cluster.close()
 

@@ -117,9 +117,9 @@ class WorkerConnection:
         """Describe the worker and its connection state."""
         name = f"worker {self.worker} ({self.address})"
         if self.is_connected:
-            return f"{name} is there"
-        why = f": {self.reason}" if self.reason else ""
-        return f"{name} has not been there for {now - self.state_since:.0f} s{why}"
+            return f"{name} is connected"
+        cause = f": {self.reason}" if self.reason else ""
+        return f"{name} has not been connected for {now - self.state_since:.0f} s{cause}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -186,8 +186,12 @@ class ExecutionStats:
 
     def median_seconds(self, name: str) -> float | None:
         """Return the median run time of a function in seconds; None after too few calls."""
-        took = self._durations.get(name)
-        return None if took is None or len(took) < _MIN_DURATIONS else statistics.median(took)
+        durations = self._durations.get(name)
+        return (
+            None
+            if durations is None or len(durations) < _MIN_DURATIONS
+            else statistics.median(durations)
+        )
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -203,19 +207,21 @@ class ExecutionStats:
         self.num_returned += 1
         self.num_failed += failed
         self.total_seconds += seconds
-        took = self._durations.get(name)
-        if took is None:
+        durations = self._durations.get(name)
+        if durations is None:
             if len(self._durations) >= _MAX_FUNCTIONS:
                 del self._durations[next(iter(self._durations))]
-            took = self._durations[name] = deque(maxlen=_MAX_DURATIONS)
-        took.append(seconds)
+            durations = self._durations[name] = deque(maxlen=_MAX_DURATIONS)
+        durations.append(seconds)
 
     def record_worker_lost(self, in_flight: Iterable[Closure]) -> int:
         """Record a worker loss; return how many of its closures will run again."""
-        again = sum(each.pinned_worker is None and not each.is_cancelled for each in in_flight)
+        num_retried = sum(
+            each.pinned_worker is None and not each.is_cancelled for each in in_flight
+        )
         self.num_workers_lost += 1
-        self.num_retried += again
-        return again
+        self.num_retried += num_retried
+        return num_retried
 
     def check_slow(
         self, queue: ClosureQueue, connections: Mapping[int, WorkerConnection], now: float
@@ -226,20 +232,20 @@ class ExecutionStats:
         self._rate.add(queue.num_finished - self._counted_finished, now)
         self._counted_finished = queue.num_finished
         self.next_check_at = now + _CHECK_SECONDS
-        words: list[str] = []
+        messages: list[str] = []
         running: set[int] = set()
-        for closure, begun_at in _running_closures(queue):
+        for closure, started_at in _running_closures(queue):
             running.add(closure.number)
-            seconds = now - begun_at
+            seconds = now - started_at
             if seconds < _MIN_SLOW_SECONDS or closure.number in self._reported_slow:
                 continue
-            usual = self.median_seconds(closure.name)
-            if seconds >= (_FIRST_CALL_SECONDS if usual is None else _SLOW_FACTOR * usual):
+            median = self.median_seconds(closure.name)
+            if seconds >= (_FIRST_CALL_SECONDS if median is None else _SLOW_FACTOR * median):
                 self._reported_slow.add(closure.number)
-                where = f"worker {closure.worker} ({connections[closure.worker].address})"
-                words.append(_slow_warning(closure.name, where, seconds, usual))
+                worker = f"worker {closure.worker} ({connections[closure.worker].address})"
+                messages.append(_slow_warning(closure.name, worker, seconds, median))
         self._reported_slow &= running
-        return words
+        return messages
 
 
 def _running_closures(queue: ClosureQueue) -> Iterator[tuple[Closure, float]]:
@@ -249,11 +255,14 @@ def _running_closures(queue: ClosureQueue) -> Iterator[tuple[Closure, float]]:
                 yield closure, closure.started_at
 
 
-def _slow_warning(name: str, where: str, seconds: float, median: float | None) -> str:
-    others = (
-        "has hardly returned before" if median is None else f"takes {median:.2g} s in the median"
+def _slow_warning(name: str, worker: str, seconds: float, median: float | None) -> str:
+    comparison = (
+        (f"has returned fewer than {_MIN_DURATIONS} times before")
+        if median is None
+        else (f"usually takes {median:.2g} s")
     )
     return (
-        f"{name} has been running on {where} for {seconds:.0f} s, and {others}: it may hang, or "
-        "wait for data or for a parameter server; schedule(..., timeout=) ends such calls"
+        f"{name} has been running on {worker} for {seconds:.0f} s, and {comparison}: it may "
+        "hang, or wait for data or for a parameter server; schedule(..., timeout=) limits such "
+        "calls"
     )

@@ -38,13 +38,13 @@ def build_dataset(dataset_or_fn: Any) -> Any:
     """
     if isinstance(dataset_or_fn, DATASET_TYPES):
         return dataset_or_fn
-    before = variable_refusal.set(_refuse_variable)
+    token = variable_refusal.set(_refuse_variable)
     try:
         dataset = dataset_or_fn()
         if isinstance(dataset, PerWorkerInput):
             dataset = dataset.build()
     finally:
-        variable_refusal.reset(before)
+        variable_refusal.reset(token)
     if not isinstance(dataset, DATASET_TYPES):
         raise InvalidArgumentError(
             "the function given to create_per_worker_dataset must return a Dataset or a "
@@ -55,8 +55,8 @@ def build_dataset(dataset_or_fn: Any) -> Any:
 
 def _refuse_variable(name: str) -> Exception:
     return InvalidArgumentError(
-        f"Creating variables in dataset_fn is not allowed, and Variable {name!r} is made there: it "
-        "would be made again by each worker. Make it in strategy.scope(), outside"
+        f"Creating variables in dataset_fn is not allowed, but Variable {name!r} is created "
+        "there: each worker would create it again. Create it outside, in strategy.scope()"
     )
 
 
@@ -180,7 +180,7 @@ class LeasedElementIterator:
                 self.request_more()
             if not self._elements:
                 self.reached_end = True
-                raise OutOfRangeError("the shared dataset has no more elements in this epoch")
+                raise OutOfRangeError("end of the shared dataset in this epoch")
             payload = self._elements.popleft()
         return unpack(payload)
 

@@ -65,8 +65,8 @@ class WorkerLoad:
         if mean is not None and seconds <= 10 * mean:
             seconds = mean + _SMOOTHING * (seconds - mean)
         self._mean_seconds = seconds
-        enough = int(_TARGET_SECONDS / max(seconds, _MIN_SECONDS)) * self.threads
-        self.window = max(self._min_in_flight, min(_MAX_WINDOW, enough))
+        target_in_flight = int(_TARGET_SECONDS / max(seconds, _MIN_SECONDS)) * self.threads
+        self.window = max(self._min_in_flight, min(_MAX_WINDOW, target_in_flight))
 
     def send(self, closure: Closure, now: float) -> None:
         """Record that a closure is sent."""

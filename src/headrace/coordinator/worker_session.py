@@ -61,13 +61,13 @@ __all__ = ["WorkerSession"]
 _log = logging.getLogger(__name__)
 
 _LARGE_BYTES = 1 << 20
-"""Size from which a value is kept until it is fetched."""
+"""Minimum size of values that are kept until they are fetched."""
 _MANY_ABANDONED = 32
 _POLL_SECONDS = 1.0
 _NO_WRITES_ALLOWED = (
-    "what workers make for themselves (per-worker datasets and values) may read variables and "
-    "write none: it is made once on each worker, and again when a worker was lost; write in a "
-    "function that is scheduled"
+    "functions that create per-worker datasets and values may read variables but not write them, "
+    "since they run once on each worker, and again after a worker was lost; write in a scheduled "
+    "function"
 )
 
 
@@ -138,15 +138,15 @@ class WorkerSession:
     def cancel_closure(self, message: CancelClosure) -> CancelReply:
         """Cancel a closure, and replace its thread if it is abandoned."""
         with self._changed:
-            answer, answers = self._queue.cancel(message)
-            gave_up = answer.is_dropped and message.mode == "abandon"
-            self._num_abandoned += gave_up
-            self._counters.num_abandoned += gave_up
-        for request, ran in answers:
-            request.reply(ran)
-        if gave_up:
+            reply, pending_replies = self._queue.cancel(message)
+            is_abandoned = reply.is_dropped and message.mode == "abandon"
+            self._num_abandoned += is_abandoned
+            self._counters.num_abandoned += is_abandoned
+        for request, run_reply in pending_replies:
+            request.reply(run_reply)
+        if is_abandoned:
             self._replace_thread()
-        return answer
+        return reply
 
     def feed_elements(self, message: FeedElements, request: Request) -> None:
         """Supply elements to a closure that waits for them."""
@@ -165,11 +165,11 @@ class WorkerSession:
     def _wait_for_elements(self, task: WorkerTask[Request], lease: LeasedElementIterator) -> None:
         """Request another element and wait for it; called on the thread of a function."""
         with self._changed:
-            asked, task.request = task.request, None
-            had = lease.num_given
-            if asked is not None:
-                asked.reply(RunReply(num_wanted=1))
-            while lease.num_given == had and not lease.end_of_data:
+            request, task.request = task.request, None
+            num_before = lease.num_given
+            if request is not None:
+                request.reply(RunReply(num_wanted=1))
+            while lease.num_given == num_before and not lease.end_of_data:
                 if task.is_finished or self._is_closed:
                     raise CancelledError(CANCELLED)
                 self._changed.wait(_POLL_SECONDS)
@@ -182,7 +182,7 @@ class WorkerSession:
         """
         payload = self._queue.results.get(number)
         if payload is None:
-            raise NotFoundError(f"no value of closure {number} waits here")
+            raise NotFoundError(f"no value of closure {number} is waiting to be fetched")
         return FetchedResult(value=payload.data), payload.buffers
 
     def drop_result(self, number: int) -> None:
@@ -204,26 +204,28 @@ class WorkerSession:
         with self._changed:
             self._is_closed = True
             answers = self._queue.close()
-            attending, self._end_requests = self._end_requests, []
+            end_requests, self._end_requests = self._end_requests, []
             self._changed.notify_all()
-        gone = AbortedError("this life of the worker is over: it stopped, or was greeted again")
-        for request in attending:
-            request.fail(gone)
+        error = AbortedError(
+            "this worker session has ended: the worker stopped, or started another session"
+        )
+        for request in end_requests:
+            request.fail(error)
         for request, _ in answers:
-            request.fail(gone)
+            request.fail(error)
         self._resources.close()
 
     def join(self, seconds: float) -> None:
         """Wait for idle threads to end; threads of running functions are left alone."""
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, until - time.monotonic()))
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _replace_thread(self) -> None:
         if self._num_abandoned == _MANY_ABANDONED:
             _log.warning(
-                "%d functions on worker %d were given up and may still run: each holds a thread "
+                "%d abandoned functions on worker %d may still run; each occupies a thread "
                 "until it returns",
                 self._num_abandoned,
                 self.start_message.worker,
@@ -247,58 +249,56 @@ class WorkerSession:
 
     def _execute(self, task: WorkerTask[Request]) -> bool:
         """Run a closure and reply; return False if this thread was replaced."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
-            ran, value, steps = self._run_task(task, begun)
+            reply, value, steps = self._run_task(task, started)
         except BaseException as raised:
             # An error after the function, such as in an iterator's state, must be answered as well.
-            error = translate_error(
-                "what comes after a function", self.start_message.worker, raised
-            )
-            ran, value, steps = (
+            error = translate_error("the code after a function", self.start_message.worker, raised)
+            reply, value, steps = (
                 RunReply(error=encode_error(error), has_written=True),
                 PACKED_NONE,
                 PACKED_NONE,
             )
         if task.message.number > 0:  # count before the reply, which makes the count visible
-            self._counters.record_returned(time.perf_counter() - begun, failed=bool(ran.error))
+            self._counters.record_returned(time.perf_counter() - started, failed=bool(reply.error))
         with self._lock:
-            is_wanted = self._queue.finish(task)
-            if is_wanted and ran.nbytes:
+            is_needed = self._queue.finish(task)
+            if is_needed and reply.nbytes:
                 self._queue.results[task.message.number] = value
-        if is_wanted and task.request is not None:
-            if ran.nbytes:
-                ran = msgspec.structs.replace(ran, value=b"")
+        if is_needed and task.request is not None:
+            if reply.nbytes:
+                reply = msgspec.structs.replace(reply, value=b"")
                 value = PACKED_NONE
             if acknowledged := self._acknowledged():
-                ran = msgspec.structs.replace(ran, acknowledged=acknowledged)
-            task.request.reply(ran, [*value.buffers, *steps.buffers])
-        return is_wanted
+                reply = msgspec.structs.replace(reply, acknowledged=acknowledged)
+            task.request.reply(reply, [*value.buffers, *steps.buffers])
+        return is_needed
 
     def _run_task(
         self, task: WorkerTask[Request], started: float
     ) -> tuple[RunReply, Payload, Payload]:
         """Run a closure; return the reply, the value, and the optimizer steps."""
         message, loaded = task.message, task.function
-        greeting = self.start_message
+        session = self.start_message
         lease = _unpack_lease(message, task.buffers)
         if lease is not None:
             task.leased_elements, lease.request_more = (
                 lease,
                 lambda: self._wait_for_elements(task, lease),
             )
-        here = RunningClosure(
-            greeting.worker,
+        closure = RunningClosure(
+            session.worker,
             self._resources,
-            is_only_thread=greeting.threads == 1,
+            is_only_thread=session.threads == 1,
             leased_elements=lease,
         )
-        before = current_closure.set(here)
+        closure_token = current_closure.set(closure)
         # Resources live as long as the session, so variables may be created in them.
-        no_variables = variable_refusal.set(None if message.resource else _refuse_variable)
+        refusal_token = variable_refusal.set(None if message.resource else _refuse_variable)
         try:
-            origin = ClosureRun(greeting.term, message.number, greeting.session)
-            with write_as(origin, collects_steps=greeting.collects_steps) as attempt:
+            closure_run = ClosureRun(session.term, message.number, session.session)
+            with write_as(closure_run, collects_steps=session.collects_steps) as attempt:
                 if message.resource:
                     attempt.reject_writes(FailedPreconditionError(_NO_WRITES_ALLOWED))
                 with self._lock:
@@ -307,10 +307,12 @@ class WorkerSession:
                         task.reject_writes()
                 payload, error = self._call_function(task, loaded, attempt)
         finally:
-            variable_refusal.reset(no_variables)
-            current_closure.reset(before)
-        met_end = lease is not None and lease.reached_end and isinstance(error, OutOfRangeError)
-        if met_end:
+            variable_refusal.reset(refusal_token)
+            current_closure.reset(closure_token)
+        ended_at_data_end = (
+            lease is not None and lease.reached_end and isinstance(error, OutOfRangeError)
+        )
+        if ended_at_data_end:
             error = None  # the regular end of reading
         # Steps pushed before the function failed are not the gradient of its batch.
         steps = (
@@ -319,7 +321,7 @@ class WorkerSession:
             else PACKED_NONE
         )
         nbytes = payload.nbytes
-        ran = RunReply(
+        reply = RunReply(
             value=payload.data,
             error=b"" if error is None else encode_error(error),
             nbytes=nbytes if nbytes >= _LARGE_BYTES else 0,
@@ -328,12 +330,12 @@ class WorkerSession:
             optimizer_steps=b"" if steps is PACKED_NONE else steps.data,
             num_step_buffers=len(steps.buffers),
             num_unused=0 if lease is None else lease.num_unread,
-            reached_end=met_end,
+            reached_end=ended_at_data_end,
             iterator_states={
-                number: each.state_after(here) for number, each in here.used_iterators.items()
+                number: each.state_after(closure) for number, each in closure.used_iterators.items()
             },
         )
-        return ran, payload, steps
+        return reply, payload, steps
 
     def _call_function(
         self, task: WorkerTask[Request], loaded: LoadedFunction, attempt: WriteContext
@@ -367,9 +369,9 @@ class WorkerSession:
 
 def _refuse_variable(name: str) -> Exception:
     return FailedPreconditionError(
-        f"Variable {name!r} is made inside a function that a coordinator scheduled: it would be "
-        "made again each time, and be lost with the worker. Make it in strategy.scope(), outside; "
-        "what each worker is to keep for itself, create_per_worker_values makes"
+        f"Variable {name!r} is created inside a scheduled function: each call would create it "
+        "again, and it would be lost with the worker. Create it outside, in strategy.scope(); "
+        "for a separate value on each worker use create_per_worker_values"
     )
 
 
@@ -387,9 +389,11 @@ def _unpack_lease(message: RunClosure, buffers: Sequence[Buffer]) -> LeasedEleme
     """Return the shared dataset's elements sent with a closure, or None."""
     if not message.elements and not message.end_of_data:
         return None
-    before = 1 + len(message.inputs)
-    first = sum(message.buffer_counts[:before])
-    elements = _split_payloads(message.elements, message.buffer_counts[before:], buffers[first:])
+    num_before = 1 + len(message.inputs)
+    first_buffer = sum(message.buffer_counts[:num_before])
+    elements = _split_payloads(
+        message.elements, message.buffer_counts[num_before:], buffers[first_buffer:]
+    )
     return LeasedElementIterator(elements, end_of_data=message.end_of_data)
 
 
@@ -411,6 +415,6 @@ def _pack_result(value: Any, function: str) -> Payload:
         return pack(value, pickler=ReplyPickler)
     except Exception as error:
         raise TypeError(
-            f"what {function} returned, a {type(value).__name__}, cannot be sent to the "
+            f"the result of {function}, of type {type(value).__name__}, cannot be sent to the "
             f"coordinator ({error}); return arrays, numbers, or structures of them"
         ) from error

@@ -152,7 +152,7 @@ class LocalCluster:
         task = self._check_task(task_type, task_index)
         with self._lock:
             if self._is_closed:
-                raise FailedPreconditionError("the cluster is closed; make another")
+                raise FailedPreconditionError("the cluster is closed; create another one")
             self._kill(task)
             self._start([task])
 
@@ -190,7 +190,9 @@ class LocalCluster:
             self._servers |= {task: Server(self._spec, *task) for task in tasks}
             return
         started = self._supervisor.start([self._command(task) for task in tasks])
-        self._supervised |= {task: post for task, (post, _) in zip(tasks, started, strict=True)}
+        self._supervised |= {
+            task: supervised for task, (supervised, _) in zip(tasks, started, strict=True)
+        }
 
     def _command(self, task: tuple[str, int]) -> ChildCommand:
         return build_command(
@@ -203,15 +205,15 @@ class LocalCluster:
 
     def _kill(self, task: tuple[str, int]) -> None:
         if self._supervisor is not None:
-            post = self._supervised.pop(task, None)
-            if post is not None:
-                self._supervisor.kill(post)
+            supervised = self._supervised.pop(task, None)
+            if supervised is not None:
+                self._supervisor.kill(supervised)
         elif task in self._servers:
             self._servers.pop(task).stop()
 
     def _child(self, task: tuple[str, int]) -> ChildProcess | None:
-        post = self._supervised.get(task)
-        return None if post is None else post.child
+        supervised = self._supervised.get(task)
+        return None if supervised is None else supervised.child
 
     def _check_task(self, task_type: str, task_index: int) -> tuple[str, int]:
         check_string("task_type", task_type)
@@ -223,27 +225,27 @@ class LocalCluster:
     def _report_event(self, event: ProcessEvent) -> None:
         """Log an event of a process for which no call waits."""
         match event:
-            case ProcessReady(post, child):
-                _log.info("%s runs again, as process %d", self._describe(post), child.pid)
-            case ProcessExited(post, child, again_in) if not child.stop_requested:
+            case ProcessReady(supervised, child):
+                _log.info("%s restarted as process %d", self._describe(supervised), child.pid)
+            case ProcessExited(supervised, child, restart_in) if not child.stop_requested:
                 _log.warning(
                     "%s: process %d %s%s",
-                    self._describe(post),
+                    self._describe(supervised),
                     child.pid,
                     child.exit_description,
-                    "" if again_in is None else f", and another starts in {again_in:g} s",
+                    "" if restart_in is None else f"; restarting it in {restart_in:g} s",
                 )
-            case ProcessStartFailed(post, error, again_in):
+            case ProcessStartFailed(supervised, error, restart_in):
                 _log.warning(
-                    "%s could not be started: %s; next try in %g s",
-                    self._describe(post),
+                    "cannot start %s: %s; retrying in %g s",
+                    self._describe(supervised),
                     error,
-                    again_in,
+                    restart_in,
                 )
 
-    def _describe(self, post: SupervisedCommand) -> str:
+    def _describe(self, supervised: SupervisedCommand) -> str:
         name, index = next(
-            (task for task, each in list(self._supervised.items()) if each is post), ("", -1)
+            (task for task, each in list(self._supervised.items()) if each is supervised), ("", -1)
         )
         if not name:
             return "a task"

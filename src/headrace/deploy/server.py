@@ -95,8 +95,8 @@ class Server(LifeCycle):
         self._metrics = metrics_host, metrics_port
         if coordinator is not None and self._job_name != WORKER:
             raise ValueError(
-                "`coordinator` is for workers, which announce themselves there; the strategy knows "
-                f"the parameter servers from its cluster, but this is a {self._job_name!r} task"
+                "`coordinator` is only for workers, since the strategy finds parameter "
+                f"servers in its cluster, but this is a {self._job_name!r} task"
             )
         self._coordinator = coordinator
         self._task: ClosureWorker | ParameterServer | None = None
@@ -129,8 +129,8 @@ class Server(LifeCycle):
         return "" if self._task is None else self._task.metrics_address
 
     def __repr__(self) -> str:
-        where = self.target or "no address yet"
-        return f"<Server of {self._job_name!r} task {self._task_index} at {where}>"
+        address = self.target or "no address yet"
+        return f"<Server of {self._job_name!r} task {self._task_index} at {address}>"
 
     def _open(self) -> None:
         make = _SERVER_TYPES[self._job_name]
@@ -169,21 +169,22 @@ def _resolve_task(
     """
     if job_name is None:
         if len(spec.jobs) != 1:
-            there = ", ".join(map(repr, spec.jobs)) or "no tasks"
-            raise ValueError(f"Must specify an explicit `job_name`: the cluster has {there}")
+            existing = ", ".join(map(repr, spec.jobs)) or "no tasks"
+            raise ValueError(f"Must specify an explicit `job_name`: the cluster has {existing}")
         job_name = spec.jobs[0]
     check_string("job_name", job_name)
     if job_name in TYPES and job_name not in _SERVER_TYPES:
         raise ValueError(
-            f"Unexpected task_type to start a server: {job_name}; its program is not called by "
-            "others, so it needs none. Workers and parameter servers ('worker', 'ps') do"
+            f"Unexpected task_type to start a server: {job_name}; only workers and "
+            "parameter servers ('worker', 'ps') have servers, since no other program "
+            "calls its tasks"
         )
     if task_index is None:
         indices = spec.task_indices(job_name)
         if len(indices) != 1:
-            there = ", ".join(map(str, indices)) or "none"
+            existing = ", ".join(map(str, indices)) or "none"
             raise ValueError(
-                f"Must specify an explicit `task_index`: tasks of {job_name!r} are {there}"
+                f"Must specify an explicit `task_index`: tasks of {job_name!r} are {existing}"
             )
         task_index = indices[0]
     task_index = check_int("task_index", task_index, minimum=0)

@@ -39,11 +39,11 @@ MAX_STEPS_AHEAD = 8
 """Maximum number of steps that a worker with data may be ahead of the slowest worker."""
 
 
-def gather_json(client: CollectiveClient, what: str, value: Any) -> list[Any]:
+def gather_json(client: CollectiveClient, description: str, value: Any) -> list[Any]:
     """Return the JSON values of all workers, in rank order."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    found = client.run(what, ALL, arrays=[text])
-    return [json.loads(array.tobytes()) for array in found.arrays]
+    gathered = client.run(description, ALL, arrays=[text])
+    return [json.loads(array.tobytes()) for array in gathered.arrays]
 
 
 class StepAgreement:
@@ -85,10 +85,10 @@ class StepAgreement:
         """
         number = self._current_number
         if number is None:
-            words = f"step {self._step + 1} of {self._name}"
-            said = [] if spec is None else [np.frombuffer(encode_spec(spec), np.uint8)]
+            description = f"step {self._step + 1} of {self._name}"
+            spec_arrays = [] if spec is None else [np.frombuffer(encode_spec(spec), np.uint8)]
             number = self._current_number = self._client.start(
-                words, ANY, has_local_data, said, is_retry=True
+                description, ANY, has_local_data, spec_arrays, is_retry=True
             )
         if has_local_data:
             if len(self._pending) >= MAX_STEPS_AHEAD:
@@ -97,17 +97,17 @@ class StepAgreement:
                 self._pending.append(number)
             flag = True
         else:
-            flag, heard = self._client.wait(number)
-            if heard:
-                self._spec = decode_spec(heard[0].tobytes())
+            flag, received = self._client.wait(number)
+            if received:
+                self._spec = decode_spec(received[0].tobytes())
             self._discard_pending()
         self._step, self._current_number, self._specs_exchanged = self._step + 1, None, True
         return flag
 
     def gather_values(self, value: Any) -> list[Any]:
         """Return the JSON values of all workers, in rank order. All workers must call it."""
-        what = f"the state of {self._name} after step {self._step}"
-        return gather_json(self._client, what, value)
+        description = f"get_state of {self._name} after step {self._step}"
+        return gather_json(self._client, description, value)
 
     def reset(self) -> None:
         """Drop pending results: the iterator was moved, on all workers alike."""
@@ -117,11 +117,11 @@ class StepAgreement:
     def _receive_half(self) -> None:
         """Receive the older half of the pending results: one wait for several steps."""
         self._client.wait(self._pending[MAX_STEPS_AHEAD // 2 - 1])
-        heard, self._pending = (
+        received, self._pending = (
             self._pending[: MAX_STEPS_AHEAD // 2],
             self._pending[MAX_STEPS_AHEAD // 2 :],
         )
-        self._client.discard(heard)
+        self._client.discard(received)
 
     def _discard_pending(self) -> None:
         self._client.discard(self._pending)
@@ -164,42 +164,44 @@ class ProgramCalls:
         self.poll = client.poll
         self._number = 0
 
-    def start_call(self, rows: ArgumentRowCounts, form: str) -> list[list[int] | None]:
+    def start_call(self, rows: ArgumentRowCounts, arguments: str) -> list[list[int] | None]:
         """Wait for all workers; return the row counts of all replicas for each argument.
 
         Args:
             rows: Row counts of the local replicas.
-            form: Description of the arguments that must be the same on all workers.
+            arguments: Description of the arguments that must be the same on all workers.
 
         Raises:
             InvalidArgumentError: If the workers' argument descriptions differ.
         """
         self._number += 1
-        what = f"call {self._number} of {self._name}"
-        digest = hashlib.blake2b(form.encode(), digest_size=7).digest()
+        call_name = f"call {self._number} of {self._name}"
+        digest = hashlib.blake2b(arguments.encode(), digest_size=7).digest()
         head = [int.from_bytes(digest), *(len(each or ()) for each in rows)]
         flat = [count for each in rows for count in each or ()]
-        said = self._client.run(what, ALL, arrays=[np.array(head), np.array(flat, np.int64)])
-        heads, counts = said.arrays[::2], said.arrays[1::2]
+        gathered = self._client.run(
+            call_name, ALL, arrays=[np.array(head), np.array(flat, np.int64)]
+        )
+        heads, counts = gathered.arrays[::2], gathered.arrays[1::2]
         if any(not np.array_equal(each, heads[0]) for each in heads):
-            self._refuse(what, form)
-        found: list[list[int] | None] = []
+            self._refuse(call_name, arguments)
+        all_counts: list[list[int] | None] = []
         start = 0
         for each in rows:
             stop = start + len(each or ())
-            of_all = [int(n) for of_one in counts for n in of_one[start:stop]]
-            found.append(None if each is None else of_all)
+            replica_counts = [int(n) for worker_counts in counts for n in worker_counts[start:stop]]
+            all_counts.append(None if each is None else replica_counts)
             start = stop
-        return found
+        return all_counts
 
-    def _refuse(self, what: str, form: str) -> NoReturn:
-        first, *others = gather_json(self._client, f"the arguments of {what}", form)
+    def _refuse(self, call_name: str, arguments: str) -> NoReturn:
+        first, *others = gather_json(self._client, f"the arguments of {call_name}", arguments)
         pairs = zip(others, self._names[1:], strict=True)
         other, name = next(each for each in pairs if each[0] != first)
         raise InvalidArgumentError(
             "all workers must call a compiled step with arguments of the same structure, shapes "
-            f"and dtypes, but in {what} {self._names[0]} has {first or 'none'}, and {name} has "
-            f"{other or 'none'}"
+            f"and dtypes, but in {call_name} {self._names[0]} has {first or 'none'}, and {name} "
+            f"has {other or 'none'}"
         )
 
     @contextmanager
@@ -214,30 +216,34 @@ class ProgramCalls:
         except Exception as error:
             if not self._is_peer_loss(error):
                 raise
-            raise_missing_workers(self._client, f"{self._name}, which failed", error)
+            raise_missing_workers(self._client, self._name, error)
 
 
 def gather_row_counts(client: CollectiveClient, rows: Sequence[int]) -> list[int]:
     """Return the row counts of all replicas in a step, given those of the local replicas."""
-    said = client.run("the rows of a step", ALL, arrays=[np.array(rows, np.int64)])
-    return [int(count) for array in said.arrays for count in array]
+    gathered = client.run("row counts of a step", ALL, arrays=[np.array(rows, np.int64)])
+    return [int(count) for array in gathered.arrays for count in array]
 
 
-def raise_missing_workers(client: CollectiveClient, what: str, error: BaseException) -> NoReturn:
-    """Raise an error that names the missing workers, for an operation that failed.
+def raise_missing_workers(
+    client: CollectiveClient, operation: str, error: BaseException
+) -> NoReturn:
+    """Raise an error that names the missing workers, after an operation failed.
 
     Raises:
         UnavailableError: Always.
     """
-    # The workers that are left meet in this collective, which names the missing ones.
-    client.run(what, ANY, timeout=_MISSING_QUERY_SECONDS)
-    raise UnavailableError(f"{what}, though all workers are there: {error}") from error
+    # The remaining workers contribute to this collective, whose error names the missing ones.
+    client.run(f"the check after a failure of {operation}", ANY, timeout=_MISSING_QUERY_SECONDS)
+    raise UnavailableError(
+        f"{operation} failed, although all workers are connected: {error}"
+    ) from error
 
 
 # --- Large arrays, reduced by the framework's own collectives -------------------------------------
 
 _LARGE_BYTES = 1 << 20
-"""Size from which the framework's all-reduce is worth an additional message."""
+"""Minimum size for the framework's all-reduce; smaller arrays do not justify its extra message."""
 
 
 class DirectAllReduce:
@@ -287,7 +293,9 @@ class DirectAllReduce:
                 self._size,
                 addresses.local_address_for(self._address),
                 self._timeout,
-                lambda own: gather_json(self._client, "where each listens for large arrays", own),
+                lambda own: gather_json(
+                    self._client, "addresses for the all-reduce of large arrays", own
+                ),
                 device,
             )
             self._is_allowed = self._all_reduce is not None
@@ -302,7 +310,7 @@ class DirectAllReduce:
         if not totals:
             return []
         try:
-            found: list[Any] = self._all_reduce.all_reduce(totals, self._client.poll)
+            sums: list[Any] = self._all_reduce.all_reduce(totals, self._client.poll)
         except RuntimeError as error:
-            raise_missing_workers(self._client, "an exchange of large arrays, which failed", error)
-        return found
+            raise_missing_workers(self._client, "an all-reduce of large arrays", error)
+        return sums

@@ -45,11 +45,18 @@ def check_combiner(combiner: Any, ids: NDArray[np.int64], owner: str, *, owner_k
         known = ", ".join(map(repr, COMBINERS))
         raise ValueError(f"`combiner` must be None or one of {known}, but got {combiner!r}")
     if not ids.ndim:
-        raise ValueError(f"a bag of {owner} is a row of ids, but got one id and a `combiner`")
+        raise ValueError(
+            f"`combiner` of {owner} needs bags of ids along the last axis, but got a single id"
+        )
     if owner_kind == "b":
-        raise ValueError(f"rows of {owner} are of bools, which are not added; use no `combiner`")
+        raise ValueError(
+            f"`combiner` is not supported for {owner}, whose rows are bools; use combiner=None"
+        )
     if combiner != "sum" and owner_kind in "iu":
-        raise ValueError(f"rows of {owner} are of integers, which have no {combiner!r}; use 'sum'")
+        raise ValueError(
+            f"`combiner` {combiner!r} is not supported for {owner}, whose rows are integers; "
+            "use 'sum'"
+        )
 
 
 def combine_bags(
@@ -73,20 +80,20 @@ def combine_bags(
         An array of the dtype of `rows`; zeros for bags without ids.
     """
     size = bags.shape[-1]
-    found = np.zeros((*bags.shape[:-1], *rows.shape[1:]), rows.dtype)
+    combined = np.zeros((*bags.shape[:-1], *rows.shape[1:]), rows.dtype)
     width = math.prod(rows.shape[1:])
-    if not found.size or not size:
-        return found
-    flat, made = bags.reshape(-1, size), found.reshape(-1, width)
+    if not combined.size or not size:
+        return combined
+    flat_bags, flat_combined = bags.reshape(-1, size), combined.reshape(-1, width)
     table = rows.reshape(len(rows), width)
-    together = max(1, _BLOCK_ELEMENTS // width)
-    for start in range(0, len(flat), together):
-        block = flat[start : start + together]
+    bags_per_block = max(1, _BLOCK_ELEMENTS // width)
+    for start in range(0, len(flat_bags), bags_per_block):
+        block = flat_bags[start : start + bags_per_block]
         total = _sum_bags(table, block, working_dtype)
         if combiner != "sum" and size > 1:
             total /= _divisor(combiner, size)
-        made[start : start + together] = total
-    return found
+        flat_combined[start : start + bags_per_block] = total
+    return combined
 
 
 def _sum_bags(
@@ -95,26 +102,26 @@ def _sum_bags(
     """Return the sums of a few bags, each added in order."""
     bag_count, size = bags.shape
     total = _take_rows(rows, bags[:, 0], working_dtype)
-    places = _BLOCK_ELEMENTS // (bag_count * rows.shape[1])
-    if places < 2:
-        for place in range(1, size):
-            total += _take_rows(rows, bags[:, place], working_dtype)
+    ids_per_block = _BLOCK_ELEMENTS // (bag_count * rows.shape[1])
+    if ids_per_block < 2:
+        for position in range(1, size):
+            total += _take_rows(rows, bags[:, position], working_dtype)
         return total
-    for start in range(1, size, places):
-        more = _take_rows(rows, bags[:, start : start + places].T, working_dtype)
-        given = np.concatenate([total[np.newaxis], more])
+    for start in range(1, size, ids_per_block):
+        rows_block = _take_rows(rows, bags[:, start : start + ids_per_block].T, working_dtype)
+        terms = np.concatenate([total[np.newaxis], rows_block])
         if total.size == 1:
             # NumPy sums contiguous numbers pairwise, which rounds differently.
-            total = np.add.accumulate(given, axis=0, dtype=working_dtype)[-1]
+            total = np.add.accumulate(terms, axis=0, dtype=working_dtype)[-1]
         else:
-            total = np.add.reduce(given, axis=0, dtype=working_dtype)
+            total = np.add.reduce(terms, axis=0, dtype=working_dtype)
     return total
 
 
 def _take_rows(
-    rows: NDArray[Any], which: NDArray[np.int64], working_dtype: np.dtype[Any]
+    rows: NDArray[Any], indices: NDArray[np.int64], working_dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    return rows.take(which, axis=0).astype(working_dtype, copy=False)
+    return rows.take(indices, axis=0).astype(working_dtype, copy=False)
 
 
 def _divisor(combiner: str, size: int) -> float:
@@ -163,10 +170,10 @@ def row_indices(variable: Any, ids: Any) -> NDArray[np.int64]:
         TypeError: If the ids are not integers.
         InvalidArgumentError: If there is no such row; names it and its position.
     """
-    whose = f"Variable {variable.name!r}"
+    owner = f"Variable {variable.name!r}"
     if not variable.shape:
-        raise ValueError(f"{whose} has no rows: it is one number")
-    return check_row_indices(ids, variable.shape[0], whose)
+        raise ValueError(f"{owner} is a scalar and has no rows")
+    return check_row_indices(ids, variable.shape[0], owner)
 
 
 def check_row_indices(rows: Any, count: int, owner: str) -> NDArray[np.int64]:
@@ -181,19 +188,19 @@ def check_row_indices(rows: Any, count: int, owner: str) -> NDArray[np.int64]:
         TypeError: If they are not integers.
         InvalidArgumentError: If one is not in [0, count); names it and its position.
     """
-    found = as_ids(rows, owner)
-    if found.size == 0 and not isinstance(rows, np.ndarray):
-        found = found.astype(np.int64)
-    if found.dtype.kind not in "iu" and not are_large_integers(found):
-        raise TypeError(f"ids of {owner} must be integers, but got dtype {found.dtype}")
-    if found.size and (found.min() < 0 or found.max() >= count):
-        flat = found.reshape(-1)
+    ids = as_ids(rows, owner)
+    if ids.size == 0 and not isinstance(rows, np.ndarray):
+        ids = ids.astype(np.int64)
+    if ids.dtype.kind not in "iu" and not are_large_integers(ids):
+        raise TypeError(f"ids of {owner} must be integers, but got dtype {ids.dtype}")
+    if ids.size and (ids.min() < 0 or ids.max() >= count):
+        flat = ids.reshape(-1)
         first = int(np.flatnonzero((flat < 0) | (flat >= count))[0])
-        place = ", ".join(map(str, np.unravel_index(first, found.shape)))
+        position = ", ".join(map(str, np.unravel_index(first, ids.shape)))
         raise InvalidArgumentError(
-            f"ids[{place}] = {flat[first]} is not in [0, {count}) of {owner}"
+            f"ids[{position}] = {flat[first]} is not in [0, {count}) of {owner}"
         )
-    return found.astype(np.int64, copy=False)
+    return ids.astype(np.int64, copy=False)
 
 
 def as_ids(ids: Any, owner: str) -> NDArray[Any]:
@@ -206,8 +213,8 @@ def as_ids(ids: Any, owner: str) -> NDArray[Any]:
         return np.asarray(ids)
     except ValueError:
         raise ValueError(
-            f"ids of {owner} must be an array, but here lists of ids have unlike lengths; look up "
-            "each list by itself, or see hr.torch.EmbeddingBag"
+            f"ids of {owner} must form an array, but got lists of different lengths; look up "
+            "each list separately, or use hr.torch.EmbeddingBag"
         ) from None
 
 

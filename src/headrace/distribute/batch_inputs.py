@@ -110,11 +110,11 @@ class SplitBatchInput(StepInput):
     def next_step(self) -> StepColumns | None:
         if not self._steps and not self._read():
             return None
-        pieces, *rest = self._steps
-        mine = pieces[self._own_pieces]
+        pieces, *remaining = self._steps
+        own_pieces = pieces[self._own_pieces]
         assert self._structure is not None
-        step = self._structure, [[leaf[a:b] for a, b in mine] for leaf in self._leaves]
-        self._steps, self._rows_used = rest, pieces[-1][1] if rest else 0
+        step = self._structure, [[leaf[a:b] for a, b in own_pieces] for leaf in self._leaves]
+        self._steps, self._rows_used = remaining, pieces[-1][1] if remaining else 0
         return step
 
     def _read(self) -> bool:
@@ -124,9 +124,9 @@ class SplitBatchInput(StepInput):
                 return False
             leaves, structure, rows = batch
             steps = ceil_steps(rows, self._replicas, self._num_pieces, self._batches.rows_to_skip)
-            done = self._batches.rows_to_skip if self._may_span_steps and steps else 0
+            rows_used = self._batches.rows_to_skip if self._may_span_steps and steps else 0
             self._leaves, self._structure, self._steps = leaves, structure, steps
-            self._rows_used, self._batches.rows_to_skip, self._batches.held = done, 0, ()
+            self._rows_used, self._batches.rows_to_skip, self._batches.held = rows_used, 0, ()
             if steps:
                 return True
 
@@ -139,8 +139,8 @@ class SplitBatchInput(StepInput):
         return {"inputs": [self._batches.get_state()], "rows": self._batches.rows_to_skip}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        (place,) = input_states(state, 1)
-        self._batches.set_state(place)
+        (input_state,) = input_states(state, 1)
+        self._batches.set_state(input_state)
         self._steps, self._rows_used = [], 0
         self._batches.rows_to_skip = state["rows"]
 
@@ -192,23 +192,23 @@ class BalancedBatchInput(StepInput):
             return None
         if not self._sizes:
             self._set_size(self._held[0].stop)
-        numbers = range(self._pieces_cut, self._pieces_cut + self._num_pieces)
-        wanted = [piece_size(self._sizes, number) for number in numbers]
+        piece_numbers = range(self._pieces_cut, self._pieces_cut + self._num_pieces)
+        piece_sizes = [piece_size(self._sizes, number) for number in piece_numbers]
         # Read all needed batches first: on an error, no rows are taken.
-        while sum(batch.stop - batch.start for batch in self._held) < sum(wanted):
+        while sum(batch.stop - batch.start for batch in self._held) < sum(piece_sizes):
             if not self._hold_batch():
                 break
         empty = [leaf[:0] for leaf in self._held[0].leaves]
-        held = deque(self._held)
+        remaining = deque(self._held)
         assert self._structure is not None
         paths = self._structure.paths
-        parts = [_take_rows(held, rows, empty, paths) for rows in wanted]
+        pieces = [_take_rows(remaining, rows, empty, paths) for rows in piece_sizes]
         step = (
             self._structure,
-            [list(column) for column in zip(*parts[self._own_pieces], strict=True)],
+            [list(column) for column in zip(*pieces[self._own_pieces], strict=True)],
         )
-        left = list(held)
-        self._held, self._pieces_cut = left, self._pieces_cut + self._num_pieces
+        remaining_batches = list(remaining)
+        self._held, self._pieces_cut = remaining_batches, self._pieces_cut + self._num_pieces
         return step
 
     def _hold_batch(self) -> bool:
@@ -238,8 +238,8 @@ class BalancedBatchInput(StepInput):
         return {"inputs": [self._batches.get_state()], "rows": self._batches.rows_to_skip, **state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        (place,) = input_states(state, 1)
-        self._batches.set_state(place)
+        (input_state,) = input_states(state, 1)
+        self._batches.set_state(input_state)
         self._held = []
         self._batches.rows_to_skip = state["rows"]
         # A state taken before anything was read has no size: forget the known one.
@@ -262,30 +262,30 @@ class _HeldBatch(NamedTuple):
 
 
 def _take_rows(
-    held: deque[_HeldBatch], wanted: int, empty: list[Any], paths: Sequence[str]
+    held: deque[_HeldBatch], count: int, empty: list[Any], paths: Sequence[str]
 ) -> list[Any]:
     """Return the leaves of the next rows, of one or more batches."""
-    found: list[list[Any]] = []
-    while wanted and held:
+    pieces: list[list[Any]] = []
+    while count and held:
         batch = held.popleft()
-        end = min(batch.stop, batch.start + wanted)
-        found.append([leaf[batch.start : end] for leaf in batch.leaves])
-        wanted -= end - batch.start
-        if end < batch.stop:
-            held.appendleft(batch._replace(start=end))
-    if len(found) > 1:
-        columns = zip(*found, strict=True)
+        stop = min(batch.stop, batch.start + count)
+        pieces.append([leaf[batch.start : stop] for leaf in batch.leaves])
+        count -= stop - batch.start
+        if stop < batch.stop:
+            held.appendleft(batch._replace(start=stop))
+    if len(pieces) > 1:
+        columns = zip(*pieces, strict=True)
         return [_concatenate(parts, path) for parts, path in zip(columns, paths, strict=True)]
-    return found[0] if found else empty
+    return pieces[0] if pieces else empty
 
 
 def _concatenate(parts: Sequence[Any], path: str) -> Any:
     shapes = sorted({part.shape[1:] for part in parts})
     if len(shapes) > 1:
         raise InvalidArgumentError(
-            f"rows of {describe_component(path)} have shapes {', '.join(map(str, shapes))}, and "
-            'split="balanced" joins what is left of a batch to the next one: pad all rows alike '
-            '(padded_batch with padded_shapes), or use split="ceil"'
+            f"rows of {describe_component(path)} have shapes {', '.join(map(str, shapes))}, but "
+            'split="balanced" joins the remaining rows of a batch to the next batch: pad all '
+            'rows to one shape (padded_batch with padded_shapes), or use split="ceil"'
         )
     return np.concatenate(parts)
 
@@ -317,18 +317,18 @@ def check_keeps_order(plan: Node) -> None:
     """
     if not all(source.has_order for source in find_sources(plan)):
         raise FailedPreconditionError(
-            "there is no state here: a part of a batch was used, and the rest of it is for the "
-            "next step, but the data service gives batches in no order, so that another may be the "
-            "next one. Read with `ordered=True`, make batches for one replica in "
-            "distribute_datasets_from_function, or ask after a step that used its batches up"
+            "the state cannot be saved within a batch: the data service returns batches in no "
+            "fixed order, so another batch may come after a restore. Read with `ordered=True`, "
+            "create per-replica batches in distribute_datasets_from_function, or save the state "
+            "after a step that uses up its batches"
         )
 
 
 def global_batch_size(plan: Node) -> int | None:
     """Return the batch size of a plan, except for smaller last batches; None if unknown."""
-    found = fold(plan, _batch_size_at, once=True)
-    if found is not None:
-        return found
+    size = fold(plan, _batch_size_at, once=True)
+    if size is not None:
+        return size
     spec = element_spec(plan)
     if spec is None:
         return None
@@ -374,8 +374,8 @@ def match_spec_classes(own: Spec | None, spec: Spec) -> Spec:
     """
     if own is None:
         return spec
-    form, (leaves, theirs) = flatten(own)[1], flatten(spec)
-    return unflatten(form, leaves) if form.paths == theirs.paths else spec
+    own_structure, (leaves, structure) = flatten(own)[1], flatten(spec)
+    return unflatten(own_structure, leaves) if own_structure.paths == structure.paths else spec
 
 
 def _with_rows(leaf: ArraySpec, rows: int | None) -> ArraySpec:
@@ -393,10 +393,10 @@ def empty_step(spec: Spec, replicas: int) -> StepColumns:
 
 def _empty(leaf: ArraySpec) -> Any:
     if leaf.dtype in (BYTES, STR):
-        nothing: Any = b"" if leaf.dtype == BYTES else ""
-        return np.empty(_shape(leaf), object) if leaf.shape else nothing
-    made = np.zeros(_shape(leaf), leaf.dtype)
-    return made if leaf.shape else made[()]
+        empty_text: Any = b"" if leaf.dtype == BYTES else ""
+        return np.empty(_shape(leaf), object) if leaf.shape else empty_text
+    array = np.zeros(_shape(leaf), leaf.dtype)
+    return array if leaf.shape else array[()]
 
 
 def _shape(leaf: ArraySpec) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ class ReduceOp(enum.Enum):
                 'ReduceOp.SUM ("SUM") or ReduceOp.MEAN ("MEAN")'
             )
         if value.upper() not in cls.__members__:
-            raise ValueError(f"{value!r} is not a valid ReduceOp; there are SUM and MEAN")
+            raise ValueError(f"{value!r} is not a valid ReduceOp; use SUM or MEAN")
         return cls[value.upper()]
 
 
@@ -101,8 +101,8 @@ def sum_and_count(
         for each in axes:
             if not -array.ndim <= each < array.ndim:
                 raise ValueError(
-                    f"axis = {each} out of range for value with rank {array.ndim}; "
-                    f"use axis=None to reduce over the replicas alone"
+                    f"axis = {each} out of range for value with rank {array.ndim}; use axis=None "
+                    "to reduce over the replicas only"
                 )
     total = _sum([framework.sum_axes(array, axes) for array in arrays], framework)
     return total, sum(math.prod(array.shape[each] for each in axes) for array in arrays)
@@ -132,8 +132,8 @@ def concatenate_values(values: Sequence[Any], axis: Any, framework: Framework = 
             )
     if len({(*array.shape[:axis], -1, *array.shape[axis + 1 :]) for array in arrays}) > 1:
         raise InvalidArgumentError(
-            f"Shape mismatch: {_shapes(arrays)} cannot be gathered along axis {axis}; all axes "
-            "but that one must be alike"
+            f"Shape mismatch: {_shapes(arrays)} cannot be gathered along axis {axis}; all other "
+            "axes must have the same lengths"
         )
     return framework.concatenate(arrays, axis)
 
@@ -141,8 +141,8 @@ def concatenate_values(values: Sequence[Any], axis: Any, framework: Framework = 
 def _to_dense(value: Any) -> Any:
     if hasattr(value, "dense_shape"):
         raise InvalidArgumentError(
-            f"{value!r:.80} are rows by index, which variables and tables of parameter servers add "
-            "up; on replicas all_gather the indices, and the values"
+            f"{value!r:.80} is a sparse value (IndexedSlices), which only variables and tables "
+            "of parameter servers can reduce; on replicas, all_gather its indices and its values"
         )
     return value
 
@@ -150,8 +150,8 @@ def _to_dense(value: Any) -> Any:
 def _sum(arrays: Sequence[Any], framework: Framework) -> Any:
     if len({array.shape for array in arrays}) > 1:
         raise InvalidArgumentError(
-            f"values of {_shapes(arrays)} cannot be reduced element by element; to reduce each "
-            "replica's rows first, say which axis they are: axis=0"
+            f"values of {_shapes(arrays)} cannot be reduced elementwise; to reduce each "
+            "replica's rows first, pass their axis, such as axis=0"
         )
     return framework.sum_arrays(arrays)
 

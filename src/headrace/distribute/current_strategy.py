@@ -46,8 +46,8 @@ def get_strategy() -> Strategy:
     >>> hr.distribute.get_strategy().num_replicas_in_sync
     1
     """
-    place = current_context.get()
-    strategy: Strategy = _DEFAULT if place is None else place.strategy
+    context = current_context.get()
+    strategy: Strategy = _DEFAULT if context is None else context.strategy
     return strategy
 
 
@@ -87,13 +87,13 @@ def get_replica_context() -> ReplicaContext | CompiledReplica | None:
     >>> strategy.run(number).values
     (0, 1)
     """
-    place = current_context.get()
-    if place is None:
+    context = current_context.get()
+    if context is None:
         return _DEFAULT.context
-    if isinstance(place, CrossReplicaContext):
+    if isinstance(context, CrossReplicaContext):
         return None
-    assert isinstance(place, ReplicaContext | CompiledReplica)
-    return place
+    assert isinstance(context, ReplicaContext | CompiledReplica)
+    return context
 
 
 _DEFAULT = _DefaultStrategy()
@@ -107,18 +107,18 @@ class CreateOncePerStep(ABCMeta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Create a variable of the strategy's class, unless variables are refused here."""
-        refuse = variable_refusal.get()
-        if refuse is not None:
-            raise refuse(str(args[1] if len(args) > 1 else kwargs.get("name") or ""))
+        refusal = variable_refusal.get()
+        if refusal is not None:
+            raise refusal(str(args[1] if len(args) > 1 else kwargs.get("name") or ""))
         kind = get_strategy().variable_type
         if kind is not None:
             return kind(*args, **kwargs)
 
-        def make(*_: Any) -> Any:
+        def create(*_: Any) -> Any:
             return super(CreateOncePerStep, cls).__call__(*args, **kwargs)
 
-        place = current_context.get()
-        if isinstance(place, ReplicaView) and has_strategy():
+        context = current_context.get()
+        if isinstance(context, ReplicaView) and has_strategy():
             # The first replica's arguments: a random initial value is the same on all.
-            return place.merge_call(make)  # type: ignore[attr-defined]
-        return make()
+            return context.merge_call(create)  # type: ignore[attr-defined]
+        return create()

@@ -82,8 +82,10 @@ class ReplicaDataset(ABC):
     @property
     def element_spec(self) -> Spec:
         """Spec of a step, with a `PerReplicaSpec` for each leaf of several replicas."""
-        everywhere = self._context.num_replicas_in_sync
-        return self._placement.spec(self._replica_spec(), self._num_local, everywhere, self._wraps)
+        num_replicas = self._context.num_replicas_in_sync
+        return self._placement.spec(
+            self._replica_spec(), self._num_local, num_replicas, self._wraps
+        )
 
     @abstractmethod
     def cardinality(self) -> int:
@@ -92,8 +94,8 @@ class ReplicaDataset(ABC):
     def __len__(self) -> int:
         size = self.cardinality()
         if size < 0:
-            what = "infinite" if size == INFINITE else "known only by reading it"
-            raise TypeError(f"the number of steps of this distributed dataset is {what}")
+            description = "infinite" if size == INFINITE else "unknown until it is read"
+            raise TypeError(f"the number of steps of this distributed dataset is {description}")
         return size
 
     def __bool__(self) -> bool:
@@ -120,7 +122,7 @@ class ReplicaDataset(ABC):
                 elements.check_job_not_exhausted()
 
         # Without an agreement, other workers may have the elements that are missing here.
-        knows_others = agreement is not None or self._context.num_input_pipelines == 1
+        sees_all_workers = agreement is not None or self._context.num_input_pipelines == 1
         return DistributedIterator(
             self._open_input(open_),
             self._wraps,
@@ -128,7 +130,7 @@ class ReplicaDataset(ABC):
             agreement,
             self._empty_step,
             self._placement,
-            check_jobs if knows_others else None,
+            check_jobs if sees_all_workers else None,
         )
 
     def _empty_step(self, remote_spec: Spec | None) -> StepColumns:
@@ -148,12 +150,12 @@ class ReplicaDataset(ABC):
     if not TYPE_CHECKING:  # or every name would pass for a method
 
         def __getattr__(self, name: str) -> Any:
-            words = f"{type(self).__name__} has no attribute {name!r}"
+            message = f"{type(self).__name__} has no attribute {name!r}"
             if not name.startswith("_") and hasattr(Dataset, name):
-                words += "; transform the Dataset first, and distribute the result: " + (
+                message += "; transform the Dataset first, and distribute the result: " + (
                     f"strategy.distribute_dataset(dataset.{name}(...))"
                 )
-            raise AttributeError(words, name=name, obj=self)
+            raise AttributeError(message, name=name, obj=self)
 
 
 class DistributedDataset(ReplicaDataset):
@@ -199,11 +201,11 @@ class DistributedDataset(ReplicaDataset):
             )  # all workers read the same batches in the same order
         if seed is not None and dataset.options().seed is None:
             plan = WithOptions(input=plan, options=Options(seed=seed))
-        share = auto_shard(plan, context)
-        self._policy, self._splits_each_batch = share.policy, share.splits_each_batch
+        shard = auto_shard(plan, context)
+        self._policy, self._splits_each_batch = shard.policy, shard.splits_each_batch
         self._plan = plan
         #: Datasets by number of streams and index of the stream.
-        self._datasets = {self._initial_key(): Dataset(self._read_ahead(share.plan))}
+        self._datasets = {self._initial_key(): Dataset(self._read_ahead(shard.plan))}
         self._size = global_batch_size(plan)
 
     def _read_ahead(self, plan: Node) -> Node:
@@ -235,26 +237,26 @@ class DistributedDataset(ReplicaDataset):
     def _open_stream(self, open_: OpenDataset, stream_share: StreamShare) -> StepInput:
         dataset = self._stream_dataset(stream_share)
         elements, check = open_(dataset), partial(check_keeps_order, dataset.plan)
-        replicas, here = self._context.num_replicas_in_sync, self._num_local
+        replicas, num_local = self._context.num_replicas_in_sync, self._num_local
         if replicas == 1:
             return SingleReplicaInput(elements)
         if self._options.split == "ceil":
-            in_a_row = self._placement.keeps_order
+            is_contiguous = self._placement.keeps_order
             return SplitBatchInput(
                 elements,
                 replicas,
-                here,
+                num_local,
                 stream_share.num_readers,
                 stream_share.reader_index,
                 check,
-                in_a_row,
+                is_contiguous,
             )
         return BalancedBatchInput(
             elements,
             lambda size: rotated_batch_sizes(
-                size, replicas, stream_share.num_readers_before * here
+                size, replicas, stream_share.num_readers_before * num_local
             ),
-            here,
+            num_local,
             stream_share.num_readers,
             stream_share.reader_index,
             self._size,
@@ -268,22 +270,22 @@ class DistributedDataset(ReplicaDataset):
             FailedPreconditionError: If the dataset cannot be divided into this number of streams.
         """
         if (stream_share.num_streams, stream_share.stream) not in self._datasets:
-            share = auto_shard(
+            shard = auto_shard(
                 self._plan,
                 InputContext(
                     stream_share.num_streams, stream_share.stream, stream_share.num_streams
                 ),
             )
-            if share.splits_each_batch or (
-                stream_share.num_streams > 1 and share.policy is AutoShardPolicy.OFF
+            if shard.splits_each_batch or (
+                stream_share.num_streams > 1 and shard.policy is AutoShardPolicy.OFF
             ):
                 raise FailedPreconditionError(
-                    "the state was taken when the dataset was shared as "
-                    f"{stream_share.num_streams} parts, and it "
-                    "cannot be cut into parts here: is it the same dataset, with the same options?"
+                    f"the state is of a dataset sharded into {stream_share.num_streams} streams, "
+                    "but this dataset cannot be sharded; restore the state into the same "
+                    "dataset, with the same options"
                 )
             self._datasets[stream_share.num_streams, stream_share.stream] = Dataset(
-                self._read_ahead(share.plan)
+                self._read_ahead(shard.plan)
             )
         return self._datasets[stream_share.num_streams, stream_share.stream]
 
@@ -294,8 +296,8 @@ class DistributedDataset(ReplicaDataset):
         spec = self._given.element_spec
         if self._context.num_replicas_in_sync == 1:
             return spec
-        alone = self._context.num_input_pipelines == 1
-        return piece_spec(spec, self._num_local if alone else None)
+        is_only_worker = self._context.num_input_pipelines == 1
+        return piece_spec(spec, self._num_local if is_only_worker else None)
 
     def cardinality(self) -> int:
         """Return the number of steps, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
@@ -348,11 +350,11 @@ class DistributedDatasetsFromFunction(ReplicaDataset):
         self._datasets = datasets
 
     def _open_input(self, open_: OpenDataset) -> InputStreams:
-        open_part = partial(self._open_stream, open_)
+        open_stream = partial(self._open_stream, open_)
         worker, workers = self._context.input_pipeline_id, self._context.num_input_pipelines
         if len(self._datasets) > 1:  # for replicas, which are all here
-            return InputStreams(open_part)
-        return InputStreams(open_part, worker, workers, workers, "own")
+            return InputStreams(open_stream)
+        return InputStreams(open_stream, worker, workers, workers, "own")
 
     def _open_stream(self, open_: OpenDataset, stream_share: StreamShare) -> StepInput:
         opened = [open_(dataset) for dataset in self._datasets]

@@ -40,7 +40,7 @@ class Rendezvous(Protocol):
         replica: int,
         function: Callable[[list[Any]], list[Any]],
         value: Any,
-        what: str,
+        description: str,
         limit: float | None = None,
     ) -> Any:
         """Wait until every replica calls this; return this replica's part of `function`'s result.
@@ -50,7 +50,7 @@ class Rendezvous(Protocol):
             function: Called once in cross-replica context, with the values of all replicas in
                 order; returns a part for each. The function of replica 0 is called.
             value: This replica's value.
-            what: Description of the operation, which must be the same on all replicas.
+            description: Description of the operation, which must be the same on all replicas.
             limit: Seconds to wait for the other replicas; None waits while they run.
         """
 
@@ -81,7 +81,9 @@ class ReplicaView:
 
 ExecutionContext: TypeAlias = CrossReplicaContext | ReplicaView | None
 
-current_context: ContextVar[ExecutionContext] = ContextVar("headrace_distribute_here", default=None)
+current_context: ContextVar[ExecutionContext] = ContextVar(
+    "headrace_execution_context", default=None
+)
 """Context of the current code."""
 
 before_replicas_hook: ContextVar[Callable[[], object] | None] = ContextVar(
@@ -90,7 +92,7 @@ before_replicas_hook: ContextVar[Callable[[], object] | None] = ContextVar(
 """Called before code continues on several replicas' threads; None disables the call."""
 
 variable_refusal: ContextVar[Callable[[str], Exception] | None] = ContextVar(
-    "headrace_refusing_variables", default=None
+    "headrace_variable_refusal", default=None
 )
 """Returns the error for creating a variable of a given name here; None allows variables."""
 
@@ -106,23 +108,23 @@ def check_cross_replica(strategy: Any, method: str, instead: str = "merge_call()
     Raises:
         FailedPreconditionError: If called on a replica, or in the scope of another strategy.
     """
-    place = current_context.get()
-    if place is None:
+    context = current_context.get()
+    if context is None:
         return
-    if isinstance(place, ReplicaView):
+    if isinstance(context, ReplicaView):
         raise FailedPreconditionError(
             f"Method requires being in cross-replica context: Strategy.{method} method requires "
             f"cross-replica context, use get_replica_context().{instead} instead"
         )
-    if place.strategy is not strategy:
-        refuse_mixing(place.strategy, strategy)
+    if context.strategy is not strategy:
+        refuse_mixing(context.strategy, strategy)
 
 
 def refuse_mixing(entered: Any, other: Any) -> NoReturn:
     """Raise for the use of a strategy in the scope of another."""
     raise FailedPreconditionError(
-        f"Mixing different Strategy objects: {entered!r} is not {other!r}; leave the scope of the "
-        "one before you use the other"
+        f"Mixing different Strategy objects: {entered!r} is not {other!r}; leave the scope of "
+        "the first before you use the second"
     )
 
 
@@ -150,14 +152,13 @@ class Scope:
         return self._strategy
 
     def __exit__(self, *error: object) -> None:
-        place = current_context.get()
-        if not isinstance(place, CrossReplicaContext):
+        context = current_context.get()
+        if not isinstance(context, CrossReplicaContext):
             raise FailedPreconditionError(
-                "the scope of a strategy is left where it was not entered: leave it in the thread "
-                "and function that entered it"
+                "the scope of a strategy must be left in the thread and function that entered it"
             )
-        if place.strategy is not self._strategy:
-            refuse_mixing(place.strategy, self._strategy)
+        if context.strategy is not self._strategy:
+            refuse_mixing(context.strategy, self._strategy)
         token, had_keras = self._entries.pop()
         if not had_keras and is_keras_3():
             _keras_fit().install()

@@ -64,14 +64,14 @@ class InputContext:
         Raises:
             ValueError: If workers would have different numbers of them.
         """
-        here, rest = divmod(self.num_replicas_in_sync, self.num_input_pipelines)
-        if rest:
+        count, remainder = divmod(self.num_replicas_in_sync, self.num_input_pipelines)
+        if remainder:
             raise ValueError(
                 "every worker must have the same number of replicas, but num_replicas_in_sync "
-                f"({self.num_replicas_in_sync}) cannot be divided by num_workers "
+                f"({self.num_replicas_in_sync}) is not a multiple of num_workers "
                 f"({self.num_input_pipelines})"
             )
-        return here
+        return count
 
     def __str__(self) -> str:
         return (
@@ -118,7 +118,7 @@ class InputReplicationMode(enum.Enum):
     PER_WORKER = "PER_WORKER"
     """Once per worker; its replicas take elements in turn."""
     PER_REPLICA = "PER_REPLICA"
-    """Once per replica, each of which reads a separate dataset."""
+    """Once per replica; each replica reads a separate dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +160,8 @@ class InputOptions:
 
     def __post_init__(self) -> None:
         check_flag("experimental_fetch_to_device", self.experimental_fetch_to_device)
-        place = self.experimental_place_dataset_on_device
-        check_flag("experimental_place_dataset_on_device", place, or_none=False)
+        place_on_device = self.experimental_place_dataset_on_device
+        check_flag("experimental_place_dataset_on_device", place_on_device, or_none=False)
         if not isinstance(self.experimental_replication_mode, InputReplicationMode):
             raise TypeError(
                 "`experimental_replication_mode` must be an InputReplicationMode, but got "
@@ -178,12 +178,13 @@ class InputOptions:
         check_remainder(self.remainder)
         if self.global_arrays and self.experimental_fetch_to_device is False:
             raise ValueError(
-                "`global_arrays` are on devices, and `experimental_fetch_to_device` is False"
+                "`global_arrays=True` puts arrays on devices, but `experimental_fetch_to_device` "
+                "is False"
             )
         if self.remainder != "error" and not self.global_arrays:
             raise ValueError(
-                f"`remainder={self.remainder!r}` is for `global_arrays=True`; a PerReplica holds "
-                "different numbers of rows as they are"
+                f"`remainder={self.remainder!r}` requires `global_arrays=True`; a PerReplica may "
+                "hold different numbers of rows"
             )
 
     @property

@@ -108,7 +108,7 @@ class InputStreams(StepInput):
     def _start(self, streams: int) -> None:
         self._num_streams = streams
         self._shares = assign_streams(self._worker, self._workers, streams)
-        self._inputs = [self._open_stream(part) for part in self._shares]
+        self._inputs = [self._open_stream(share) for share in self._shares]
         self._current = 0
 
     def next_step(self) -> StepColumns | None:
@@ -120,44 +120,44 @@ class InputStreams(StepInput):
         return None
 
     def get_state(self) -> dict[str, Any]:
-        places = [
-            [part.stream, feed.get_state()]
-            for part, feed in zip(self._shares, self._inputs, strict=True)
-            if part.reader_index == 0
+        positions = [
+            [share.stream, step_input.get_state()]
+            for share, step_input in zip(self._shares, self._inputs, strict=True)
+            if share.reader_index == 0
         ]
-        return {"streams": self._num_streams, "places": places}
+        return {"streams": self._num_streams, "positions": positions}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        places = state["streams"]
-        if self._kind == "own" and len(places) != self._workers:
+        positions = state["streams"]
+        if self._kind == "own" and len(positions) != self._workers:
             raise FailedPreconditionError(
-                f"the state has places of {len(places)} datasets that a function made, and there "
-                f"are {self._workers} workers, for each of which it made one here; go on with as "
-                "many workers, or distribute the dataset with distribute_dataset"
+                f"the state holds the positions of {len(positions)} datasets, one per worker, but "
+                f"there are {self._workers} workers; resume with {len(positions)} workers, or "
+                "distribute the dataset with distribute_dataset"
             )
-        streams = self._workers if self._kind == "copies" else len(places)
+        streams = self._workers if self._kind == "copies" else len(positions)
         if streams != self._num_streams:
             self.close()
             self._start(streams)
         self._current = 0
-        for part, feed in zip(self._shares, self._inputs, strict=True):
-            place = places[part.stream % len(places)]
-            if place is None:
+        for share, step_input in zip(self._shares, self._inputs, strict=True):
+            position = positions[share.stream % len(positions)]
+            if position is None:
                 raise FailedPreconditionError(
-                    f"the state lacks the place of part {part.stream} of {len(places)}: it was "
-                    "taken by one worker, without the others"
+                    f"the state lacks the position of stream {share.stream} of {len(positions)}: "
+                    "one worker saved it without the others"
                 )
-            feed.set_state(place)
+            step_input.set_state(position)
 
     def close(self) -> None:
-        for feed in self._inputs:
-            feed.close()
+        for step_input in self._inputs:
+            step_input.close()
 
 
 def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the state of all workers, given each worker's `InputStreams.get_state`."""
-    places = dict(place for state in states for place in state["places"])
-    return {"streams": [places.get(number) for number in range(states[0]["streams"])]}
+    positions = dict(position for state in states for position in state["positions"])
+    return {"streams": [positions.get(number) for number in range(states[0]["streams"])]}
 
 
 def is_merged_state(state: Any) -> bool:
@@ -167,8 +167,9 @@ def is_merged_state(state: Any) -> bool:
         isinstance(streams, list)
         and bool(streams)
         and all(
-            place is None or (isinstance(place, dict) and {"inputs", "rows"} <= place.keys())
-            for place in streams
+            position is None
+            or (isinstance(position, dict) and {"inputs", "rows"} <= position.keys())
+            for position in streams
         )
     )
 
@@ -215,21 +216,21 @@ def auto_shard(plan: Node, context: InputContext) -> WorkerShard:
         if policy is AutoShardPolicy.HINT:
             return WorkerShard(shard_hints(plan, workers, worker), policy)
         if policy in (AutoShardPolicy.FILE, AutoShardPolicy.AUTO):
-            share = shard_files(plan, workers, worker, opens_files)
-            return WorkerShard(share, AutoShardPolicy.FILE)
+            shard = shard_files(plan, workers, worker, opens_files)
+            return WorkerShard(shard, AutoShardPolicy.FILE)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            f"AutoShardPolicy.{policy.name} cannot share the dataset among {workers} workers: "
-            f"{error}. With options.auto_shard_policy: AutoShardPolicy.DATA, or OFF for all of it "
-            "on every worker"
+            f"AutoShardPolicy.{policy.name} cannot shard the dataset among {workers} workers: "
+            f"{error}. Set options.auto_shard_policy to AutoShardPolicy.DATA, or to OFF to read "
+            "all of it on every worker"
         ) from error
     except NotFoundError as error:
         if policy is not AutoShardPolicy.AUTO:
             raise NotFoundError(
-                f"AutoShardPolicy.FILE cannot share the dataset among {workers} workers: {error}. "
-                "With options.auto_shard_policy: AutoShardPolicy.DATA, AUTO or OFF"
+                f"AutoShardPolicy.FILE cannot shard the dataset among {workers} workers: "
+                f"{error}. Set options.auto_shard_policy to AutoShardPolicy.DATA, AUTO or OFF"
             ) from error
-        _log.info("AutoShardPolicy.AUTO shares the dataset by DATA, not by FILE: %s", error)
+        _log.info("AutoShardPolicy.AUTO shards the dataset by DATA, not by FILE: %s", error)
         policy = AutoShardPolicy.DATA
     if policy is AutoShardPolicy.DATA:
         _check_is_read_alike(plan, workers)
@@ -239,12 +240,12 @@ def auto_shard(plan: Node, context: InputContext) -> WorkerShard:
 def is_read_by_all(plan: Node) -> bool:
     """Return whether each worker reads the whole dataset, however many there are."""
     policy = _policy(plan)
-    served = [source for source in find_sources(plan) if source.replay_buffers is not None]
-    is_shared = any(getattr(source, "job_name", None) is not None for source in served)
+    service_sources = [source for source in find_sources(plan) if source.replay_buffers is not None]
+    is_shared = any(getattr(source, "job_name", None) is not None for source in service_sources)
     # The data service shards a job among its clients, or copies it, as the user chose.
     return (
         policy is AutoShardPolicy.OFF
-        or (bool(served) and policy is AutoShardPolicy.AUTO)
+        or (bool(service_sources) and policy is AutoShardPolicy.AUTO)
         or (is_shared and policy in _SHARDING_POLICIES)
     )
 
@@ -254,10 +255,11 @@ def _policy(plan: Node) -> AutoShardPolicy:
 
 
 def _check_is_read_alike(plan: Node, workers: int) -> None:
-    why = explain_reader_differences(plan)
-    if why:
+    difference = explain_reader_differences(plan)
+    if difference:
         raise InvalidArgumentError(
-            f"AutoShardPolicy.DATA cannot share the dataset among {workers} workers, each of which "
-            f"reads all batches and uses its part of each: {why}. With options.auto_shard_policy: "
-            "AutoShardPolicy.OFF, for all of it on every worker; or FILE, if it is read from files"
+            f"AutoShardPolicy.DATA cannot shard the dataset among {workers} workers, which must "
+            f"all read the same batches: {difference}. Set options.auto_shard_policy to "
+            "AutoShardPolicy.OFF to read all of it on every worker, or to FILE if it is read "
+            "from files"
         )

@@ -148,7 +148,7 @@ class DistributedIterator:
         except OutOfRangeError:
             raise
         except StopIteration:
-            raise OutOfRangeError("the distributed dataset has no more elements") from None
+            raise OutOfRangeError("end of the distributed dataset") from None
 
     def get_next_as_optional(self) -> Optional:
         """Return the replicas' next values, or an `Optional` without a value at the end."""
@@ -169,11 +169,13 @@ class DistributedIterator:
         """
         if self._read or self._step is not None:
             raise FailedPreconditionError(
-                "the last step was interrupted when it had been read already; take the state after "
-                "the next one"
+                "the last step was interrupted after it was read; save the state after the next "
+                "step"
             )
-        here = self._step_input.get_state()
-        states = [here] if self._agreement is None else self._agreement.gather_values(here)
+        local_state = self._step_input.get_state()
+        states = (
+            [local_state] if self._agreement is None else self._agreement.gather_values(local_state)
+        )
         return {"version": VERSION, "distributed": merge_states(states)}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -292,8 +294,8 @@ class DevicePlacement(HostPlacement):
         count = len(self._devices)
         values = [value for column in columns for value in column]
         put = self._framework.put(values, self._devices * len(columns))
-        parts = [put[start : start + count] for start in range(0, len(put), count)]
-        return super().place(structure, parts, wraps)
+        columns_on_devices = [put[start : start + count] for start in range(0, len(put), count)]
+        return super().place(structure, columns_on_devices, wraps)
 
     def spec(self, piece: Spec, num_local: int, num_replicas: int, wraps: bool) -> Spec:
         """Return the spec with the framework's dtypes."""
@@ -334,35 +336,35 @@ class GlobalArrayPlacement(StepPlacement):
     ) -> tuple[Any] | None:
         """Equalize row counts as `remainder` says, and create global arrays."""
         rows = batch_shards.shard_row_counts(structure, columns)
-        used = batch_shards.rows_per_shard(
+        row_count = batch_shards.rows_per_shard(
             self._remainder, self._gather_row_counts(rows), self._size
         )
-        if used is None:
+        if row_count is None:
             return None
         paths = structure.paths
         if self._remainder != "pad":
-            made = [
+            arrays = [
                 self._build_array(self._layout, column, path)
                 for column, path in zip(columns, paths, strict=True)
             ]
-            return (unflatten(structure, made),)
-        made = [
-            self._build_array(self._layout, batch_shards.pad_column(column, used), path)
+            return (unflatten(structure, arrays),)
+        arrays = [
+            self._build_array(self._layout, batch_shards.pad_column(column, row_count), path)
             for column, path in zip(columns, paths, strict=True)
         ]
-        mask = self._build_array(self._layout, batch_shards.make_mask(rows, used))
-        return (batch_shards.add_mask(structure, made, mask),)
+        mask = self._build_array(self._layout, batch_shards.make_mask(rows, row_count))
+        return (batch_shards.add_mask(structure, arrays, mask),)
 
     def spec(self, piece: Spec, num_local: int, num_replicas: int, wraps: bool) -> Spec:
         """Return a plain spec over all replicas' rows."""
         pads = self._remainder == "pad"
 
-        def whole(leaf: ArraySpec) -> ArraySpec:
+        def global_spec(leaf: ArraySpec) -> ArraySpec:
             rows = self._size if pads and self._size else leaf.shape[0] if leaf.shape else None
             total = None if rows is None else rows * num_replicas
             return ArraySpec((total, *leaf.shape[1:]), leaf.dtype, leaf.name)
 
-        spec = map_leaves(whole, _convert_spec(piece, self._framework))
+        spec = map_leaves(global_spec, _convert_spec(piece, self._framework))
         if not pads:
             return spec
         leaves, structure = flatten(spec)

@@ -97,32 +97,34 @@ class Metric:
             TypeError: If one is of another kind.
             ValueError: If one has other sums, such as an `AUC` with other thresholds.
         """
-        is_one = isinstance(others, Metric) or (
+        is_single = isinstance(others, Metric) or (
             isinstance(others, np.ndarray) and others.shape == self._shape
         )
-        found = [self._sums_of(each) for each in ([others] if is_one else others)]
-        if found:
-            self._add(np.sum(found, axis=0))
+        sums = [self._sums_of(each) for each in ([others] if is_single else others)]
+        if sums:
+            self._add(np.sum(sums, axis=0))
         return self
 
     def _sums_of(self, other: Any) -> Array:
         kind = type(self).__name__
         if isinstance(other, Metric):
             if type(other) is not type(self):
-                raise TypeError(f"a {kind} is merged with others, but got a {type(other).__name__}")
+                raise TypeError(
+                    f"cannot merge a {type(other).__name__} into a metric of class {kind}"
+                )
             if not self._has_same_settings(other):
-                raise ValueError(f"{other!r} has other settings than {self!r}")
+                raise ValueError(f"cannot merge {other!r} into {self!r}: their settings differ")
             return other.sums()
         sums = np.asarray(other)
         if sums.dtype.kind not in "biuf":
             raise TypeError(
-                f"a {kind} is merged with metrics of its kind or with their sums(), but got "
-                f"{other!r:.80} of type {type(other).__name__}"
+                f"expected a metric of class {kind} or its sums(), but got {other!r:.80} of type "
+                f"{type(other).__name__}"
             )
         if sums.shape != self._shape:
             raise ValueError(
-                f"a {kind} is merged with sums of shape {self._shape}, but got an array of shape "
-                f"{sums.shape}"
+                f"expected sums of shape {self._shape} to merge into {kind}, but got an array of "
+                f"shape {sums.shape}"
             )
         return sums.astype(np.float64)
 
@@ -167,15 +169,15 @@ def _build_from_sums(
     kind: type[Metric], settings: dict[str, Any], name: str, sums: Array
 ) -> Metric:
     """Return a metric of this process, independent of the current scope."""
-    made = object.__new__(kind)
-    made.__dict__.update(settings)
-    place, refusing = current_context.set(None), variable_refusal.set(None)
+    metric = object.__new__(kind)
+    metric.__dict__.update(settings)
+    context_token, refusal_token = current_context.set(None), variable_refusal.set(None)
     try:
-        made._sums = _sums_variable(sums, name, on_servers=False)
+        metric._sums = _sums_variable(sums, name, on_servers=False)
     finally:
-        variable_refusal.reset(refusing)
-        current_context.reset(place)
-    return made
+        variable_refusal.reset(refusal_token)
+        current_context.reset(context_token)
+    return metric
 
 
 class Mean(Metric):
@@ -217,8 +219,8 @@ class Mean(Metric):
             weights = np.broadcast_to(weights, found.shape)
         except ValueError:
             raise InvalidArgumentError(
-                f"`sample_weight` of shape {weights.shape} does not fit values of shape "
-                f"{found.shape}"
+                f"`sample_weight` of shape {weights.shape} cannot be broadcast to values of "
+                f"shape {found.shape}"
             ) from None
         weighted = _mean_from(found * weights, 1)
         if rank > 1:
@@ -325,19 +327,23 @@ class AUC(Metric):
         true = _broadcast_weights(predicted, true).astype(bool)
         if predicted.size and not (predicted.min() >= 0 and predicted.max() <= 1):
             raise InvalidArgumentError(
-                f"`y_pred` must be in [0, 1], but is from {predicted.min()} to {predicted.max()}; "
-                "for logits, make the metric with from_logits=True"
+                f"`y_pred` must be in [0, 1], but ranges from {predicted.min()} to "
+                f"{predicted.max()}; for logits, create the metric with from_logits=True"
             )
         weights = np.ones(predicted.shape)
         if sample_weight is not None:
-            given, _ = _match_ranks(_convert_numbers("sample_weight", sample_weight), predicted)
-            given = given.reshape(*given.shape, *[1] * (predicted.ndim - given.ndim))
+            sample_weights, _ = _match_ranks(
+                _convert_numbers("sample_weight", sample_weight), predicted
+            )
+            sample_weights = sample_weights.reshape(
+                *sample_weights.shape, *[1] * (predicted.ndim - sample_weights.ndim)
+            )
             try:
-                weights = np.broadcast_to(given, predicted.shape)
+                weights = np.broadcast_to(sample_weights, predicted.shape)
             except ValueError:
                 raise InvalidArgumentError(
-                    f"`sample_weight` of shape {given.shape} does not fit predictions of shape "
-                    f"{predicted.shape}"
+                    f"`sample_weight` of shape {sample_weights.shape} cannot be broadcast to "
+                    f"predictions of shape {predicted.shape}"
                 ) from None
         # In float32, as in Keras, so that values at a threshold fall on the same side.
         buckets = np.ceil(predicted * np.float32(self.num_thresholds - 1)) - 1
@@ -391,10 +397,10 @@ def _ratio(above: Array, below: Any) -> Array:
 
 
 def _convert_numbers(name: str, values: Any, dtype: Any = np.float64) -> NDArray[Any]:
-    found = np.asarray(values)
-    if found.size and found.dtype.kind in "OUSV" and found.dtype.isbuiltin != 2:
-        raise TypeError(f"`{name}` must be numbers, but has dtype {found.dtype}")
-    return found.astype(dtype)
+    array = np.asarray(values)
+    if array.size and array.dtype.kind in "OUSV" and array.dtype.isbuiltin != 2:
+        raise TypeError(f"`{name}` must be numbers, but has dtype {array.dtype}")
+    return array.astype(dtype)
 
 
 def _mean_from(values: NDArray[Any], axis: int) -> NDArray[Any]:
@@ -413,10 +419,10 @@ def _match_ranks(one: NDArray[Any], other: NDArray[Any]) -> tuple[NDArray[Any], 
     return one, other
 
 
-def _broadcast_weights(like: NDArray[Any], given: NDArray[Any]) -> NDArray[Any]:
-    if like.shape != given.shape:
-        shapes: Sequence[Any] = (like.shape, given.shape)
+def _broadcast_weights(labels: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    if labels.shape != values.shape:
+        shapes: Sequence[Any] = (labels.shape, values.shape)
         raise InvalidArgumentError(
             f"labels and predictions must have one shape, but have {shapes[0]} and {shapes[1]}"
         )
-    return given
+    return values

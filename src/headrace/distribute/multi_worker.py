@@ -107,7 +107,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         check_security(security)
         found = find_framework(framework)
         self._resolver = cluster_resolver or TFConfigClusterResolver()
-        self._names, self._rank, at = _find_rank(self._resolver)
+        self._names, self._rank, address = _find_rank(self._resolver)
         self._num_workers = len(self._names)
         self._counters: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._seed = 0
@@ -120,25 +120,31 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._num_workers == 1:
             super().__init__(device_names(devices, found), found)
             return
-        member, self._finalizer = _join_session(
-            at, self._rank, self._names, float(timeout), security
+        client, self._finalizer = _join_session(
+            address, self._rank, self._names, float(timeout), security
         )
-        self._client = member
+        self._client = client
         try:
             # Before any use of its devices. The framework's connections do not authenticate.
-            host = None if security is not None else addresses.local_address_for(at)
+            host = None if security is not None else addresses.local_address_for(address)
             self._allow_direct = found.join_workers(
                 self._rank,
                 self._num_workers,
                 host,
                 float(timeout),
-                lambda own: gather_json(member, f"what each has of {found.name}", own),
+                lambda own: gather_json(client, f"the setup of {found.name}", own),
             )
             self._direct_allreduce = DirectAllReduce(
-                member, found, self._rank, self._num_workers, at, float(timeout), self._allow_direct
+                client,
+                found,
+                self._rank,
+                self._num_workers,
+                address,
+                float(timeout),
+                self._allow_direct,
             )
             super().__init__(device_names(devices, found), found)
-            self._seed = _exchange_setup(member, self._names, len(self._devices))
+            self._seed = _exchange_setup(client, self._names, len(self._devices))
         except BaseException:
             self.close()
             raise
@@ -168,21 +174,21 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _wraps_arrays(self) -> bool:
         return self._num_workers > 1
 
-    def _next_number(self, what: str) -> int:
+    def _next_number(self, kind: str) -> int:
         """Return the next number of a kind of object; the same on each worker."""
-        return next(self._counters[what])
+        return next(self._counters[kind])
 
     # --- input --------------------------------------------------------------------------------
 
     def _agreement(self, batch_size: int | None = None) -> Callable[[], StepAgreement] | None:
-        member = self._client
-        if member is None:
+        client = self._client
+        if client is None:
             return None
         dataset, iterators = self._next_number("dataset"), itertools.count(1)
         # Part of the name: with different batch sizes, rows would be duplicated or lost.
         size = "" if batch_size is None else f" (batches of {batch_size})"
         return lambda: StepAgreement(
-            member, f"pass {next(iterators)} over distributed dataset {dataset}{size}"
+            client, f"epoch {next(iterators)} of distributed dataset {dataset}{size}"
         )
 
     def _seed_for(self, dataset: Dataset) -> int | None:
@@ -198,8 +204,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         if options.is_per_replica and self._num_workers > 1:
             raise NotImplementedError(
                 "InputReplicationMode.PER_REPLICA is only supported in "
-                "distribute_datasets_from_function of MirroredStrategy; workers read what "
-                "dataset_fn makes for each of them"
+                "distribute_datasets_from_function of MirroredStrategy; with several workers, "
+                "dataset_fn is called once for each worker"
             )
 
     def _gather_row_counts(self, rows: list[int]) -> list[int]:
@@ -223,8 +229,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         """
         if self._client is None:
             return
-        words = f"{type(error).__name__}: {error}"[:_MAX_ERROR_LENGTH]
-        text = np.frombuffer(words.encode(errors="replace"), np.uint8)
+        description = f"{type(error).__name__}: {error}"[:_MAX_ERROR_LENGTH]
+        text = np.frombuffer(description.encode(errors="replace"), np.uint8)
         with contextlib.suppress(HeadraceError):  # the session has failed, and all workers know why
             number = self._client.start("strategy.run", ERROR, arrays=[text])
             self._client.discard([number])
@@ -243,26 +249,26 @@ class MultiWorkerMirroredStrategy(Strategy):
         program = self.framework.replica_programs()
         if not self._allow_direct:
             raise FailedPreconditionError(
-                "one program, or one array, for the replicas of several workers takes processes "
-                "that JAX knows as one: where security= is wanted, or JAX was used before this "
-                "strategy was made, call jax.distributed.initialize() first, on all workers; or "
-                "use run"
+                "one program or array for the replicas of several workers requires that JAX runs "
+                "their processes as one program: with `security`, or if JAX was used before this "
+                "strategy was created, call jax.distributed.initialize() first on all workers; "
+                "or use run"
             )
         if not self._mesh_devices:
-            own = program.device_keys(self.framework_devices)
-            said = gather_json(self._client, "the devices of each worker", own)
-            self._mesh_devices = program.find_devices([name for each in said for name in each])
+            local_keys = program.device_keys(self.framework_devices)
+            gathered = gather_json(self._client, "the devices of each worker", local_keys)
+            self._mesh_devices = program.find_devices([name for keys in gathered for name in keys])
         return self._mesh_devices
 
-    def open_program_calls(self, what: str) -> ProgramCalls | None:
+    def open_program_calls(self, description: str) -> ProgramCalls | None:
         """Return the agreement on calls of a program over all workers; None with one worker.
 
         Args:
-            what: Kind of program.
+            description: Kind of program.
         """
         if self._client is None:
             return None
-        name = f"{what} {self._next_number(what)}"
+        name = f"{description} {self._next_number(description)}"
         return ProgramCalls(
             self._client, self._names, name, self.framework.replica_programs().is_peer_loss
         )
@@ -274,29 +280,29 @@ class MultiWorkerMirroredStrategy(Strategy):
         op: ReduceOp,
         columns: Sequence[Sequence[Any]],
         axis: Axis = None,
-        what: str | None = None,
+        description: str | None = None,
     ) -> list[Any]:
         """Return the sums or means over all replicas, in a single exchange."""
-        member, framework = self._client, self.framework
-        if member is None or not columns:
+        client, framework = self._client, self.framework
+        if client is None or not columns:
             return super().reduce_columns(op, columns, axis)
         pairs = [sum_and_count(values, axis, framework) for values in columns]
         totals = [total for total, _ in pairs]
         device = self.framework_devices[0]
         direct = [self._direct_allreduce.is_used_for(total, device) for total in totals]
-        here = [
+        local_totals = [
             np.asarray(framework.to_numpy(total))
             for total, is_direct in zip(totals, direct, strict=True)
             if not is_direct
         ]
         counts = np.array([count for _, count in pairs] if op is ReduceOp.MEAN else [], np.int64)
-        words = what or f"a reduction ({op.name})"
+        description = description or f"a reduction ({op.name})"
         # All workers use the same description, so that mismatches are detected.
         for total, is_direct in zip(totals, direct, strict=True):
-            words += f" with {total.dtype} of shape {tuple(total.shape)}" if is_direct else ""
-        *sums, counts = sum_arrays(member, [*here, counts], words)
-        rest = iter(sums)
-        large = iter(
+            description += f" with {total.dtype} of shape {tuple(total.shape)}" if is_direct else ""
+        *sums, counts = sum_arrays(client, [*local_totals, counts], description)
+        remaining_sums = iter(sums)
+        direct_sums = iter(
             self._direct_allreduce.sum_totals(
                 [t for t, is_one in zip(totals, direct, strict=True) if is_one]
             )
@@ -305,31 +311,33 @@ class MultiWorkerMirroredStrategy(Strategy):
         return [
             finish_reduction(
                 op,
-                next(large) if is_direct else self._put(next(rest)),
+                next(direct_sums) if is_direct else self._put(next(remaining_sums)),
                 count,
                 framework,
             )
             for total, is_direct, count in zip(totals, direct, numbers, strict=True)
         ]
 
-    def gather_replicas(self, values: Sequence[Any], axis: int, what: str | None = None) -> Any:
+    def gather_replicas(
+        self, values: Sequence[Any], axis: int, description: str | None = None
+    ) -> Any:
         """Return the concatenated values of all replicas."""
-        here = concatenate_values(values, axis, self.framework)
+        local = concatenate_values(values, axis, self.framework)
         if self._client is None:
-            return here
-        array = np.asarray(self.framework.to_numpy(here))
-        words = what or f"a gathering along axis {axis}"
-        found = self._client.run(words, ALL, arrays=[array])
-        return self._put(concatenate_values(found.arrays, axis))
+            return local
+        array = np.asarray(self.framework.to_numpy(local))
+        description = description or f"a gather along axis {axis}"
+        gathered = self._client.run(description, ALL, arrays=[array])
+        return self._put(concatenate_values(gathered.arrays, axis))
 
-    def broadcast_first(self, value: Any, what: str) -> Any:
+    def broadcast_first(self, value: Any, description: str) -> Any:
         """Return the first worker's value; all workers pass values of one shape and dtype."""
         if self._client is None:
             return value
         array = np.asarray(self.framework.to_numpy(self.framework.as_array(value)))
-        words = f"{what}, of shape {array.shape} and dtype {array.dtype}"
-        found = self._client.run(words, FIRST, arrays=[] if self._rank else [array])
-        return self._put(found.arrays[0])
+        description = f"{description}, of shape {array.shape} and dtype {array.dtype}"
+        received = self._client.run(description, FIRST, arrays=[] if self._rank else [array])
+        return self._put(received.arrays[0])
 
     def _put(self, array: NDArray[Any]) -> Any:
         """Convert an array from other workers to one of the framework."""
@@ -353,9 +361,9 @@ def _find_rank(resolver: ClusterResolver) -> tuple[list[str], int, str]:
         return alone
     if not spec:
         raise InvalidArgumentError(
-            f"the cluster of {resolver!r} has {', '.join(map(repr, spec.jobs))} and not one task "
-            "of it, so each process would train alone: list the workers' addresses, look at the "
-            "labels that are asked for, or leave out the cluster to train alone"
+            f"the cluster of {resolver!r} has the jobs {', '.join(map(repr, spec.jobs))}, but no "
+            "task in them, so each process would train alone: list the workers' addresses, check "
+            "the labels that the resolver selects, or pass no cluster to train alone"
         )
     check_task(spec, resolver.task_type, resolver.task_id)
     assert resolver.task_type is not None
@@ -365,9 +373,9 @@ def _find_rank(resolver: ClusterResolver) -> tuple[list[str], int, str]:
     tasks = workers(spec)
     if resolver.task_type == PS or not tasks:
         raise InvalidArgumentError(
-            f"this process is {resolver.task_type!r} task {resolver.task_id} of {spec}, and a "
-            "MultiWorkerMirroredStrategy has chief and workers only; parameter servers belong to "
-            "ParameterServerStrategy"
+            f"this process is {resolver.task_type!r} task {resolver.task_id} of {spec}, but a "
+            "MultiWorkerMirroredStrategy runs on chief and workers only; use "
+            "ParameterServerStrategy with parameter servers"
         )
     names = [f"{kind} {index} ({_address(spec, kind, index)})" for kind, index in tasks]
     return names, rank(spec, resolver.task_type, resolver.task_id), _address(spec, *tasks[0])
@@ -396,15 +404,15 @@ def _join_session(
     if security is None and not addresses.is_loopback(host):
         raise ValueError(
             f"the first worker listens at {address}, which other machines can reach, so "
-            "security=... is "
-            "needed: whoever reaches that port can take part. Create keys with `headrace keys new "
-            'DIR`, and pass security=Security.load(DIR, "server") on all workers'
+            "`security` is required: otherwise any process that reaches the port can join. "
+            "Create keys with `headrace keys new DIR`, and pass security=Security.load(DIR, "
+            '"server") on all workers'
         )
     channel: Channel
     release: Callable[[], object] = _do_nothing
     if rank == 0:
-        place, release = acquire_server(address, names, security)
-        channel = place.local_channel()
+        server, release = acquire_server(address, names, security)
+        channel = server.local_channel()
     else:
         channel = zeromq.connect(
             address,
@@ -414,11 +422,11 @@ def _join_session(
             keepalive_timeout=min(2 * timeout + 60.0, _MAX_TIMEOUT),
             request_bytes=MAX_MESSAGE_BYTES,
         )
-    member = CollectiveClient(channel, rank=rank, names=names, timeout=timeout)
+    client = CollectiveClient(channel, rank=rank, names=names, timeout=timeout)
     # Tied to the client, not the strategy: datasets and iterators outlive the strategy.
-    finalizer = weakref.finalize(member, _leave_session, member.closer.close, release)
-    close_at_exit(member, finalizer)
-    return member, finalizer
+    finalizer = weakref.finalize(client, _leave_session, client.closer.close, release)
+    close_at_exit(client, finalizer)
+    return client, finalizer
 
 
 def _leave_session(close: Callable[[], object], release: Callable[[], object]) -> None:
@@ -436,17 +444,18 @@ def _exchange_setup(client: CollectiveClient, names: Sequence[str], replicas: in
     Raises:
         InvalidArgumentError: If the settings differ.
     """
-    terms = {"workers": list(names), "replicas": replicas, "seed": draw_seed()}
-    first, *others = gather_json(client, "the beginning", terms)
+    settings = {"workers": list(names), "replicas": replicas, "seed": draw_seed()}
+    first, *others = gather_json(client, "the setup", settings)
     for other, name in zip(others, names[1:], strict=False):
-        for word in ("workers", "replicas"):
-            if other[word] != first[word]:
+        for setting in ("workers", "replicas"):
+            if other[setting] != first[setting]:
                 raise InvalidArgumentError(
-                    f"every worker must have the same cluster and the same number of replicas, but "
-                    f"{names[0]} has {word} {first[word]}, and {name} has {word} {other[word]}"
+                    "every worker must have the same cluster and the same number of replicas, "
+                    f"but {names[0]} has {setting} {first[setting]}, and {name} has {setting} "
+                    f"{other[setting]}"
                 )
     # Every worker that completes this has the setup. A first worker that ended now, with replies
     # still in flight, would otherwise look like one that has not started.
-    client.run("the end of the beginning", ANY)
+    client.run("the end of the setup", ANY)
     seed: int = first["seed"]
     return seed

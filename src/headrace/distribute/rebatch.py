@@ -88,5 +88,5 @@ def piece_size(sizes: Sequence[int], number: int) -> int:
         sizes: Result of `rotated_batch_sizes`.
         number: Number of the piece, from 0.
     """
-    turn, place = divmod(number, len(sizes))
-    return sizes[(place + (turn if 0 in sizes else 0)) % len(sizes)]
+    turn, offset = divmod(number, len(sizes))
+    return sizes[(offset + (turn if 0 in sizes else 0)) % len(sizes)]

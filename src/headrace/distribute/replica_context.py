@@ -129,9 +129,11 @@ class ReplicaContext(ReplicaView):
                 recorded on some of them only.
         """
         op = ReduceOp.parse(reduce_op)
-        what = f"all_reduce {self._next_collective()} ({op.name})"
+        description = f"all_reduce {self._next_collective()} ({op.name})"
         own = map_structure(_local_value, value)
-        return all_reduce_values(self.strategy, op, own, what, self.merge, self._merge_in_backward)
+        return all_reduce_values(
+            self.strategy, op, own, description, self.merge, self._merge_in_backward
+        )
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
         """Concatenate the replicas' values, leaf by leaf.
@@ -147,10 +149,10 @@ class ReplicaContext(ReplicaView):
         Raises:
             FailedPreconditionError: As in `all_reduce`.
         """
-        what = f"all_gather {self._next_collective()} (axis {axis})"
+        description = f"all_gather {self._next_collective()} (axis {axis})"
         own = map_structure(_local_value, value)
         return all_gather_values(
-            self.strategy, own, axis, what, self.merge, self._merge_in_backward
+            self.strategy, own, axis, description, self.merge, self._merge_in_backward
         )
 
     def _next_collective(self) -> int:
@@ -161,29 +163,29 @@ class ReplicaContext(ReplicaView):
         self,
         function: Callable[[list[Any]], list[Any]],
         value: Any,
-        what: str = "merge_call, or a write of a variable",
+        description: str = "merge_call or a variable write",
     ) -> Any:
         """Wait until every replica calls this; return this replica's part of `function`'s result.
 
         Args:
             function: Called once with the values of all replicas; returns a part for each.
             value: This replica's value.
-            what: Description of the operation, which must be the same on all replicas.
+            description: Description of the operation, which must be the same on all replicas.
         """
-        place = current_context.get()
-        if place is not None and place is not self:
+        context = current_context.get()
+        if context is not None and context is not self:
             raise FailedPreconditionError(
-                "this replica context is not the one of the code that uses it; ask for it where "
-                "it is used: get_replica_context()"
+                "this ReplicaContext is of another replica than the code that uses it; call "
+                "get_replica_context() where you use it"
             )
-        return self._rendezvous.merge(self._replica, function, value, what)
+        return self._rendezvous.merge(self._replica, function, value, description)
 
     def _merge_in_backward(
-        self, function: Callable[[list[Any]], list[Any]], value: Any, what: str
+        self, function: Callable[[list[Any]], list[Any]], value: Any, description: str
     ) -> Any:
         """Merge in a backward pass, which may run on a thread of the framework."""
         return self._rendezvous.merge(
-            self._replica, function, value, what, BACKWARD_TIMEOUT_SECONDS
+            self._replica, function, value, description, BACKWARD_TIMEOUT_SECONDS
         )
 
     def __repr__(self) -> str:
@@ -204,7 +206,7 @@ class SingleReplicaRendezvous:
         replica: int,
         function: Callable[[list[Any]], list[Any]],
         value: Any,
-        what: str,
+        description: str,
         limit: float | None = None,
     ) -> Any:
         """Call the function with the only replica's value (`execution_context.Rendezvous`)."""
@@ -252,7 +254,9 @@ def _split_result(result: Any, strategy: Any) -> list[Any]:
 class MergeFunction(Protocol):
     """Calls a function once with the values of all replicas, and returns this replica's part."""
 
-    def __call__(self, function: Callable[[list[Any]], list[Any]], value: Any, what: str) -> Any:
+    def __call__(
+        self, function: Callable[[list[Any]], list[Any]], value: Any, description: str
+    ) -> Any:
         """Arguments as in `ReplicaContext.merge`."""
 
 
@@ -260,7 +264,7 @@ def all_reduce_values(
     strategy: Any,
     op: ReduceOp,
     value: Any,
-    what: str,
+    description: str,
     merge: MergeFunction,
     merge_in_backward: MergeFunction,
 ) -> Any:
@@ -270,32 +274,34 @@ def all_reduce_values(
         strategy: Strategy of the replica.
         op: Sum or mean.
         value: Structure of this replica's values.
-        what: Name of the collective, the same on all replicas.
+        description: Name of the collective, the same on all replicas.
         merge: Used for the collective.
         merge_in_backward: Used for its gradient.
     """
 
-    def forward(leaves: Sequence[Any], what: str, _: Sequence[int]) -> list[Any]:
+    def forward(leaves: Sequence[Any], description: str, _: Sequence[int]) -> list[Any]:
         def merged(values: list[Any]) -> list[Any]:
-            return _copy_for_replicas(_reduce_structures(strategy, op, values, what), strategy)
+            return _copy_for_replicas(
+                _reduce_structures(strategy, op, values, description), strategy
+            )
 
-        return _leaves_of(merge(merged, _with_leaves(value, leaves), what))
+        return _leaves_of(merge(merged, _with_leaves(value, leaves), description))
 
     def backward(upstream: Sequence[Any]) -> list[Any]:
-        name = f"gradient of {what}"
+        name = f"gradient of {description}"
         found: list[Any] = all_reduce_values(
             strategy, op, list(upstream), name, merge_in_backward, merge_in_backward
         )
         return found
 
-    return _with_gradient(strategy.framework, forward, backward, value, what)
+    return _with_gradient(strategy.framework, forward, backward, value, description)
 
 
 def all_gather_values(
     strategy: Any,
     value: Any,
     axis: int,
-    what: str,
+    description: str,
     merge: MergeFunction,
     merge_in_backward: MergeFunction,
 ) -> Any:
@@ -305,37 +311,39 @@ def all_gather_values(
         strategy: Strategy of the replica.
         value: Structure of this replica's values.
         axis: Axis of concatenation; lengths along it may differ.
-        what: Name of the collective, the same on all replicas.
+        description: Name of the collective, the same on all replicas.
         merge: Used for the collective.
         merge_in_backward: Used for its gradient.
     """
     own: list[slice] = []
 
-    def forward(leaves: Sequence[Any], what: str, traced: Sequence[int]) -> list[Any]:
+    def forward(leaves: Sequence[Any], description: str, traced: Sequence[int]) -> list[Any]:
         def merged(values: list[Any]) -> list[Any]:
-            whole = map_structure(
-                lambda *leaves: strategy.gather_replicas(leaves, axis, what), *values
+            gathered = map_structure(
+                lambda *leaves: strategy.gather_replicas(leaves, axis, description), *values
             )
             lengths = [
                 [_length(leaf, axis) for leaf in _leaves_of(each)] if traced else []
                 for each in values
             ]
-            parts = _local_slices(strategy, lengths, what) if traced else [[] for _ in values]
-            return list(zip(_copy_for_replicas(whole, strategy), parts, strict=True))
+            parts = (
+                _local_slices(strategy, lengths, description) if traced else [[] for _ in values]
+            )
+            return list(zip(_copy_for_replicas(gathered, strategy), parts, strict=True))
 
-        made, parts = merge(merged, _with_leaves(value, leaves), what)
+        reduced, parts = merge(merged, _with_leaves(value, leaves), description)
         own[:] = [parts[index] for index in traced]
-        return _leaves_of(made)
+        return _leaves_of(reduced)
 
     def backward(upstream: Sequence[Any]) -> list[Any]:
-        name = f"gradient of {what}"
+        name = f"gradient of {description}"
         sums = all_reduce_values(
             strategy, ReduceOp.SUM, list(upstream), name, merge_in_backward, merge_in_backward
         )
-        before = (slice(None),) * axis
-        return [each[(*before, part)] for each, part in zip(sums, own, strict=True)]
+        leading = (slice(None),) * axis
+        return [each[(*leading, part)] for each, part in zip(sums, own, strict=True)]
 
-    return _with_gradient(strategy.framework, forward, backward, value, what)
+    return _with_gradient(strategy.framework, forward, backward, value, description)
 
 
 def _with_gradient(
@@ -343,32 +351,34 @@ def _with_gradient(
     forward: Callable[[Sequence[Any], str, Sequence[int]], list[Any]],
     backward: Callable[[Sequence[Any]], list[Any]],
     value: Any,
-    what: str,
+    description: str,
 ) -> Any:
     """Return `forward(leaves, name, traced)` as a structure; `backward` is its gradient."""
     leaves = _leaves_of(value)
     traced: tuple[int, ...] = framework.traced_indices(leaves)
     if not traced:
-        return _with_leaves(value, forward(leaves, what, ()))
+        return _with_leaves(value, forward(leaves, description, ()))
     # Part of the name, since replicas that differ here would not all run the backward pass.
-    name = f"{what} with gradients for values {', '.join(map(str, traced))} of {len(leaves)}"
-    made = framework.with_gradient(
+    name = f"{description} with gradients for values {', '.join(map(str, traced))} of {len(leaves)}"
+    reduced = framework.with_gradient(
         lambda given: forward(given, name, traced), backward, leaves, traced
     )
-    return _with_leaves(value, made)
+    return _with_leaves(value, reduced)
 
 
-def _local_slices(strategy: Any, lengths: Sequence[Sequence[int]], what: str) -> list[list[slice]]:
+def _local_slices(
+    strategy: Any, lengths: Sequence[Sequence[int]], description: str
+) -> list[list[slice]]:
     """Return the positions of each local replica's values in the concatenation."""
     rows = [np.array([each], np.int64) for each in lengths]
-    gathered = strategy.gather_replicas(rows, 0, f"lengths of {what}")
-    of_all = np.asarray(strategy.framework.to_numpy(gathered))
-    ends = of_all.cumsum(axis=0)
+    gathered = strategy.gather_replicas(rows, 0, f"lengths of {description}")
+    all_lengths = np.asarray(strategy.framework.to_numpy(gathered))
+    ends = all_lengths.cumsum(axis=0)
     first: int = strategy.first_replica
     return [
         [
             slice(int(end - n), int(end))
-            for end, n in zip(ends[replica], of_all[replica], strict=True)
+            for end, n in zip(ends[replica], all_lengths[replica], strict=True)
         ]
         for replica in range(first, first + len(lengths))
     ]
@@ -389,12 +399,12 @@ def _with_leaves(value: Any, leaves: Sequence[Any]) -> Any:
     return map_structure(lambda _: next(rest), value)
 
 
-def _reduce_structures(strategy: Any, op: ReduceOp, values: Sequence[Any], what: str) -> Any:
+def _reduce_structures(strategy: Any, op: ReduceOp, values: Sequence[Any], description: str) -> Any:
     """Reduce the replicas' structures to one of sums or means: all leaves in one exchange."""
     columns: list[Sequence[Any]] = []
     map_structure(lambda *leaves: columns.append(leaves), *values)
-    made = iter(strategy.reduce_columns(op, columns, what=what))
-    return map_structure(lambda *_: next(made), *values)
+    reduced = iter(strategy.reduce_columns(op, columns, description=description))
+    return map_structure(lambda *_: next(reduced), *values)
 
 
 def _copy_for_replicas(result: Any, strategy: Any) -> list[Any]:

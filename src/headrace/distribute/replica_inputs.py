@@ -123,11 +123,11 @@ class ReplicaInputs:
             )
         context = self._input_context()
         size = global_batch_size(dataset.plan)
-        share = None if size is None else -(-size // context.num_replicas_in_sync)
-        delivery = self._step_placement(checked, share)
+        rows_per_replica = None if size is None else -(-size // context.num_replicas_in_sync)
+        placement = self._step_placement(checked, rows_per_replica)
         seed = self._seed_for(dataset)
         agreement = self._agreement(size)
-        return DistributedDataset(dataset, context, checked, agreement, seed, delivery)
+        return DistributedDataset(dataset, context, checked, agreement, seed, placement)
 
     def distribute_datasets_from_function(
         self,
@@ -223,16 +223,17 @@ def _check_input_options(options: InputOptions | None) -> InputOptions:
 def _not_a_dataset_message(value: Any) -> str:
     if isinstance(value, ReplicaDataset):
         return (
-            f"Invalid dataset. {value!r} is distributed already: iterate over it, or pass the "
-            "Dataset that it was made of"
+            f"Invalid dataset. {value!r} is already distributed: iterate over it, or pass the "
+            "Dataset from which it was created"
         )
     if inspect.isfunction(value):
         return (
-            "Invalid dataset. Expected a Dataset object but got a function: "
-            "distribute_datasets_from_function takes one that returns a Dataset"
+            "Invalid dataset. Expected a Dataset object but got a function: for a function that "
+            "returns a Dataset use distribute_datasets_from_function"
         )
     return (
-        f"Invalid dataset. Expected a Dataset object but got {type(value).__name__}: "
-        "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a generator, "
-        "hr.torch.from_torch of torch's; values that are there use distribute_values_from_function"
+        f"Invalid dataset. Expected a Dataset object but got {type(value).__name__}: create one "
+        "with Dataset.from_tensor_slices (arrays), Dataset.from_generator (a generator) or "
+        "hr.torch.from_torch (a PyTorch dataset); for one value per replica use "
+        "distribute_values_from_function"
     )

@@ -128,7 +128,7 @@ class ReplicaStep:
             raise error
 
     def abort(self, error: BaseException) -> None:
-        """Abort running replicas at their next merge, and start no more."""
+        """Abort running replicas at their next merge, and do not start others."""
         with self._changed:
             self._fail(error)
 
@@ -137,27 +137,27 @@ class ReplicaStep:
         replica: int,
         function: Callable[[list[Any]], list[Any]],
         value: Any,
-        what: str,
+        description: str,
         limit: float | None = None,
     ) -> Any:
         """Merge the values of all replicas (`execution_context.Rendezvous`)."""
         with self._changed:
             if self.is_done:
                 raise FailedPreconditionError(
-                    f"replica {replica} is at {what} after strategy.run has returned, where no "
-                    "other replica comes: call backward, and all else in which replicas meet, in "
+                    f"replica {replica} calls {description} after strategy.run has returned, "
+                    "when no other replica can take part: call backward and all collectives in "
                     "the function that run calls"
                 )
             if self._error is not None:
                 raise _StepAbortedError
-            meeting = self._num_merges
-            self._check_same_call(replica, what)
-            self._arrived[replica] = (function, value, what)
+            merge_number = self._num_merges
+            self._check_same_call(replica, description)
+            self._arrived[replica] = (function, value, description)
             if len(self._arrived) < self._replicas:
                 if self._num_running < self._replicas:
                     self._fail_unequal_calls()
-                self._wait_for_others(replica, meeting, limit)
-                if self._num_merges == meeting:
+                self._wait_for_others(replica, merge_number, limit)
+                if self._num_merges == merge_number:
                     raise _StepAbortedError
                 return self._merge_results[replica]
             arrived = [self._arrived[each] for each in range(self._replicas)]
@@ -191,23 +191,24 @@ class ReplicaStep:
             self.results, self._merge_results, self._arrived = [], [], {}
             self._function, self._context = _do_nothing, contextvars.Context()
 
-    def _check_same_call(self, replica: int, what: str) -> None:
+    def _check_same_call(self, replica: int, description: str) -> None:
         """Raise, and fail the step, if a replica's call differs from those of the others."""
-        for other, (_, _, theirs) in self._arrived.items():
-            if theirs != what or other == replica:
+        for other, (_, _, other_call) in self._arrived.items():
+            if other_call != description or other == replica:
                 error = FailedPreconditionError(
-                    f"the replicas do not do the same: replica {other} is at {theirs}, and replica "
-                    f"{replica} is at {what}. Call merge_call, all_reduce and all_gather in the "
-                    "same order on all replicas, with values that require gradients on all of them "
-                    "or on none, and run the backward pass on all of them or on none"
+                    f"the replicas run different operations: replica {other} is in {other_call}, "
+                    f"and replica {replica} is in {description}. Call merge_call, all_reduce and "
+                    "all_gather in the same order on all replicas, with values that require "
+                    "gradients on all of them or on none, and run the backward pass on all of "
+                    "them or on none"
                 )
                 self._fail(error)
                 raise error
 
     def _wait_for_others(self, replica: int, merge_number: int, limit: float | None) -> None:
-        began, warnings = time.monotonic(), WaitWarningLimiter()
+        started, warnings = time.monotonic(), WaitWarningLimiter()
         while self._num_merges == merge_number and self._error is None:
-            waited = time.monotonic() - began
+            waited = time.monotonic() - started
             missing = [each for each in range(self._replicas) if each not in self._arrived]
             if limit is not None and waited >= limit and missing:
                 self._fail_timeout(replica, missing, waited)
@@ -215,11 +216,12 @@ class ReplicaStep:
             # One of the waiting replicas logs for all. If none is missing, the merge function is
             # running, and logs its own waits.
             if warnings.should_warn(waited) and missing and replica == min(self._arrived):
-                here = sorted(self._arrived)
+                waiting = sorted(self._arrived)
                 _log.warning(
-                    "replica %s waits for replica %s since %.0f s, in merge_call, all_reduce, "
-                    "all_gather or at a variable that all write (%s): all must come there",
-                    ", ".join(map(str, here)),
+                    "replica %s has waited for replica %s for %.0f s, in merge_call, "
+                    "all_reduce, all_gather or an aggregated variable write (%s): all replicas "
+                    "must call it",
+                    ", ".join(map(str, waiting)),
                     ", ".join(map(str, missing)),
                     waited,
                     self._arrived[replica][2],
@@ -234,11 +236,11 @@ class ReplicaStep:
     def _fail_timeout(self, replica: int, missing: list[int], waited: float) -> None:
         self._fail(
             DeadlineExceededError(
-                f"replica {', '.join(map(str, missing))} did not come to "
-                f"{self._arrived[replica][2]} "
-                f"within {waited:.0f} s, where replica {replica} waits: run the backward pass on "
-                "all replicas, and compute on each replica's own device, for PyTorch runs the "
-                "backward passes of one GPU one after the other"
+                f"replica {', '.join(map(str, missing))} did not call "
+                f"{self._arrived[replica][2]} within {waited:.0f} s, while replica {replica} "
+                "waited: run the backward pass on all replicas, and use a different device for "
+                "each replica, since PyTorch runs the backward passes of one GPU one after the "
+                "other"
             )
         )
 
@@ -255,13 +257,13 @@ class ReplicaStep:
 
     def _fail_unequal_calls(self) -> None:
         waiting = ", ".join(map(str, sorted(self._arrived)))
-        what = next(iter(self._arrived.values()))[2]
+        description = next(iter(self._arrived.values()))[2]
         self._fail(
             FailedPreconditionError(
                 "Some replicas made a different number of replica_context().merge_call() calls: "
-                f"replica {waiting} waits at {what} for one that has returned; call merge_call, "
-                "all_reduce and all_gather equally often on all replicas, and run the backward "
-                "pass through them on all of them or on none"
+                f"replica {waiting} waits in {description}, but another replica has returned; call "
+                "merge_call, all_reduce and all_gather equally often on all replicas, and run "
+                "the backward pass through them on all of them or on none"
             )
         )
 
@@ -295,9 +297,9 @@ class ReplicaThreadPool:
         current = self._queue.current
         if current is not None and current.merge_thread == threading.get_ident():
             raise FailedPreconditionError(
-                "strategy.run is called in merge_call, where all replicas wait for its function: "
-                "do that work on the replicas, before or after merge_call, or call run again when "
-                "this one has returned"
+                "strategy.run was called in the function of merge_call, for which all replicas "
+                "wait: do that work on the replicas, before or after merge_call, or call run "
+                "again after this one has returned"
             )
         with self._step_lock:
             try:
@@ -376,14 +378,14 @@ class _StepQueue:
 
     def next_step(self) -> ReplicaStep | None:
         """Return a step that needs a thread; None ends the calling thread."""
-        seen, looks = self.num_steps, 0
+        last_seen, num_polls = self.num_steps, 0
         while self.is_polling:
             with contextlib.suppress(Empty):
                 return self.calls.get(timeout=_POLL_SECONDS)
-            looks = looks + 1 if seen == self.num_steps else 0
-            lasting = self.num_steps == seen and self.current
-            seen = self.num_steps
-            if lasting or looks == _MAX_POLLS:
+            num_polls = num_polls + 1 if last_seen == self.num_steps else 0
+            is_long = self.num_steps == last_seen and self.current
+            last_seen = self.num_steps
+            if is_long or num_polls == _MAX_POLLS:
                 self.is_polling = False
             current = self.current
             if not self.is_polling and current is not None and current.num_pending:
@@ -397,15 +399,15 @@ def _do_nothing(replica: int, step: ReplicaStep) -> None:
 
 def _run_steps(queue: _StepQueue) -> None:
     while True:
-        round_ = queue.next_step()
-        if round_ is None:
+        step = queue.next_step()
+        if step is None:
             queue.calls.put(None)  # ends the next thread
             return
-        if round_.num_pending > 1:
-            queue.calls.put(round_)  # wakes the next thread
-        while round_.run_next():
+        if step.num_pending > 1:
+            queue.calls.put(step)  # wakes the next thread
+        while step.run_next():
             pass
-        del round_
+        del step
 
 
 _SHORT_STEP_SECONDS = 1e-4
@@ -415,8 +417,8 @@ _MAX_POLLS = 10
 
 
 def _leave_all_to_parent() -> None:
-    for crew in list(_pools):
-        crew.leave_to_parent()
+    for pool in list(_pools):
+        pool.leave_to_parent()
 
 
 _pools: weakref.WeakSet[ReplicaThreadPool] = weakref.WeakSet()

@@ -82,29 +82,29 @@ def row_slices(ids: Any, values: Any, variable: Any) -> RowSlices:
     """
     if hasattr(ids, "indices"):
         ids, values = ids.indices, ids.values
-    framework, shape, whose = variable.framework, variable.shape, f"Variable {variable.name!r}"
+    framework, shape, owner = variable.framework, variable.shape, f"Variable {variable.name!r}"
     rows = row_indices(variable, ids)
     if rows.ndim != 1:
         raise ValueError(
-            f"`ids` of a scatter into {whose} must be 1-D, but have shape {rows.shape}"
+            f"`ids` of a scatter into {owner} must be 1-D, but have shape {rows.shape}"
         )
-    check_range(values, variable.dtype, framework, whose)
-    given = framework.as_array(values)
-    if not framework.can_cast(given.dtype, variable.dtype):
+    check_range(values, variable.dtype, framework, owner)
+    array = framework.as_array(values)
+    if not framework.can_cast(array.dtype, variable.dtype):
         raise TypeError(
-            f"{whose} has dtype {variable.dtype}, which would lose what is in values of dtype "
-            f"{given.dtype}; convert them with astype"
+            f"values of dtype {array.dtype} cannot be cast to dtype {variable.dtype} of {owner} "
+            "without loss; convert them with astype"
         )
-    wanted = (len(rows), *shape[1:])
-    found = np.asarray(framework.to_numpy(framework.as_array(given, variable.dtype)))
-    if found.ndim < len(wanted):
-        found = np.broadcast_to(found, wanted)
-    if found.shape != wanted:
+    expected = (len(rows), *shape[1:])
+    converted = np.asarray(framework.to_numpy(framework.as_array(array, variable.dtype)))
+    if converted.ndim < len(expected):
+        converted = np.broadcast_to(converted, expected)
+    if converted.shape != expected:
         raise ValueError(
-            f"rows of {whose} take values of shape {wanted} here, and values of shape "
-            f"{found.shape} do not fit"
+            f"values for these rows of {owner} must have shape {expected}, but have shape "
+            f"{converted.shape}"
         )
-    return RowSlices(rows, found)
+    return RowSlices(rows, converted)
 
 
 def check_combinable(operation: str, aggregation: str, name: str) -> None:
@@ -116,8 +116,8 @@ def check_combinable(operation: str, aggregation: str, name: str) -> None:
     if operation in ("min", "max", "update") and aggregation in ("SUM", "MEAN"):
         raise NotImplementedError(
             f"scatter_{operation} on the replicas of Variable {name!r} is not supported with "
-            "aggregation "
-            f"{aggregation}: give it NONE or ONLY_FIRST_REPLICA, or call it outside of them"
+            f"aggregation {aggregation}: use NONE or ONLY_FIRST_REPLICA, or call it outside of "
+            "the replicas"
         )
 
 
@@ -133,9 +133,8 @@ def group_contributions(contributions: Sequence[tuple[Any, str, Any]]) -> list[A
     (variable, method, _), *others = contributions
     if any(each is not variable or other != method for each, other, _ in others):
         raise FailedPreconditionError(
-            "replicas write a variable together, but each calls a method of its own: "
+            "all replicas must call the same method of the same variable, but they called: "
             + ", ".join(f"{other} of {each.name!r}" for each, other, _ in contributions)
-            + "; have all of them call the same one"
         )
     return [value for _, _, value in contributions]
 
@@ -165,16 +164,17 @@ class RowAccess(ABC):
         """Return the array."""
 
     def gather(self, ids: Any, combiner: str | None = None) -> Any:
-        """Return the rows of these ids, in their order; or one row for each bag of them.
+        """Return the rows with the given ids, in their order; with a combiner, one row per bag.
 
         Args:
             ids: Integers of any shape, from 0 to the number of rows - 1.
-            combiner: Each bag, along the last axis of `ids`, becomes one row: "sum", "mean", or
-                "sqrtn", the sum by the square root of how many there are. None: nothing does.
+            combiner: Combines each bag (the ids along the last axis) into one row: "sum", "mean",
+                or "sqrtn", the sum divided by the square root of the bag size. None returns all
+                rows.
 
         Raises:
-            InvalidArgumentError: One is out of range; it is named.
-            ValueError: There is no such combiner, or not for such numbers.
+            InvalidArgumentError: If an id is out of range; the message names it.
+            ValueError: If the combiner is unknown, or not supported for this dtype.
         """
         rows, value = row_indices(self, ids), self.read()
         if combiner is None:
@@ -191,39 +191,40 @@ class RowAccess(ABC):
         """Change rows as `operation` says, and return the new value."""
 
     def scatter_add(self, ids: Any, values: Any = None) -> Any:
-        """Add a value to each row that is named, and return the new value.
+        """Add a value to each addressed row, and return the variable's new value.
 
-        A row that is named twice is changed twice. On replicas all call it: their rows together are
-        one change, as `aggregation` says; of MEAN, each replica's values count for their part.
+        An id that occurs twice changes its row twice. In replica context all replicas must call it:
+        their changes are combined as `aggregation` says, and applied once. With MEAN, each
+        replica's values are divided by the number of replicas.
 
         Args:
             ids: Integers, 1-D; or an `IndexedSlices`, without `values`.
-            values: One for each id, or one for all.
+            values: One value for each id, or one for all.
         """
         return self._scatter("add", ids, values)
 
     def scatter_sub(self, ids: Any, values: Any = None) -> Any:
-        """Subtract a value from each row that is named; see `scatter_add`."""
+        """Subtract a value from each addressed row; see `scatter_add`."""
         return self._scatter("sub", ids, values)
 
     def scatter_mul(self, ids: Any, values: Any = None) -> Any:
-        """Multiply each row that is named by a value; see `scatter_add`."""
+        """Multiply each addressed row by a value; see `scatter_add`."""
         return self._scatter("mul", ids, values)
 
     def scatter_div(self, ids: Any, values: Any = None) -> Any:
-        """Divide each row that is named by a value; see `scatter_add`."""
+        """Divide each addressed row by a value; see `scatter_add`."""
         return self._scatter("div", ids, values)
 
     def scatter_min(self, ids: Any, values: Any = None) -> Any:
-        """Keep the lesser of each row that is named and a value; see `scatter_add`."""
+        """Set each addressed row to its elementwise minimum with a value; see `scatter_add`."""
         return self._scatter("min", ids, values)
 
     def scatter_max(self, ids: Any, values: Any = None) -> Any:
-        """Keep the greater of each row that is named and a value; see `scatter_add`."""
+        """Set each addressed row to its elementwise maximum with a value; see `scatter_add`."""
         return self._scatter("max", ids, values)
 
     def scatter_update(self, ids: Any, values: Any = None) -> Any:
-        """Make a value the new row; of a row named twice the last stays. See `scatter_add`."""
+        """Replace each addressed row; the last value of a repeated id wins. See `scatter_add`."""
         return self._scatter("update", ids, values)
 
 
@@ -250,9 +251,9 @@ def check_range(value: Any, dtype: Any, framework: Framework, owner: str) -> Non
         except (TypeError, ValueError, RuntimeError):
             return  # `Framework.as_array` says why
     if isinstance(value, np.ndarray | np.generic) and dtype_kind(value.dtype) in "iufc":
-        to = framework.to_numpy(framework.as_array(np.zeros(0, np.bool_), dtype)).dtype
-        if dtype_kind(to) == "c" or dtype_kind(value.dtype) != "c":
-            cast_exactly(np.asarray(value), to, owner)
+        target = framework.to_numpy(framework.as_array(np.zeros(0, np.bool_), dtype)).dtype
+        if dtype_kind(target) == "c" or dtype_kind(value.dtype) != "c":
+            cast_exactly(np.asarray(value), target, owner)
 
 
 def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any], owner: str) -> NDArray[Any]:
@@ -273,28 +274,28 @@ def cast_exactly(array: NDArray[Any], dtype: np.dtype[Any], owner: str) -> NDArr
     if array.dtype.isbuiltin == 1 and np.can_cast(array.dtype, dtype, "safe"):
         return cast
     if dtype_kind(array.dtype) in "iu" and dtype_kind(dtype) in "iu":
-        wrong = (cast != array) | ((cast < 0) != (array < 0))
+        invalid = (cast != array) | ((cast < 0) != (array < 0))
     elif dtype_kind(dtype) in "fc" and dtype_kind(array.dtype) in "iufc":
-        wrong = ~np.isfinite(cast)
-        if wrong.any():
-            wrong &= np.isfinite(array)
+        invalid = ~np.isfinite(cast)
+        if invalid.any():
+            invalid &= np.isfinite(array)
     else:
         return cast
-    if wrong.any():
+    if invalid.any():
         raise InvalidArgumentError(
-            f"{owner} has dtype {dtype.name}, but got the value {array[wrong].flat[0]} of "
+            f"{owner} has dtype {dtype.name}, but got the value {array[invalid].flat[0]} of "
             f"dtype {array.dtype}, which is out of its range"
         )
     return cast
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether an optimizer can change it."""
+    """Return whether a dtype is a floating-point type, so that optimizers can change values."""
     return dtype.kind == "f" or (dtype.isbuiltin == 2 and "float" in dtype.name)
 
 
 def dtype_kind(dtype: np.dtype[Any]) -> str:
-    """Return a dtype's kind as NumPy says it: b, i, u, f or c; of those of other packages, too."""
+    """Return a dtype's NumPy kind (b, i, u, f or c), also for dtypes of other packages."""
     if is_floating(dtype):
         return "f"
     if dtype.isbuiltin == 2:

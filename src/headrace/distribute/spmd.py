@@ -26,8 +26,8 @@ from headrace.frameworks import batch_shards
 __all__ = ["CompiledReplica", "ShardedPerReplica", "compile_step"]
 
 _NO_VARIABLES = (
-    "is used in a step that strategy.compile made, where nothing can be read or written while it "
-    "runs: pass variable.read() as an argument, return the new value, and assign it outside"
+    "cannot be used in a step compiled by strategy.compile: pass variable.read() as an argument, "
+    "return the new value, and assign it outside"
 )
 
 
@@ -104,8 +104,8 @@ class CompiledReplica(ReplicaView):
     def merge_call(self, merge_fn: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         """Raise: all replicas are one program, so none waits for others."""
         raise FailedPreconditionError(
-            "merge_call has no meaning in a step that strategy.compile made, where no replica "
-            "waits for others: use all_reduce or all_gather, or strategy.run"
+            "merge_call is not supported in a step compiled by strategy.compile, where no "
+            "replica waits for others: use all_reduce or all_gather, or strategy.run"
         )
 
     def refuse_variable(self, name: str) -> NoReturn:
@@ -152,20 +152,20 @@ def compile_step(
         return None
 
     calls = strategy.open_program_calls("compiled step")
-    look = None if calls is None else calls.poll
-    run = program.ReplicaProgram(strategy.mesh_devices(), on_replica, parts, result, numbers, look)
+    poll = None if calls is None else calls.poll
+    run = program.ReplicaProgram(strategy.mesh_devices(), on_replica, parts, result, numbers, poll)
 
     def step(*args: Any) -> Any:
         check_cross_replica(strategy, "compile")
         rows = [_row_counts(arg) for arg in args]
         if calls is None:
             return run(*_with_equal_rows(args, rows, rows, remainder))
-        of_all = calls.start_call(
+        all_rows = calls.start_call(
             rows, run.describe_arguments(args, [each is not None for each in rows])
         )
-        given = _with_equal_rows(args, rows, of_all, remainder)
+        equalized = _with_equal_rows(args, rows, all_rows, remainder)
         with calls.report_missing():
-            return run(*given)
+            return run(*equalized)
 
     return step
 
@@ -192,10 +192,8 @@ def _with_equal_rows(
 ) -> list[Any]:
     """Return arguments with the same number of rows on all replicas of all workers."""
     return [
-        arg
-        if here is None or everywhere is None
-        else _equalize_rows(arg, here, everywhere, remainder)
-        for arg, here, everywhere in zip(args, rows, all_rows, strict=True)
+        arg if local is None or counts is None else _equalize_rows(arg, local, counts, remainder)
+        for arg, local, counts in zip(args, rows, all_rows, strict=True)
     ]
 
 
@@ -204,17 +202,20 @@ def _equalize_rows(arg: Any, rows: Sequence[int], all_rows: Sequence[int], remai
     columns = [leaf.values for leaf in leaves]
     if remainder == "drop":
         return unflatten(
-            structure, [PerReplica(v[: min(all_rows)] for v in column) for column in columns]
+            structure,
+            [PerReplica(value[: min(all_rows)] for value in column) for column in columns],
         )
     try:
-        used = batch_shards.rows_per_shard(remainder, all_rows)
+        row_count = batch_shards.rows_per_shard(remainder, all_rows)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{error}; or call it with strategy.run") from None
     if remainder == "error":
         return arg
-    assert used is not None
-    made = [PerReplica(_pad_rows(column, used)) for column in columns]
-    return batch_shards.add_mask(structure, made, PerReplica(batch_shards.make_mask(rows, used)))
+    assert row_count is not None
+    padded = [PerReplica(_pad_rows(column, row_count)) for column in columns]
+    return batch_shards.add_mask(
+        structure, padded, PerReplica(batch_shards.make_mask(rows, row_count))
+    )
 
 
 def _pad_rows(column: Sequence[Any], rows: int) -> list[Any]:

@@ -97,13 +97,19 @@ class HeldElementReader:
         """Read an element if none is held; return whether one is held now."""
         if self.held:
             return True
-        place = self._elements.get_position() if self._keeps_position or self.rows_to_skip else None
+        position = (
+            self._elements.get_position() if self._keeps_position or self.rows_to_skip else None
+        )
         try:
             for element in self._elements:
-                self.held, self.position = (element,), place if self._keeps_position else None
+                self.held, self.position = (element,), position if self._keeps_position else None
                 return True
         except Exception:
-            if place and self.rows_to_skip and self._elements.get_position().state != place.state:
+            if (
+                position
+                and self.rows_to_skip
+                and self._elements.get_position().state != position.state
+            ):
                 self.rows_to_skip = 0  # the element is lost, and all rows of the next one are used
             raise
         return False
@@ -169,8 +175,8 @@ class SingleReplicaInput(StepInput):
         return {"inputs": [self._reader.get_state()], "rows": self._reader.rows_to_skip}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        (place,) = input_states(state, 1)
-        self._reader.set_state(place)
+        (input_state,) = input_states(state, 1)
+        self._reader.set_state(input_state)
         self._reader.rows_to_skip = state["rows"]
 
     def close(self) -> None:
@@ -205,9 +211,9 @@ class RoundRobinInput(StepInput):
         return {"inputs": [self._elements.get_state()], "rows": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        (place,) = input_states(state, 1)
+        (input_state,) = input_states(state, 1)
         _check_no_partial_step(state)
-        self._elements.set_state(place)
+        self._elements.set_state(input_state)
         self._taken = []
 
     def close(self) -> None:
@@ -231,8 +237,8 @@ class PerReplicaInput(StepInput):
                     break
         if not taken:
             return None
-        some = next(iter(taken.values()))
-        empty = _without_rows(some) if len(taken) < len(self._elements) else None
+        present = next(iter(taken.values()))
+        empty = _without_rows(present) if len(taken) < len(self._elements) else None
         structure, columns = transpose(
             [taken.get(replica, empty) for replica in range(len(self._elements))]
         )
@@ -245,10 +251,10 @@ class PerReplicaInput(StepInput):
         return {"inputs": [each.get_state() for each in self._elements], "rows": 0}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        places = input_states(state, len(self._elements))
+        states = input_states(state, len(self._elements))
         _check_no_partial_step(state)
-        for elements, place in zip(self._elements, places, strict=True):
-            elements.set_state(place)
+        for elements, input_state in zip(self._elements, states, strict=True):
+            elements.set_state(input_state)
         self._taken = {}
 
     def close(self) -> None:
@@ -258,7 +264,7 @@ class PerReplicaInput(StepInput):
 
 
 def _without_rows(element: Any) -> Any:
-    """Return an element like this one with no rows; scalars have none, and are 0 or empty."""
+    """Return an element of the same structure without rows; scalars become 0 or empty."""
     leaves, structure = flatten(element)
     return unflatten(structure, [_empty_leaf(leaf) for leaf in leaves])
 
@@ -278,10 +284,10 @@ def _empty_leaf(leaf: Any) -> Any:
 
 
 def count_rows(leaves: list[Any], structure: Structure) -> int:
-    """Return how many rows a batch has.
+    """Return the number of rows of a batch.
 
     Raises:
-        InvalidArgumentError: A leaf has none, or not as many as the first.
+        InvalidArgumentError: If a leaf is a scalar, or leaves have different numbers of rows.
     """
     rows = -1
     for index, leaf in enumerate(leaves):
@@ -293,19 +299,19 @@ def count_rows(leaves: list[Any], structure: Structure) -> int:
             raise InvalidArgumentError(
                 "each component must have the same batch size, but "
                 f"{describe_component(structure.paths[0])} has {rows} rows and "
-                f"{describe_component(structure.paths[index])} has {len(leaf)}; the first axis of "
-                "each is "
-                "the batch: give what is no row an axis with map()"
+                f"{describe_component(structure.paths[index])} has {len(leaf)}; the first axis "
+                "of each component is the batch: add that axis to a component without rows with "
+                "map()"
             )
     return max(rows, 0)
 
 
-def not_batched_error(path: str, what: str) -> str:
-    """Return what is wrong with a dataset whose elements are no batches."""
+def not_batched_error(path: str, description: str) -> str:
+    """Return the error message for a dataset whose elements are not batches."""
     return (
-        f"{describe_component(path)} is {what}, so its rows cannot be shared by several replicas: "
-        "call the "
-        "`batch` method on the dataset, with the global batch size, before you distribute it"
+        f"{describe_component(path)} is {description}, so it has no rows to divide among "
+        "replicas: call the `batch` method on the dataset, with the global batch size, before "
+        "you distribute it"
     )
 
 
@@ -318,8 +324,8 @@ def input_states(state: dict[str, Any], count: int) -> list[dict[str, Any]]:
     inputs: list[dict[str, Any]] = state["inputs"]
     if len(inputs) != count:
         raise FailedPreconditionError(
-            f"the state has the places of {len(inputs)} datasets, one for each replica, and here "
-            f"are {count}; restore it on as many replicas"
+            f"the state holds the positions of {len(inputs)} datasets, one per replica, but "
+            f"expected {count}; restore it with {len(inputs)} replicas"
         )
     return inputs
 
@@ -327,14 +333,14 @@ def input_states(state: dict[str, Any], count: int) -> list[dict[str, Any]]:
 def _refuse_state_within_step() -> NoReturn:
     """Raise for a state requested when a step was read in part and not delivered."""
     raise FailedPreconditionError(
-        "the last step failed, or was interrupted, when some of its replicas had their elements "
-        "already; take the state after the next one"
+        "the last step failed or was interrupted after some replicas had received their "
+        "elements; save the state after the next step"
     )
 
 
 def _check_no_partial_step(state: dict[str, Any]) -> None:
     if state["rows"]:
         raise FailedPreconditionError(
-            "the state was taken in the middle of a batch; restore it into a dataset that is "
+            "the state was saved in the middle of a batch; restore it into a dataset that is "
             "distributed in the same way (distribute_dataset)"
         )

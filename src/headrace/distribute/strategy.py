@@ -88,7 +88,7 @@ class Strategy(ReplicaInputs):
         op: ReduceOp,
         columns: Sequence[Sequence[Any]],
         axis: Axis = None,
-        what: str | None = None,
+        description: str | None = None,
     ) -> list[Any]:
         """Reduce several values like `reduce_replicas`.
 
@@ -96,23 +96,25 @@ class Strategy(ReplicaInputs):
             op: Sum or mean.
             columns: For each value the local replicas' values.
             axis: As in `reduce`.
-            what: Name of the reduction, the same on all workers.
+            description: Name of the reduction, the same on all workers.
         """
         return [reduce_values(op, values, axis, self.framework) for values in columns]
 
-    def gather_replicas(self, values: Sequence[Any], axis: int, what: str | None = None) -> Any:
+    def gather_replicas(
+        self, values: Sequence[Any], axis: int, description: str | None = None
+    ) -> Any:
         """Return the concatenated values of all replicas, given the local replicas' values."""
         return concatenate_values(values, axis, self.framework)
 
-    def open_program_calls(self, what: str) -> ProgramCalls | None:
+    def open_program_calls(self, description: str) -> ProgramCalls | None:
         """Return the agreement on calls of a program over all workers; None with one worker.
 
         Args:
-            what: Kind of program.
+            description: Kind of program.
         """
         return None
 
-    def broadcast_first(self, value: Any, what: str) -> Any:
+    def broadcast_first(self, value: Any, description: str) -> Any:
         """Return the first worker's value; all workers must call it."""
         return value
 
@@ -162,21 +164,23 @@ class Strategy(ReplicaInputs):
                 f"positional args must be a list or tuple, got {type(args)}; for one value "
                 "args=(value,)"
             )
-        named: dict[str, Any] = {} if kwargs is None else kwargs
-        check_instance("kwargs", named, dict)
+        keywords: dict[str, Any] = {} if kwargs is None else kwargs
+        check_instance("kwargs", keywords, dict)
         if self.num_replicas_in_sync > 1:
-            self.framework.check_not_sharded((args, named))
+            self.framework.check_not_sharded((args, keywords))
         settings, count = self.framework.thread_settings(), len(self._devices)
 
         def on_replica(replica: int, rendezvous: Any) -> Any:
             current_context.set(ReplicaContext(self, replica, rendezvous))
             positional = [select(replica, value, count) for value in args]
-            by_name = {name: select(replica, value, count) for name, value in named.items()}
+            replica_kwargs = {
+                name: select(replica, value, count) for name, value in keywords.items()
+            }
             device = self.framework.replica_context(self.framework_devices[replica], settings)
             if device is None:
-                return fn(*positional, **by_name)
+                return fn(*positional, **replica_kwargs)
             with device:
-                return fn(*positional, **by_name)
+                return fn(*positional, **replica_kwargs)
 
         return self.regroup(self._run_all(on_replica))
 
@@ -209,11 +213,11 @@ class Strategy(ReplicaInputs):
     def _run_all(self, on_replica: Callable[[int, Any], Any]) -> Sequence[Any]:
         count = len(self._devices)
         if count == 1:
-            before = current_context.get()
+            outer_context = current_context.get()
             try:
                 return [on_replica(0, SingleReplicaRendezvous(self))]
             finally:
-                current_context.set(before)
+                current_context.set(outer_context)
         if (prepare := before_replicas_hook.get()) is not None:
             prepare()
         return self._replica_threads.run(
@@ -244,9 +248,11 @@ class Strategy(ReplicaInputs):
             return values is not None
 
         are_reduced = map_structure(is_reduced, value)
-        made = iter(self.reduce_columns(op, columns, axis))
+        reduced = iter(self.reduce_columns(op, columns, axis))
         return map_structure(
-            lambda leaf, is_one: next(made) if is_one else leaf, value, are_reduced
+            lambda leaf, is_reduced_leaf: next(reduced) if is_reduced_leaf else leaf,
+            value,
+            are_reduced,
         )
 
     def _local_column(self, op: ReduceOp, leaf: Any, axis: Axis) -> Sequence[Any] | None:
@@ -260,8 +266,8 @@ class Strategy(ReplicaInputs):
             return None
         raise ValueError(
             f"A non-DistributedValues value {leaf!r:.80} cannot be reduced with the given reduce "
-            f"op {op}: it is one value, not one for each replica. Return it from strategy.run, or "
-            "make it with distribute_values_from_function"
+            f"op {op}: it is a single value, not one per replica. Return it from strategy.run, "
+            "or create it with distribute_values_from_function"
         )
 
     def _local_values(self, leaf: Any) -> tuple[Any, ...] | None:
@@ -307,8 +313,8 @@ class Strategy(ReplicaInputs):
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise FailedPreconditionError(
-            f"{self!r} belongs to the process that made it, and cannot be pickled: make a strategy "
-            "there, in the function that is to run there"
+            f"{self!r} belongs to the process that created it and cannot be pickled: create a "
+            "strategy in the function that runs in the other process"
         )
 
     def __repr__(self) -> str:
@@ -322,7 +328,7 @@ _EXTENDED_ALTERNATIVES = {
     "batch_reduce_to": "strategy.reduce(op, structure, axis=None), of any structure",
     "broadcast_to": "the value itself: strategy.run passes it to each replica",
     "call_for_each_replica": "strategy.run(fn, args)",
-    "experimental_between_graph": "nothing: leave it out",
+    "experimental_between_graph": "none, omit it",
     "experimental_make_numpy_dataset": "Dataset.from_tensor_slices(arrays)",
     "read_var": "variable.read()",
     "reduce_to": "strategy.reduce(op, value, axis=None)",
@@ -330,7 +336,7 @@ _EXTENDED_ALTERNATIVES = {
     "should_save_summary": "strategy.first_replica == 0",
     "update": "variable.assign(...) in replica context",
     "value_container": "the variable itself",
-    "variable_created_in_scope": f"making variables in {_SCOPE_METHOD}",
+    "variable_created_in_scope": f"creating variables in {_SCOPE_METHOD}",
 }
 
 
@@ -367,15 +373,15 @@ class Extended:
     if not TYPE_CHECKING:  # or every name would pass for an attribute
 
         def __getattr__(self, name: str) -> Any:
-            words = f"strategy.extended has no {name!r}"
+            message = f"strategy.extended has no {name!r}"
             if name in _EXTENDED_ALTERNATIVES:
-                words += f"; what does its work: {_EXTENDED_ALTERNATIVES[name]}"
+                message += f"; replacement: {_EXTENDED_ALTERNATIVES[name]}"
             else:
-                words += (
-                    "; it has worker_devices, parameter_devices and colocate_vars_with. What "
-                    "strategies do is on the strategy itself: run, reduce, gather, local_results"
+                message += (
+                    "; it has worker_devices, parameter_devices and colocate_vars_with. Use the "
+                    "methods of the strategy: run, reduce, gather, local_results"
                 )
-            raise AttributeError(words, name=name, obj=self)
+            raise AttributeError(message, name=name, obj=self)
 
 
 # --- Strategies of one process: one device, or several with copies --------------------------------
@@ -396,8 +402,8 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str | None = None, framework: FrameworkName | None = None) -> None:
         found = find_framework(framework)
-        wanted = [device] if device is not None else found.default_devices()[:1]
-        super().__init__(device_names(wanted, found), found)
+        names = [device] if device is not None else found.default_devices()[:1]
+        super().__init__(device_names(names, found), found)
 
     def _wraps_single_values(self) -> bool:
         return False

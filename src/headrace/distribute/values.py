@@ -176,7 +176,7 @@ def select(replica: int, structure: Any, count: int | None = None) -> Any:
     Raises:
         ValueError: If there are values for another number of replicas.
     """
-    if type(structure) is np.ndarray:  # by far the most common of what is the same for all
+    if type(structure) is np.ndarray:  # the most common argument that all replicas share
         return structure
 
     def part(leaf: Any) -> Any:
@@ -193,8 +193,8 @@ def select(replica: int, structure: Any, count: int | None = None) -> Any:
 def check_replica_count(found: int, count: int) -> NoReturn:
     """Raise if values are for another number of replicas than the strategy has."""
     raise ValueError(
-        f"a PerReplica has values for {found} replicas, and this strategy has {count} in this "
-        "process; use it with the strategy that made it, or make it with "
+        f"a PerReplica has values for {found} replicas, but this strategy has {count} in this "
+        "process; use it with the strategy that created it, or create it with "
         "distribute_values_from_function"
     )
 
@@ -212,12 +212,12 @@ def _count_replicas(structure: Any) -> int:
     """Return the number of replicas for which a structure has values; 0 if none."""
     found = 0
 
-    def look(leaf: Any) -> None:
+    def record_count(leaf: Any) -> None:
         nonlocal found
         if isinstance(leaf, PerReplica):
             found = len(leaf.values)
 
-    map_structure(look, structure)
+    map_structure(record_count, structure)
     return found
 
 
@@ -244,11 +244,11 @@ def _map(function: Callable[..., Any], structures: tuple[Any, ...], path: str) -
     if isinstance(first, Mapping):
         if any(each.keys() != first.keys() for each in structures[1:]):
             _refuse_structures(structures, path)
-        made = {
+        mapped = {
             key: _map(function, tuple(each[key] for each in structures), f"{path}[{key!r}]")
             for key in first
         }
-        return made if kind is dict else _mapping_like(first, made)
+        return mapped if kind is dict else _mapping_like(first, mapped)
     if isinstance(first, list | tuple):
         if any(len(each) != len(first) for each in structures[1:]):
             _refuse_structures(structures, path)
@@ -260,7 +260,7 @@ def _map(function: Callable[..., Any], structures: tuple[Any, ...], path: str) -
             return tuple.__new__(kind, parts)
         try:
             return kind(parts)
-        except TypeError:  # one that holds nothing but numbers, such as a shape of PyTorch
+        except TypeError:  # a class that holds only numbers, such as a shape of PyTorch
             return tuple(parts) if isinstance(first, tuple) else parts
     names = tuple(field.name for field in dataclasses.fields(first))
     parts = [
@@ -277,20 +277,20 @@ def _is_container(kind: type) -> bool:
     )
 
 
-def _mapping_like(first: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
-    if hasattr(first, "copy"):  # with what else it holds, as a defaultdict its factory
+def _mapping_like(first: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    if hasattr(first, "copy"):  # keeps other attributes, such as the factory of a defaultdict
         copied: Any = first.copy()
-        copied.update(made)
+        copied.update(items)
         return copied
-    make: Any = type(first)
-    return make(made)
+    mapping_type: Any = type(first)
+    return mapping_type(items)
 
 
 def _refuse_structures(structures: tuple[Any, ...], path: str) -> NoReturn:
-    place = f"at {path}" if path else "at the top"
+    location = f"at {path}" if path else "at the top"
     found = ", ".join(f"replica {i}: {_describe(each)}" for i, each in enumerate(structures))
     raise ValueError(
-        f"the replicas' values have different structures {place} ({found}); return the same "
+        f"the replicas' values have different structures {location} ({found}); return the same "
         "nesting, keys and lengths on every replica"
     )
 
@@ -365,15 +365,18 @@ class ArrayOperators(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(each, ArrayOperators) for each in kwargs.get("out", ())):
             raise TypeError(
-                "a Variable is not written by operators; use assign, assign_add or assign_sub"
+                "operators cannot write to a Variable; use assign, assign_add or assign_sub"
             )
-        of_operator = _OPERATORS.get(ufunc)
-        if of_operator is None or self.framework.uses_host_memory:
+        array_operator = _OPERATORS.get(ufunc)
+        if array_operator is None or self.framework.uses_host_memory:
             plain = [each.numpy() if isinstance(each, ArrayOperators) else each for each in inputs]
             return getattr(ufunc, method)(*plain, **kwargs)
-        own = self.framework.from_numpy
-        return of_operator(
-            *[each.read() if isinstance(each, ArrayOperators) else own(each) for each in inputs]
+        to_array = self.framework.from_numpy
+        return array_operator(
+            *[
+                each.read() if isinstance(each, ArrayOperators) else to_array(each)
+                for each in inputs
+            ]
         )
 
     def __jax_array__(self) -> Any:

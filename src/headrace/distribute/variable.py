@@ -65,7 +65,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         per_worker_variable: For parameter server strategies: one independent copy per worker.
     """
 
-    if TYPE_CHECKING:  # what `Variable` makes in the scope of parameter servers has, besides
+    if TYPE_CHECKING:  # attributes of variables created in the scope of a ParameterServerStrategy
         gather: Callable[..., Any]
         sparse_read: Callable[..., Any]
         scatter_add: Callable[..., Any]
@@ -95,47 +95,47 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             check_string("name", name)
         if per_worker_variable:
             raise ValueError(
-                "a variable with `per_worker_variable` is made in the scope of a "
-                "ParameterServerStrategy; elsewhere ON_READ gives each replica a copy of its own"
+                "`per_worker_variable` requires the scope of a ParameterServerStrategy; in other "
+                "strategies, ON_READ gives each replica a separate copy"
             )
         check_flag("trainable", trainable)
         self.strategy = get_strategy()
         self.name = name or "Variable"
         self.aggregation = parse_enum("aggregation", VariableAggregation, aggregation)
-        wanted = parse_enum("synchronization", VariableSynchronization, synchronization)
-        if wanted is VariableSynchronization.NONE:
+        mode = parse_enum("synchronization", VariableSynchronization, synchronization)
+        if mode is VariableSynchronization.NONE:
             raise ValueError(
-                "`synchronization` NONE is not supported; use ON_WRITE, where copies are alike, or "
-                "ON_READ, where each replica has its own"
+                "`synchronization` NONE is not supported; use ON_WRITE for equal copies, or "
+                "ON_READ for a separate copy on each replica"
             )
-        self._is_on_read = wanted is VariableSynchronization.ON_READ
+        self._is_on_read = mode is VariableSynchronization.ON_READ
         if self._is_on_read and trainable:
             raise ValueError(
-                "`trainable` True does not go with `synchronization` ON_READ, whose copies differ: "
-                "leave it out, or use ON_WRITE"
+                "`trainable` True is not supported with `synchronization` ON_READ, whose copies "
+                "differ; omit it, or use ON_WRITE"
             )
         self.trainable = not self._is_on_read if trainable is None else bool(trainable)
         self.framework = framework = self.strategy.framework
         initial = initial_value() if callable(initial_value) else initial_value
-        own_dtype = None if dtype is None else framework.as_dtype(dtype)
-        if own_dtype is not None:
-            check_range(initial, own_dtype, framework, f"Variable {self.name!r}")
-        value = framework.as_array(initial, own_dtype)
+        cast_dtype = None if dtype is None else framework.as_dtype(dtype)
+        if cast_dtype is not None:
+            check_range(initial, cast_dtype, framework, f"Variable {self.name!r}")
+        value = framework.as_array(initial, cast_dtype)
         kind = framework.dtype_kind(value.dtype)
         if kind in "OSU":
             raise ValueError(
                 "`initial_value` must be a number or an array of numbers, or a function that "
                 f"returns one, but it has dtype {value.dtype}"
             )
-        wanted_shape = (shape,) if isinstance(shape, int) else shape
-        if shape is not None and tuple(wanted_shape) != tuple(value.shape):
+        expected_shape = (shape,) if isinstance(shape, int) else shape
+        if shape is not None and tuple(expected_shape) != tuple(value.shape):
             raise ValueError(
                 f"`shape` is {shape}, but the initial value has shape {tuple(value.shape)}"
             )
         if self.aggregation is VariableAggregation.MEAN and kind not in "fc":
             raise ValueError(
                 "creating a distributed Variable with aggregation=MEAN and a non-floating dtype "
-                f"is not supported, and this one has {value.dtype}; give it a dtype such as "
+                f"is not supported, but the dtype is {value.dtype}; use a dtype such as "
                 "np.float32, or another aggregation"
             )
         value = self.strategy.broadcast_first(value, f"the initial value of Variable {self.name!r}")
@@ -222,8 +222,8 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             self._copies[replica] = self.framework.copy_to_device(new, device)
             return self.framework.to_user_value(self._copies[replica])
 
-        def merged(brought: list[tuple[Any, str, Any]]) -> list[None]:
-            values = group_contributions(brought)
+        def merged(contributions: list[tuple[Any, str, Any]]) -> list[None]:
+            values = group_contributions(contributions)
             aggregated = self._convert_value(self._aggregate(values))
             aggregated = self.framework.move_to_device(
                 aggregated, self.strategy.framework_devices[0]
@@ -233,37 +233,37 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             )
             return [None] * len(values)
 
-        place = current_context.get()
-        assert isinstance(place, ReplicaView)
-        place.merge(merged, (self, method, value))  # type: ignore[attr-defined]
+        context = current_context.get()
+        assert isinstance(context, ReplicaView)
+        context.merge(merged, (self, method, value))  # type: ignore[attr-defined]
         return self.framework.to_user_value(self._copies[replica])
 
     def _check_scope(self) -> None:
-        place = current_context.get()
-        if isinstance(place, CrossReplicaContext) and place.strategy is not self.strategy:
+        context = current_context.get()
+        if isinstance(context, CrossReplicaContext) and context.strategy is not self.strategy:
             raise ValueError(
-                f"Variable {self.name!r} belongs to {self.strategy!r}, and is written in the scope "
-                f"of {place.strategy!r}; write it in its own"
+                f"Variable {self.name!r} belongs to {self.strategy!r}, but is written in the "
+                f"scope of {context.strategy!r}; write it in the scope of its strategy"
             )
-        if isinstance(place, ReplicaView) and place.strategy.num_replicas_in_sync > 1:
+        if isinstance(context, ReplicaView) and context.strategy.num_replicas_in_sync > 1:
             # Replicas would read and write one value concurrently, and writes would be lost.
             raise ValueError(
-                f"Variable {self.name!r} was made outside of the scope of {place.strategy!r}, and "
-                "its replicas would all write one value at the same time; make it in "
-                "`with strategy.scope():`, where each has a copy"
+                f"Variable {self.name!r} was created outside of the scope of {context.strategy!r}, "
+                "so its replicas would write one value concurrently; create it in `with "
+                "strategy.scope():`, where each replica has a copy"
             )
 
     def _write_all(self, method: str, value: Any, change: Callable[..., Any]) -> Any:
         self._check_scope()
-        count, everywhere = len(self._copies), self.strategy.num_replicas_in_sync
-        summed = self._is_on_read and self.aggregation is VariableAggregation.SUM
-        if summed and method != "assign" and everywhere > 1:
+        count, num_replicas = len(self._copies), self.strategy.num_replicas_in_sync
+        is_sum = self._is_on_read and self.aggregation is VariableAggregation.SUM
+        if is_sum and method != "assign" and num_replicas > 1:
             raise ValueError(
                 f"SyncOnReadVariable does not support `{method}` in cross-replica context when "
                 "aggregation is set to VariableAggregation.SUM; call it on the replicas, or assign"
             )
         values = [self._convert_value(select(i, value)) for i in range(count)]
-        if summed:
+        if is_sum:
             values = self._select_copies(values[0], self.framework.dtype_kind(self.dtype))
         devices = self.strategy.framework_devices
         moved = map(self.framework.move_to_device, values, devices)
@@ -275,9 +275,8 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
     def _scatter(self, operation: str, ids: Any, values: Any) -> Any:
         if self._is_on_read:
             raise NotImplementedError(
-                f"scatter_{operation} of Variable {self.name!r}, which has synchronization "
-                "ON_READ, is "
-                "not supported: assign the whole, or make it ON_WRITE"
+                f"scatter_{operation} of Variable {self.name!r} is not supported with "
+                "synchronization ON_READ: assign the whole value, or use ON_WRITE"
             )
         slices = row_slices(ids, values, self)
         replica, devices = self._replica(), self.strategy.framework_devices
@@ -294,33 +293,33 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             return self.framework.to_user_value(self._copies[replica])
         check_combinable(operation, self.aggregation.name, self.name)
 
-        def merged(brought: list[tuple[Any, str, RowSlices]]) -> list[None]:
+        def merged(contributions: list[tuple[Any, str, RowSlices]]) -> list[None]:
             found = combine_contributions(
-                group_contributions(brought), self.aggregation.name, self.strategy
+                group_contributions(contributions), self.aggregation.name, self.strategy
             )
             self._copies = self._place_copies(
                 [self._with_rows(operation, self._copies[0], found)] * len(devices)
             )
-            return [None] * len(brought)
+            return [None] * len(contributions)
 
         current_context.get().merge(merged, (self, f"scatter_{operation}", slices))  # type: ignore[union-attr]
         return self.framework.to_user_value(self._copies[replica])
 
-    def _with_rows(self, how: str, old: Any, slices: RowSlices) -> Any:
+    def _with_rows(self, operation: str, old: Any, slices: RowSlices) -> Any:
         """Return a copy with changed rows, computed by NumPy."""
         return self.framework.as_array(
-            scatter_rows(how, self.framework.to_numpy(old), *slices), self.dtype
+            scatter_rows(operation, self.framework.to_numpy(old), *slices), self.dtype
         )
 
     # --- the copies ---------------------------------------------------------------------------
 
     def _replica(self) -> int | None:
         """Return the calling replica; None outside of this strategy's replicas."""
-        place = current_context.get()
-        if isinstance(place, CompiledReplica):
-            place.refuse_variable(self.name)
-        if isinstance(place, ReplicaView) and place.strategy is self.strategy:
-            return place.replica_id_in_sync_group - self.strategy.first_replica  # type: ignore[no-any-return]
+        context = current_context.get()
+        if isinstance(context, CompiledReplica):
+            context.refuse_variable(self.name)
+        if isinstance(context, ReplicaView) and context.strategy is self.strategy:
+            return context.replica_id_in_sync_group - self.strategy.first_replica  # type: ignore[no-any-return]
         return None
 
     def _aggregate(self, values: Sequence[Any]) -> Any:
@@ -328,29 +327,30 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             return self.strategy.broadcast_first(values[0], f"a value of Variable {self.name!r}")
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
-                "Could not convert from VariableAggregation.NONE to a ReduceOp: the replicas have "
-                f"a value of Variable {self.name!r} each; read `values`, or give it an aggregation"
+                "Could not convert from VariableAggregation.NONE to a ReduceOp: Variable "
+                f"{self.name!r} has a separate value on each replica; read `values`, or set an "
+                "aggregation"
             )
         return self.strategy.reduce_replicas(ReduceOp.parse(self.aggregation.name), values)
 
     def _select_copies(self, value: Any, kind: str) -> list[Any]:
         """Return the copies whose aggregation is `value`."""
-        here, everywhere = len(self.strategy.framework_devices), self.strategy.num_replicas_in_sync
-        summed = self._is_on_read and self.aggregation is VariableAggregation.SUM
-        if not summed or everywhere == 1:
-            return [value] * here
+        num_local, num_replicas = (
+            len(self.strategy.framework_devices),
+            self.strategy.num_replicas_in_sync,
+        )
+        is_sum = self._is_on_read and self.aggregation is VariableAggregation.SUM
+        if not is_sum or num_replicas == 1:
+            return [value] * num_local
         if kind in "iu":
-            share = value // everywhere
-            rest = value - share * (everywhere - 1)
-            first = rest if self.strategy.first_replica == 0 else share
-            return [first, *[share] * (here - 1)]
-        return [self.framework.as_array(value / everywhere, value.dtype)] * here
+            share = value // num_replicas
+            first_share = value - share * (num_replicas - 1)
+            first = first_share if self.strategy.first_replica == 0 else share
+            return [first, *[share] * (num_local - 1)]
+        return [self.framework.as_array(value / num_replicas, value.dtype)] * num_local
 
     def _place_copies(self, values: Sequence[Any]) -> list[Any]:
-        """Return values on the replicas' devices; equal values share one array if it is immutable.
-
-        Only the copies of NumPy are.
-        """
+        """Return values on the replicas' devices; equal NumPy values share one immutable array."""
         framework, devices = self.framework, self.strategy.framework_devices
         if framework.uses_host_memory and all(value is values[0] for value in values):
             return [framework.copy_to_device(values[0], devices[0])] * len(devices)
@@ -358,19 +358,19 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
 
     def _convert_value(self, value: Any) -> Any:
         """Return a value as an array of the variable's shape and dtype."""
-        given = value.read() if isinstance(value, Variable) else value
+        plain = value.read() if isinstance(value, Variable) else value
         # Before the framework converts it: JAX truncates 64 bits to 32.
-        check_range(given, self.dtype, self.framework, f"Variable {self.name!r}")
-        array = self.framework.as_array(given)
+        check_range(plain, self.dtype, self.framework, f"Variable {self.name!r}")
+        array = self.framework.as_array(plain)
         if tuple(array.shape) != self.shape:
             raise ValueError(
-                f"Variable {self.name!r} has shape {self.shape}, and a value of shape "
-                f"{tuple(array.shape)} does not fit"
+                f"Variable {self.name!r} has shape {self.shape}, but got a value of shape "
+                f"{tuple(array.shape)}"
             )
         if not self.framework.can_cast(array.dtype, self.dtype):
             raise TypeError(
-                f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
-                f"value of dtype {array.dtype}; convert it with astype"
+                f"a value of dtype {array.dtype} cannot be cast to dtype {self.dtype} of "
+                f"Variable {self.name!r} without loss; convert it with astype"
             )
         return self.framework.as_array(array, self.dtype)
 
@@ -380,9 +380,9 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             return
         self._may_differ = False
         warnings.warn(
-            f"the replicas' copies of Variable {self.name!r} differ, since each wrote its own: it "
-            "has aggregation NONE. This is that of the first; give it an aggregation, or "
-            "synchronization ON_READ",
+            f"the replicas' copies of Variable {self.name!r} differ, since each replica wrote "
+            "its own (aggregation NONE). Returning the copy of the first replica; set an "
+            "aggregation, or synchronization ON_READ",
             stacklevel=4,
         )
 
@@ -390,16 +390,16 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         return self.__copy__()
 
     def __copy__(self) -> Variable:
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__)
-        made._copies = list(self._copies)
-        return made
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._copies = list(self._copies)
+        return copied
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         raise FailedPreconditionError(
-            f"Variable {self.name!r} is an array of this process and cannot be pickled: elsewhere "
-            "it would be another variable. Pass its value, variable.read(); or make it in the "
-            "scope of a ParameterServerStrategy, where all processes have the same"
+            f"Variable {self.name!r} belongs to this process and cannot be pickled, since a copy "
+            "would be another variable. Pass its value, variable.read(), or create it in the "
+            "scope of a ParameterServerStrategy, where all processes share it"
         )
 
     __hash__ = object.__hash__

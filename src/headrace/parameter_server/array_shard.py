@@ -58,7 +58,7 @@ class ArrayShard:
         #: Slots by "optimizer/name", with the number of rows of the value, in the working dtype.
         self.slots: dict[str, Array] = {}
         #: Initial value of their elements.
-        self.slot_firsts: dict[str, float] = {}
+        self.slot_initial_values: dict[str, float] = {}
         self.dirty_rows = DirtyRows(period)
 
     @property
@@ -69,7 +69,7 @@ class ArrayShard:
 
     def assign(self, mode: str, value: Array) -> None:
         """Change the whole value."""
-        change = _named("how", mode, _ASSIGN_MODES)
+        change = _find_mode(mode, _ASSIGN_MODES)
         self._check(value, self.value.shape, "a value")
         self._check_arithmetic(mode)
         with np.errstate(all="ignore"):
@@ -84,7 +84,7 @@ class ArrayShard:
                 f"{self.spec.variable} has shape {self.value.shape}, but got {value.shape}"
             )
         self.slots[name] = np.array(value, working_dtype(self.value.dtype))
-        self.slot_firsts[name] = first
+        self.slot_initial_values[name] = first
         self.dirty_rows.mark_all()
 
     def gather(self, rows: Array, allocate: Callable[..., Array]) -> Array:
@@ -97,7 +97,7 @@ class ArrayShard:
 
     def scatter(self, mode: str, rows: Array, values: Array) -> None:
         """Change some rows; a repeated row is changed each time."""
-        change = _named("how", mode, _SCATTER_MODES)
+        change = _find_mode(mode, _SCATTER_MODES)
         local = self._to_local_rows(rows, one_dimension=True)
         self._check(values, (len(local), *self.value.shape[1:]), "values")
         self._check_arithmetic(mode)
@@ -116,10 +116,10 @@ class ArrayShard:
             elif is_strictly_increasing(local):
                 columns = self.value[:1].size
                 table = self.value.reshape(-1, columns)
-                there = np.take(table, local, axis=0, mode="clip")
+                current = np.take(table, local, axis=0, mode="clip")
                 operation = self._division() if mode == "div" else change
-                operation(there, values.reshape(-1, columns), out=there)
-                put_rows(table, local, there)
+                operation(current, values.reshape(-1, columns), out=current)
+                put_rows(table, local, current)
             else:
                 operation = self._division() if mode == "div" else change
                 operation.at(self.value, local, values)
@@ -134,8 +134,8 @@ class ArrayShard:
         """
         if not is_floating(self.value.dtype):
             raise InvalidArgumentError(
-                f"an optimizer changes floating variables, but {self.spec.variable} has dtype "
-                f"{self.spec.dtype}"
+                f"an optimizer needs a variable of a floating dtype, but {self.spec.variable} has "
+                f"dtype {self.spec.dtype}"
             )
         gradient = arrays[0] if len(arrays) == 1 else arrays[1]
         check_gradient(gradient, self.spec.variable)
@@ -149,15 +149,17 @@ class ArrayShard:
             self.dirty_rows.mark_all()
             return
         local = self._to_local_rows(arrays[0], one_dimension=True)
-        which = arrays[2] if len(arrays) > 2 else None
-        count = len(local) if which is None else len(gradient)
+        value_indices = arrays[2] if len(arrays) > 2 else None
+        count = len(local) if value_indices is None else len(gradient)
         self._check_shape(gradient, (count, *self.value.shape[1:]), "gradients")
-        check_value_indices(which, local, gradient, self.spec.variable)
+        check_value_indices(value_indices, local, gradient, self.spec.variable)
         if not is_strictly_increasing(local):
-            local, gradient = sum_rows(local, gradient if which is None else gradient[which])
-            which = None
+            local, gradient = sum_rows(
+                local, gradient if value_indices is None else gradient[value_indices]
+            )
+            value_indices = None
         slots = self.get_or_create_slots(optimizer, rule)
-        apply_sparse(rule, step, self.value, local, gradient, slots, which)
+        apply_sparse(rule, step, self.value, local, gradient, slots, value_indices)
         self.dirty_rows.mark_rows(local, len(self.value))
 
     def get_or_create_slots(self, optimizer: str, rule: OptimizerRule) -> dict[str, Array]:
@@ -172,8 +174,8 @@ class ArrayShard:
         """
         if name not in self.slots:
             raise NotFoundError(
-                f"there is no slot {name!r} beside shard {self.spec.index} of the variable "
-                f"{self.spec.variable}; it has {', '.join(sorted(self.slots)) or 'none'}"
+                f"shard {self.spec.index} of the variable {self.spec.variable} has no slot "
+                f"{name!r}; its slots: {', '.join(sorted(self.slots)) or 'none'}"
             )
         return self.slots[name]
 
@@ -181,7 +183,7 @@ class ArrayShard:
         key = f"{optimizer}/{slot.name}"
         if key not in self.slots:
             shape = self.value.shape[:1] if slot.is_per_row else self.value.shape
-            self.slot_firsts[key] = slot.initial_value
+            self.slot_initial_values[key] = slot.initial_value
             self.slots[key] = fill_array(shape, slot.initial_value, working_dtype(self.value.dtype))
         return self.slots[key]
 
@@ -190,54 +192,54 @@ class ArrayShard:
         spec = self.spec
         if not self.value.ndim:
             raise InvalidArgumentError(
-                f"the variable {spec.variable} is a single number and has no rows; read or assign "
-                "all of it"
+                f"the variable {spec.variable} is a scalar and has no rows; read or assign it as a "
+                "whole"
             )
         if one_dimension and rows.ndim != 1:
             raise InvalidArgumentError(
                 f"ids of {spec.variable} must have one dimension, but got shape {rows.shape}"
             )
-        whole = spec.variable_shape[0], f"the variable {spec.variable}"
+        num_rows, owner = spec.variable_shape[0], f"the variable {spec.variable}"
         if rows.dtype.kind not in "iu":
-            rows = check_row_indices(rows, *whole)
+            rows = check_row_indices(rows, num_rows, owner)
         found = rows.astype(np.int64, copy=False)
         if spec.row:
             found = found - spec.row
         if found.size and (found.min() < 0 or found.max() >= len(self.value)):
-            check_row_indices(rows, *whole)  # names ids that are in no shard
+            check_row_indices(rows, num_rows, owner)  # names ids that are in no shard
             flat = found.reshape(-1)
-            wrong = flat[(flat < 0) | (flat >= len(self.value))][0] + spec.row
+            bad_id = flat[(flat < 0) | (flat >= len(self.value))][0] + spec.row
             raise InvalidArgumentError(
-                f"id {wrong} of the variable {spec.variable} is not in shard {spec.index}, which "
+                f"id {bad_id} of the variable {spec.variable} is not in shard {spec.index}, which "
                 f"has rows {spec.row} to {spec.row + len(self.value) - 1}"
             )
         return found
 
-    def _check(self, value: Array, shape: tuple[int, ...], what: str) -> None:
-        self._check_shape(value, shape, what)
+    def _check(self, value: Array, shape: tuple[int, ...], description: str) -> None:
+        self._check_shape(value, shape, description)
         if value.dtype != self.value.dtype:
             raise InvalidArgumentError(
-                f"{what} of dtype {value.dtype} cannot be written to the variable "
+                f"{description} of dtype {value.dtype} cannot be written to the variable "
                 f"{self.spec.variable} of dtype {self.spec.dtype}; convert it first"
             )
 
-    def _check_shape(self, value: Array, shape: tuple[int, ...], what: str) -> None:
+    def _check_shape(self, value: Array, shape: tuple[int, ...], description: str) -> None:
         if value.shape != shape:
             raise InvalidArgumentError(
-                f"shape {value.shape} of {what} does not fit the variable {self.spec.variable}: "
-                f"shard {self.spec.index} needs {shape}"
+                f"shape {value.shape} of {description} does not fit the variable "
+                f"{self.spec.variable}: shard {self.spec.index} needs {shape}"
             )
 
-    def _check_arithmetic(self, how: str) -> None:
-        if self.value.dtype.kind == "b" and how not in ("assign", "update"):
+    def _check_arithmetic(self, mode: str) -> None:
+        if self.value.dtype.kind == "b" and mode not in ("assign", "update"):
             raise InvalidArgumentError(
-                f"{how} is not defined for the variable {self.spec.variable} of dtype bool; assign "
-                "or update it"
+                f"{mode} is not supported for the variable {self.spec.variable} of dtype bool; use "
+                "assign or scatter_update"
             )
 
     def _division(self) -> np.ufunc:
-        whole: np.ufunc = np.floor_divide
-        return whole if self.value.dtype.kind in "iu" else np.true_divide
+        floor_division: np.ufunc = np.floor_divide
+        return floor_division if self.value.dtype.kind in "iu" else np.true_divide
 
 
 def is_strictly_increasing(rows: NDArray[np.int64]) -> bool:
@@ -245,7 +247,7 @@ def is_strictly_increasing(rows: NDArray[np.int64]) -> bool:
     return len(rows) < 2 or bool((rows[1:] > rows[:-1]).all())
 
 
-def check_gradient(gradient: Array, whose: str) -> None:
+def check_gradient(gradient: Array, owner: str) -> None:
     """Check that a gradient has a floating dtype.
 
     Raises:
@@ -253,12 +255,12 @@ def check_gradient(gradient: Array, whose: str) -> None:
     """
     if not is_floating(gradient.dtype):
         raise InvalidArgumentError(
-            f"a gradient of {whose} must have a floating dtype, but has {gradient.dtype}"
+            f"a gradient of {owner} must have a floating dtype, but has {gradient.dtype}"
         )
 
 
 def check_value_indices(
-    value_indices: Array | None, rows: Array, values: Array, whose: str
+    value_indices: Array | None, rows: Array, values: Array, owner: str
 ) -> None:
     """Check that value indices are valid for rows and values.
 
@@ -269,16 +271,16 @@ def check_value_indices(
         return
     if value_indices.dtype.kind not in "iu" or value_indices.shape != rows.shape:
         raise InvalidArgumentError(
-            f"which gradient of {whose} a row has must be an integer for each of {len(rows)} rows, "
-            f"but got {value_indices.dtype} of shape {value_indices.shape}"
+            f"value indices of {owner} must be integers of shape {rows.shape}, but got "
+            f"{value_indices.dtype} of shape {value_indices.shape}"
         )
     if value_indices.size and (
         value_indices.max() >= len(values)
         or (value_indices.dtype.kind == "i" and value_indices.min() < 0)
     ):
         raise InvalidArgumentError(
-            f"rows of {whose} have gradients {value_indices.min()} to {value_indices.max()}, and "
-            f"{len(values)} came"
+            f"value indices of {owner} must be in [0, {len(values)}), but got "
+            f"{value_indices.min()} to {value_indices.max()}"
         )
 
 
@@ -288,14 +290,17 @@ def check_row_range(spec: ShardSpec) -> None:
     Raises:
         InvalidArgumentError: If it does not.
     """
-    shape, whole = spec.shape, spec.variable_shape
-    fits = len(shape) == len(whole) and min((*shape, *whole, spec.row), default=0) >= 0
+    shape, variable_shape = spec.shape, spec.variable_shape
+    fits = (
+        len(shape) == len(variable_shape)
+        and min((*shape, *variable_shape, spec.row), default=0) >= 0
+    )
     if fits and shape:
-        fits = shape[1:] == whole[1:] and spec.row + shape[0] <= whole[0]
+        fits = shape[1:] == variable_shape[1:] and spec.row + shape[0] <= variable_shape[0]
     if not fits:
         raise InvalidArgumentError(
-            f"shard {spec.name} of shape {shape} from row {spec.row} on is no part of a variable "
-            f"of shape {whole}"
+            f"shard {spec.name} of shape {shape}, starting at row {spec.row}, does not fit into a "
+            f"variable of shape {variable_shape}"
         )
 
 
@@ -308,18 +313,16 @@ def check_value(spec: ShardSpec, value: Array) -> None:
     dtype = parse_dtype(spec.dtype)
     if value.shape != spec.shape or value.dtype != dtype:
         raise InvalidArgumentError(
-            f"a first value of shape {value.shape} and dtype {value.dtype} does not fit shard "
+            f"an initial value of shape {value.shape} and dtype {value.dtype} does not fit shard "
             f"{spec.index} of the variable {spec.variable}, of shape {spec.shape} and dtype "
             f"{spec.dtype}"
         )
 
 
-def _named(name: str, value: str, choices: dict[str, Any]) -> Any:
-    if value not in choices:
-        raise InvalidArgumentError(
-            f"`{name}` must be one of {', '.join(choices)}, but got {value!r}"
-        )
-    return choices[value]
+def _find_mode(mode: str, modes: dict[str, Any]) -> Any:
+    if mode not in modes:
+        raise InvalidArgumentError(f"`mode` must be one of {', '.join(modes)}, but got {mode!r}")
+    return modes[mode]
 
 
 _ASSIGN_MODES: dict[str, Callable[[Array, Array], Any]] = {

@@ -34,8 +34,8 @@ def as_array(value: Any) -> NDArray[Any]:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.core.Tracer):
         raise FailedPreconditionError(
-            "a value that JAX is tracing has no numbers yet: return it from the traced function, "
-            "and pass what the function returns"
+            "a JAX tracer has no concrete value: return it from the traced function, and pass the "
+            "result of that function"
         )
     return np.asarray(value)
 
@@ -57,11 +57,11 @@ def is_framework_array(value: Any) -> bool:
     )
 
 
-def raise_if_tracing(what: str, instead: str = "read it outside and pass the array") -> None:
+def raise_if_tracing(description: str, instead: str = "read it outside and pass the array") -> None:
     """Raise if JAX is tracing a function: a value read now would become a constant in it.
 
     Args:
-        what: Description of the object that is read.
+        description: Description of the object that is read.
         instead: What to do instead.
 
     Raises:
@@ -71,8 +71,8 @@ def raise_if_tracing(what: str, instead: str = "read it outside and pass the arr
     is_clean = getattr(core, "trace_state_clean", None)
     if is_clean is not None and not is_clean():
         raise FailedPreconditionError(
-            f"{what} is read while JAX traces a function, which would keep this value for ever: "
-            f"{instead}"
+            f"{description} is read while JAX traces a function, and its current value would "
+            f"become a constant of the compiled function: {instead}"
         )
 
 
@@ -113,12 +113,12 @@ class IndexedSlices:
             rows = rows.astype(np.int64)
         found = as_array(values)
         if found.shape[: rows.ndim] != rows.shape:
-            is_of_bags = rows.ndim > 1 and found.shape[: rows.ndim - 1] == rows.shape[:-1]
+            has_bags = rows.ndim > 1 and found.shape[: rows.ndim - 1] == rows.shape[:-1]
             raise InvalidArgumentError(
                 f"`values` must begin with the axes of `indices`, {rows.shape}, but has shape "
                 f"{found.shape}"
-                + "; broadcast what the ids of a bag share: np.broadcast_to(values[..., None, :], "
-                "(*ids.shape, dim))" * is_of_bags
+                + "; if the ids of a bag share values, pass np.broadcast_to(values[..., None, "
+                ":], (*ids.shape, dim))" * has_bags
             )
         #: Has the axes of the indices, along which it may be broadcast.
         self._given = found
@@ -147,12 +147,12 @@ class IndexedSlices:
         repeats = [stride == 0 and count > 1 for stride, count in strides]
         if not any(repeats) or not self._given.size:
             return self.values, None
-        once = self._given[tuple(slice(0, 1) if each else slice(None) for each in repeats)]
-        places = once.shape[:axes]
-        which = np.arange(math.prod(places)).reshape(places)
+        distinct = self._given[tuple(slice(0, 1) if each else slice(None) for each in repeats)]
+        shape = distinct.shape[:axes]
+        indices = np.arange(math.prod(shape)).reshape(shape)
         return (
-            once.reshape(-1, *once.shape[axes:]),
-            np.broadcast_to(which, self._axes).reshape(-1),
+            distinct.reshape(-1, *distinct.shape[axes:]),
+            np.broadcast_to(indices, self._axes).reshape(-1),
         )
 
     def __repr__(self) -> str:

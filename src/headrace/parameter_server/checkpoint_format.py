@@ -77,7 +77,7 @@ class ShardPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of one shard, of a variable or a table.
 
     Its tensors are `key/value`, `key/OPTIMIZER/SLOT` ...; those of a table also `key/ids`,
-    `key/seen`, `key/touched`, and optionally `key/removed` and `key/waiting_ids` ...
+    `key/seen`, `key/last_used`, and optionally `key/removed` and `key/waiting_ids` ...
 
     Attributes:
         kind: "shard" or "table".
@@ -88,7 +88,7 @@ class ShardPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         row: For a variable: first row, in the numbering of the whole variable. None if the tensor
             `key/rows` has the row numbers.
         begins: Whether the piece replaces all earlier pieces of the shard.
-        slot_firsts: Initial value of the elements of each slot.
+        slot_initial_values: Initial value of the elements of each slot.
         step: For a table: highest step that an optimizer had reached.
         rows: For a variable: number of rows starting at `row`. None in old checkpoints.
         checksum: Checksum of its tensors. None in old checkpoints.
@@ -96,12 +96,12 @@ class ShardPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: str
     shard: str
-    owner: str = msgspec.field(name="of")
+    owner: str
     file: str
     key: str
     row: int | None = None
     begins: bool = False
-    slot_firsts: dict[str, float] = {}
+    slot_initial_values: dict[str, float] = {}
     step: int = 0
     rows: int | None = None
     checksum: int | None = None
@@ -194,7 +194,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         counters: Counters of the servers.
         coordinator_term: Term of the coordinator whose writes `answers` holds.
         answers: Writes of unfinished closures, as of the moment when each shard was saved.
-        holders: Objects with variables of their own, by path ("model"): "Dense of 2 variables".
+        holders: Objects that have variables, by path ("model"): "Dense of 2 variables".
     """
 
     format: int = FORMAT
@@ -203,7 +203,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     local: str = ""
     continues: tuple[str, ...] = ()
     counters: dict[str, int] = {}
-    coordinator_term: int = msgspec.field(name="incarnation", default=0)
+    coordinator_term: int = 0
     answers: Answers = {}
     holders: dict[str, str] = {}
 
@@ -219,7 +219,7 @@ def encode(manifest: Manifest) -> bytes:
         body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     except TypeError as error:
         raise TypeError(
-            f"a state that is to be saved holds what JSON has no form for: {error}"
+            f"the state of an object contains a value that JSON does not support: {error}"
         ) from error
     return b'{\n "checksum": "%08x",' % zlib.crc32(body[1:]) + body[1:]
 
@@ -231,18 +231,17 @@ def decode(data: bytes, name: str) -> Manifest:
         DataLossError: If it is damaged.
         FailedPreconditionError: If it was written by a later version.
     """
-    checked = _CHECKSUM_HEADER.match(data)
-    if checked and int(checked[1], 16) != zlib.crc32(data[checked.end() :]):
+    checksum_header = _CHECKSUM_HEADER.match(data)
+    if checksum_header and int(checksum_header[1], 16) != zlib.crc32(data[checksum_header.end() :]):
         raise DataLossError(
-            f"the manifest of the checkpoint {name!r} is damaged: its checksum is not that of what "
-            "was written"
+            f"the manifest of the checkpoint {name!r} is damaged: checksum mismatch"
         )
     try:
         found = msgspec.json.decode(data, type=_FormatVersion).format
         if found > FORMAT:
             raise FailedPreconditionError(
-                f"the checkpoint {name!r} is of format {found}, and this version of Headrace reads "
-                f"formats up to {FORMAT}; use a later one"
+                f"the checkpoint {name!r} has format {found}, but this version of Headrace reads "
+                f"formats up to {FORMAT}; use a later version"
             )
         return msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as error:
@@ -263,12 +262,12 @@ def parse_tensor_file(file: str) -> tuple[str, str] | None:
 
 def current_pieces(pieces: Iterable[ShardPiece]) -> Sequence[ShardPiece]:
     """Return the current pieces: for each shard, those from the last one that begins it."""
-    kept: dict[str, list[ShardPiece]] = {}
+    by_shard: dict[str, list[ShardPiece]] = {}
     for piece in pieces:
-        if piece.begins or piece.shard not in kept:
-            kept[piece.shard] = []
-        kept[piece.shard].append(piece)
-    return [piece for each in kept.values() for piece in each]
+        if piece.begins or piece.shard not in by_shard:
+            by_shard[piece.shard] = []
+        by_shard[piece.shard].append(piece)
+    return [piece for each in by_shard.values() for piece in each]
 
 
 # --- tensor files as written by `safetensors`: a JSON header, then the bytes of each tensor -------
@@ -307,28 +306,28 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
         FailedPreconditionError: If the disk is full.
     """
     header: dict[str, Any] = {}
-    others: dict[str, str] = {}
-    at = 0
+    other_dtypes: dict[str, str] = {}
+    offset = 0
     for key, array in tensors.items():
         dtype = name_of(array.dtype)
         shape = list(array.shape)
         if dtype not in _DTYPE_NAMES:
-            others[key] = dtype
+            other_dtypes[key] = dtype
             shape.append(array.dtype.itemsize)
         header[key] = {
             "dtype": _DTYPE_NAMES.get(dtype, "U8"),
             "shape": shape,
-            "data_offsets": [at, at + array.nbytes],
+            "data_offsets": [offset, offset + array.nbytes],
         }
-        at += array.nbytes
-    if others:
-        header["__metadata__"] = others
-    words = json.dumps(header).encode()
-    words += b" " * (-len(words) % 8)
+        offset += array.nbytes
+    if other_dtypes:
+        header["__metadata__"] = other_dtypes
+    header_bytes = json.dumps(header).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
     try:
         with folder.create(name) as file:
-            _write(file, len(words).to_bytes(8, "little"))
-            _write(file, words)
+            _write(file, len(header_bytes).to_bytes(8, "little"))
+            _write(file, header_bytes)
             for array in tensors.values():
                 flat = _bytes_of(array)
                 for start in range(0, flat.nbytes, _BLOCK):
@@ -340,10 +339,11 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, NDArray[Any]]
         cause = error if isinstance(error, OSError) and error.errno else error.__cause__
         if isinstance(cause, OSError) and cause.errno in _DISK_FULL_ERRORS:
             raise FailedPreconditionError(
-                f"{folder.path(name)!r} cannot be written: {cause.strerror}; make room there"
+                f"{folder.path(name)!r} cannot be written: {cause.strerror}; free space on that "
+                "disk"
             ) from error
         raise
-    return 8 + len(words) + at
+    return 8 + len(header_bytes) + offset
 
 
 def compute_checksum(tensors: Mapping[str, NDArray[Any]]) -> int:
@@ -383,38 +383,38 @@ class TensorFile:
     def __init__(self, folder: Folder, name: str) -> None:
         self._path = folder.path(folder.find_name(name, name))
         self._bytes = self._read(folder)
-        head = int.from_bytes(self._bytes[:8].tobytes(), "little")
-        if not 2 <= head <= min(_MAX_HEADER_BYTES, len(self._bytes) - 8):
-            raise self._damaged_error("it has no header")
+        header_size = int.from_bytes(self._bytes[:8].tobytes(), "little")
+        if not 2 <= header_size <= min(_MAX_HEADER_BYTES, len(self._bytes) - 8):
+            raise self._damaged_error("the header is missing")
         try:
-            self._header = json.loads(self._bytes[8 : 8 + head].tobytes())
+            self._header = json.loads(self._bytes[8 : 8 + header_size].tobytes())
         except ValueError as error:
-            raise self._damaged_error(f"its header is no JSON ({error})") from error
+            raise self._damaged_error(f"the header is not valid JSON ({error})") from error
         if not isinstance(self._header, dict):
-            raise self._damaged_error("its header is no object")
-        self._others = self._header.pop("__metadata__", {})
-        self._first = 8 + head
+            raise self._damaged_error("the header is not a JSON object")
+        self._other_dtypes = self._header.pop("__metadata__", {})
+        self._data_start = 8 + header_size
 
     def names(self) -> list[str]:
         """Return the names of the tensors."""
         return list(self._header)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        form = self._header.get(name)
-        if form is None:
+        entry = self._header.get(name)
+        if entry is None:
             raise self._damaged_error(f"it has no tensor {name!r}")
         try:
-            begin, end = form["data_offsets"]
-            dtype = parse_dtype(self._others.get(name) or _DTYPES[form["dtype"]])
-            shape = form["shape"][:-1] if name in self._others else form["shape"]
-            raw = self._bytes[self._first + begin : self._first + end]
-            due = dtype.itemsize * math.prod(shape)
+            begin, end = entry["data_offsets"]
+            dtype = parse_dtype(self._other_dtypes.get(name) or _DTYPES[entry["dtype"]])
+            shape = entry["shape"][:-1] if name in self._other_dtypes else entry["shape"]
+            raw = self._bytes[self._data_start + begin : self._data_start + end]
+            expected_size = dtype.itemsize * math.prod(shape)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise self._damaged_error(
-                f"its header says nonsense of {name!r} ({error!r})"
+                f"the header entry of tensor {name!r} is invalid ({error!r})"
             ) from error
-        if len(raw) != end - begin or len(raw) != due:
-            raise self._damaged_error(f"it ends within the tensor {name!r}")
+        if len(raw) != end - begin or len(raw) != expected_size:
+            raise self._damaged_error(f"the data of tensor {name!r} is incomplete")
         if not len(raw):
             return np.empty(shape, dtype)
         found = np.frombuffer(raw.data, dtype).reshape(shape)
@@ -436,10 +436,12 @@ class TensorFile:
         self.check(key, found, checksum)
         return found
 
-    def check(self, what: str, tensors: Mapping[str, NDArray[Any]], checksum: int | None) -> None:
+    def check(
+        self, description: str, tensors: Mapping[str, NDArray[Any]], checksum: int | None
+    ) -> None:
         """Raise DataLossError if tensors do not match the checksum of what was written."""
         if checksum is not None and compute_checksum(tensors) != checksum:
-            raise self._damaged_error(f"the checksum of {what!r} is not that of what was written")
+            raise self._damaged_error(f"checksum mismatch in {description!r}")
 
     def _read(self, folder: Folder) -> NDArray[np.uint8]:
         try:
@@ -456,8 +458,8 @@ class TensorFile:
             raise self._damaged_error(str(error)) from error
         return np.frombuffer(b"".join(blocks), np.uint8)
 
-    def _damaged_error(self, why: str) -> DataLossError:
-        return DataLossError(f"the checkpoint's file {self._path!r} is damaged: {why}")
+    def _damaged_error(self, reason: str) -> DataLossError:
+        return DataLossError(f"the checkpoint's file {self._path!r} is damaged: {reason}")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -522,12 +524,12 @@ def read_checkpoint(folder: Folder, name: str) -> LoadedCheckpoint:
     """
     manifest = _manifest(folder, name)
     pieces: list[ShardPiece] = []
-    for before in manifest.continues:
+    for earlier in manifest.continues:
         try:
-            pieces += _manifest(folder, before).pieces
+            pieces += _manifest(folder, earlier).pieces
         except NotFoundError as error:
             raise NotFoundError(
-                f"the checkpoint {folder.path(name)!r} continues {before!r}, which is not there"
+                f"the checkpoint {folder.path(name)!r} continues {earlier!r}, which does not exist"
             ) from error
     return LoadedCheckpoint(folder, name, manifest, [*pieces, *manifest.pieces])
 
@@ -537,7 +539,8 @@ def _manifest(folder: Folder, name: str) -> Manifest:
         data = folder.read(name + _MANIFEST)
     except NotFoundError as error:
         raise NotFoundError(
-            f"there is no checkpoint {folder.path(name)!r}: it was deleted, or never finished"
+            f"there is no checkpoint {folder.path(name)!r}: it was deleted, or its save was not "
+            "completed"
         ) from error
     return decode(data, folder.path(name))
 
@@ -589,12 +592,12 @@ def delete_unfinished(folder: Folder, is_deletable: Callable[[str], bool]) -> No
         folder: Directory of the files.
         is_deletable: Returns whether the files of a checkpoint name may be deleted.
     """
-    left: dict[str, list[str]] = {}
+    candidates: dict[str, list[str]] = {}
     for file in _list_files(folder):
         attempt = parse_tensor_file(file)
         if attempt is not None and is_deletable(attempt[0]):
-            left.setdefault(attempt[0], []).append(file)
-    for name, files in left.items():
+            candidates.setdefault(attempt[0], []).append(file)
+    for name, files in candidates.items():
         try:
             needed = _manifest(folder, name).files()
         except (NotFoundError, DataLossError):
@@ -605,7 +608,7 @@ def delete_unfinished(folder: Folder, is_deletable: Callable[[str], bool]) -> No
 
 
 def _list_files(folder: Folder) -> list[str]:
-    left = set(folder.list_unpublished())
+    names = set(folder.list_unpublished())
     if folder.is_local:  # unpublished manifests in a local directory are incomplete
-        left = {name for name in left if not name.endswith(_MANIFEST)}
-    return sorted(left.union(folder.list_published()))
+        names = {name for name in names if not name.endswith(_MANIFEST)}
+    return sorted(names.union(folder.list_published()))

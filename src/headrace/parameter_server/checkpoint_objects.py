@@ -126,53 +126,53 @@ def save_objects(
 
     Nothing is written if `is_checkpoint_writer` is false.
     """
-    found = list_leaves(objects)
+    leaves = list_leaves(objects)
     stem = f"{name}.{secrets.token_hex(4)}"
-    cluster, on_servers = find_server_objects(found.values())
+    cluster, on_servers = find_server_objects(leaves.values())
     # Before the servers save, so that data read and written during the save may be duplicated but
     # not lost.
-    states = {path: describe(leaf, {}) for path, leaf in found.items() if has_state(leaf)}
+    states = {path: describe(leaf, {}) for path, leaf in leaves.items() if has_state(leaf)}
     arrays: dict[str, NDArray[Any]] = {}
-    for path, leaf in found.items():
+    for path, leaf in leaves.items():
         if is_state_dict(leaf):
             states[path], inside = describe_state_dict(leaf)
             arrays |= inside
     answers: dict[int, ShardsSaved] = {}
     if cluster is not None:
 
-        def ask(server: int, life: str) -> SaveShards:
+        def build_request(server: int, state_id: str) -> SaveShards:
             since = (marks or {}).get(server)
             return SaveShards(
                 url=folder.url,
                 file_prefix=f"{stem}.{server}",
                 shards=_shard_names_on(server, on_servers, ServerVariable),
                 tables=_shard_names_on(server, on_servers, EmbeddingTable),
-                since=since.mark if since and since.state_id == life else None,
+                since=since.mark if since and since.state_id == state_id else None,
                 forget_earlier_marks=forget_earlier_marks,
-                state_id=life,
+                state_id=state_id,
             )
 
-        answers = request_files(cluster.servers, range(len(cluster.servers)), ask)
+        answers = request_files(cluster.servers, range(len(cluster.servers)), build_request)
     counters: dict[str, int] = {}
-    keys: Answers = {}
+    recorded_answers: Answers = {}
     for answer in answers.values():
         counters |= answer.counters
-        keys |= answer.answers
+        recorded_answers |= answer.answers
     entries = {
         path: states[path] if path in states else describe(leaf, counters)
-        for path, leaf in found.items()
+        for path, leaf in leaves.items()
     }
-    own = {
+    local_arrays = {
         path: array
-        for path, leaf in found.items()
+        for path, leaf in leaves.items()
         if (array := as_local_array(leaf.value)) is not None
     }
-    for path, array in own.items():
+    for path, array in local_arrays.items():
         entry = entries[path]
         assert isinstance(entry, ArrayEntry)
         entries[path] = msgspec.structs.replace(entry, checksum=compute_checksum({path: array}))
-    arrays |= own
-    if not is_checkpoint_writer(found.values()):
+    arrays |= local_arrays
+    if not is_checkpoint_writer(leaves.values()):
         return SaveResult({}, 0)
     local = f"{stem}.local.safetensors" if arrays else ""
     if arrays:
@@ -184,7 +184,7 @@ def save_objects(
         continues=continues,
         counters=counters,
         coordinator_term=max((answer.coordinator_term for answer in answers.values()), default=0),
-        answers=keys,
+        answers=recorded_answers,
         holders=describe_holders(objects),
     )
     _check_files(folder, manifest, answers)
@@ -231,13 +231,14 @@ def _check_files(folder: Folder, manifest: Manifest, answers: Mapping[int, Shard
     Raises:
         InvalidArgumentError: If a file is missing.
     """
-    there = set(folder.list_published())
+    published = set(folder.list_published())
     for server, answer in answers.items():
         for piece in answer.pieces:
-            if piece.file not in there:
+            if piece.file not in published:
                 raise InvalidArgumentError(
-                    f"parameter server {server} has written {piece.file!r}, which is not in "
-                    f"{folder.url!r} as this program sees it; save to a path or URL that all reach"
+                    f"parameter server {server} wrote {piece.file!r}, but this program does not "
+                    f"find it in {folder.url!r}; save to a path or URL that the servers and this "
+                    "program share"
                 )
 
 
@@ -247,84 +248,90 @@ def find_server_objects(found: Iterable[Leaf]) -> tuple[ServerCluster | None, li
     Optimizers are named in that cluster.
     """
     found = list(found)
-    mine = [leaf for leaf in found if isinstance(leaf.value, ServerVariable | EmbeddingTable)]
-    clusters = {id(leaf.value.cluster): leaf.value.cluster for leaf in mine}
+    on_servers = [leaf for leaf in found if isinstance(leaf.value, ServerVariable | EmbeddingTable)]
+    clusters = {id(leaf.value.cluster): leaf.value.cluster for leaf in on_servers}
     if len(clusters) > 1:
-        raise ValueError("the objects of a Checkpoint must be in one cluster, and are in several")
+        raise ValueError(
+            f"all objects of a Checkpoint must be in one cluster, but are in "
+            f"{len(clusters)} clusters"
+        )
     cluster = next(iter(clusters.values()), None)
     if cluster is not None:
         for leaf in found:
             if isinstance(leaf.value, Optimizer):
                 leaf.value.name_in(cluster)
-    return cluster, mine
+    return cluster, on_servers
 
 
 # --- restoring -----------------------------------------------------------------------------------
 
 
 def restore_objects(
-    read: LoadedCheckpoint, found: Mapping[str, Leaf], paths: list[Leaf], restored: dict[str, str]
+    loaded: LoadedCheckpoint, found: Mapping[str, Leaf], paths: list[Leaf], restored: dict[str, str]
 ) -> None:
     """Restore some of the objects.
 
     Args:
-        read: The checkpoint.
+        loaded: The checkpoint.
         found: All objects of the `Checkpoint`.
         paths: Objects to restore now.
         restored: Current names of optimizers whose slots were already restored, by their saved
             names.
     """
-    entries = read.manifest.entries
+    entries = loaded.manifest.entries
     # All values of this process are read and checked before anything is changed.
-    local = TensorFile(read.folder, read.manifest.local) if read.manifest.local else None
-    ready = [
+    local = TensorFile(loaded.folder, loaded.manifest.local) if loaded.manifest.local else None
+    changes = [
         change
         for leaf in paths
-        if (change := prepare_restore(leaf, entries[leaf.path], read, local)) is not None
+        if (change := prepare_restore(leaf, entries[leaf.path], loaded, local)) is not None
     ]
     cluster, on_servers = find_server_objects(found.values())
-    ours = {leaf.path for leaf in paths}
+    due_paths = {leaf.path for leaf in paths}
     if cluster is None:
-        with apply_restores(ready):
+        with apply_restores(changes):
             return
     # Copied back only after success.
-    now = dict(restored)
+    all_restored = dict(restored)
     placed = [
         (leaf, entry)
         for leaf in on_servers
-        if leaf.path in ours and isinstance(entry := entries[leaf.path], VariableEntry | TableEntry)
+        if leaf.path in due_paths
+        and isinstance(entry := entries[leaf.path], VariableEntry | TableEntry)
     ]
     names = {(_piece_kind(entry), entry.name) for _, entry in placed}
-    pieces = [piece for piece in read.pieces if (piece.kind, piece.owner) in names]
+    pieces = [piece for piece in loaded.pieces if (piece.kind, piece.owner) in names]
     renamed = find_optimizer_renames(found.values(), entries)
-    _check_renames(read, pieces, renamed, now)
-    counters = _restore_counters(cluster, read, paths, pieces, renamed, now)
-    restore_on_servers(cluster, read, placed, renamed, counters, meanwhile=apply_restores(ready))
-    restored.update(now)
+    _check_renames(loaded, pieces, renamed, all_restored)
+    counters = _restore_counters(cluster, loaded, paths, pieces, renamed, all_restored)
+    restore_on_servers(
+        cluster, loaded, placed, renamed, counters, local_restores=apply_restores(changes)
+    )
+    restored.update(all_restored)
 
 
 def restore_on_servers(
     cluster: ServerCluster,
-    read: LoadedCheckpoint,
+    loaded: LoadedCheckpoint,
     placed_shards: Iterable[tuple[Leaf, VariableEntry | TableEntry]],
     optimizer_renames: dict[str, str],
     counters: dict[str, int],
     *,
     only: int | None = None,
     answers: Answers | None = None,
-    meanwhile: AbstractContextManager[None] | None = None,
+    local_restores: AbstractContextManager[None] | None = None,
 ) -> None:
     """Make the servers read the contents that they should have.
 
     Args:
         cluster: Cluster of the servers.
-        read: The checkpoint.
+        loaded: The checkpoint.
         placed_shards: Variables and tables, each with its entry in the checkpoint.
         optimizer_renames: New names of optimizers.
         counters: Values for the counters of server 0.
         only: Restore only this server, which is empty, and do not react to another restart of it.
         answers: Answers by write key of executed writes.
-        meanwhile: Changes objects of this process between the servers' prepare and commit, and
+        local_restores: Changes objects of this process between the servers' prepare and commit, and
             undoes that if the commit fails.
 
     Raises:
@@ -336,55 +343,57 @@ def restore_on_servers(
     for leaf, entry in placed_shards:
         # The record of a handle says where its shards are.
         for part in leaf.value.placed:
-            where: Any = shards if isinstance(entry, VariableEntry) else tables
-            where.setdefault(part.server, []).append((part.spec, entry.name))
-    which = {*shards, *tables, *({COUNTING_SERVER} if counters else ())}
+            by_server: Any = shards if isinstance(entry, VariableEntry) else tables
+            by_server.setdefault(part.server, []).append((part.spec, entry.name))
+    server_indices = {*shards, *tables, *({COUNTING_SERVER} if counters else ())}
     if only is not None:
-        which = {only}  # even if it gets nothing, so that it counts as restored
+        server_indices = {only}  # even if it gets nothing, so that it counts as restored
 
-    def ask(phase: RestorePhase, server: int, life: str) -> RestoreShards:
-        mine, theirs = tuple(shards.get(server, ())), tuple(tables.get(server, ()))
-        needed = {("shard", name) for _, name in mine} | {("table", name) for _, name in theirs}
+    def build_request(phase: RestorePhase, server: int, state_id: str) -> RestoreShards:
+        own_shards, own_tables = tuple(shards.get(server, ())), tuple(tables.get(server, ()))
+        needed = {("shard", name) for _, name in own_shards} | {
+            ("table", name) for _, name in own_tables
+        }
         return RestoreShards(
-            url=read.folder.url,
-            shards=mine,
-            tables=theirs,
-            pieces=tuple(piece for piece in read.pieces if (piece.kind, piece.owner) in needed),
+            url=loaded.folder.url,
+            shards=own_shards,
+            tables=own_tables,
+            pieces=tuple(piece for piece in loaded.pieces if (piece.kind, piece.owner) in needed),
             optimizer_renames=optimizer_renames,
             counters=counters if server == COUNTING_SERVER else {},
-            coordinator_term=read.manifest.coordinator_term,
+            coordinator_term=loaded.manifest.coordinator_term,
             answers=answers or {},
-            state_id=life,
+            state_id=state_id,
             is_recovery=only is not None,
             phase=phase,
             token=token,
         )
 
-    def ask_all(phase: RestorePhase) -> None:
+    def request_all(phase: RestorePhase) -> None:
         request_files(
             cluster.servers,
-            sorted(which),
-            functools.partial(ask, phase),
+            sorted(server_indices),
+            functools.partial(build_request, phase),
             handles_restart=only is None,
         )
 
-    if only is None and which:
+    if only is None and server_indices:
         try:
-            ask_all("prepare")
+            request_all("prepare")
         except (DataLossError, NotFoundError):
             with contextlib.suppress(HeadraceError):
-                ask_all("discard")  # frees the contents that other servers have read
+                request_all("discard")  # frees the contents that other servers have read
             raise
     with contextlib.ExitStack() as stack:
-        if meanwhile is not None:
+        if local_restores is not None:
             try:
-                stack.enter_context(meanwhile)
+                stack.enter_context(local_restores)
             except Exception:
-                if which:
+                if server_indices:
                     with contextlib.suppress(HeadraceError):
-                        ask_all("discard")
+                        request_all("discard")
                 raise
-        ask_all("commit")
+        request_all("commit")
 
 
 def _piece_kind(entry: VariableEntry | TableEntry) -> str:
@@ -431,12 +440,12 @@ class LeafRestore(NamedTuple):
 @contextlib.contextmanager
 def apply_restores(restores: Iterable[LeafRestore]) -> Iterator[None]:
     """Apply changes; undo them if one of them or the body fails."""
-    with contextlib.ExitStack() as back:
+    with contextlib.ExitStack() as undo:
         for change in sorted(restores, key=lambda change: has_state(change.leaf)):
-            back.callback(_undo_restores, change.leaf.path, _build_undo(change.leaf))
+            undo.callback(_undo_restores, change.leaf.path, _build_undo(change.leaf))
             change.apply()
         yield
-        back.pop_all()
+        undo.pop_all()
 
 
 def _undo_restores(path: str, undo: Callable[[], object]) -> None:
@@ -444,7 +453,7 @@ def _undo_restores(path: str, undo: Callable[[], object]) -> None:
         undo()
     except Exception as error:  # undo the others all the same, and raise the first error
         _log.warning(
-            "%r could not be put back after a restore that failed: %s", path, describe_error(error)
+            "cannot undo the restore of %r after a later error: %s", path, describe_error(error)
         )
 
 
@@ -468,8 +477,8 @@ def _build_undo(leaf: Leaf) -> Callable[[], object]:
             return functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict()))
         return lambda: value.load_state_dict(decode_state(state, arrays.__getitem__))
     if isinstance(value, Variable):
-        before = copy.copy(value)  # copies are never written to
-        return lambda: vars(value).update(vars(before))
+        original = copy.copy(value)  # copies are never written to
+        return lambda: vars(value).update(vars(original))
     if isinstance(value, ServerVariable):
         return functools.partial(value.assign, np.array(value.read()))
     if is_variable(value):
@@ -480,7 +489,7 @@ def _build_undo(leaf: Leaf) -> Callable[[], object]:
 
 
 def prepare_restore(
-    leaf: Leaf, entry: Entry, read: LoadedCheckpoint, local: TensorFile | None
+    leaf: Leaf, entry: Entry, loaded: LoadedCheckpoint, local: TensorFile | None
 ) -> LeafRestore | None:
     """Return the change that restores an object, with its value read and checked.
 
@@ -491,9 +500,9 @@ def prepare_restore(
         InvalidArgumentError: If it does not fit the object.
     """
     value = leaf.value
-    refused = write_mismatch(value)
-    if refused:
-        raise InvalidArgumentError(f"{leaf.path!r} cannot be restored in place: {refused}")
+    reason = write_mismatch(value)
+    if reason:
+        raise InvalidArgumentError(f"{leaf.path!r} cannot be restored in place: {reason}")
 
     def saved_array(key: str, checksum: int | None) -> NDArray[Any]:
         assert local is not None
@@ -512,10 +521,11 @@ def prepare_restore(
             return LeafRestore(leaf, functools.partial(value.set_state, entry.state))
         case StateDictEntry():
             state = decode_state(entry.state, lambda key: saved_array(key, entry.checksums[key]))
-            why = state_mismatch(value, state, entry.kind, entry.parameters)
-            if why:
+            mismatch = state_mismatch(value, state, entry.kind, entry.parameters)
+            if mismatch:
                 raise InvalidArgumentError(
-                    f"the checkpoint {read.path!r} is of another model: {leaf.path!r}: {why}"
+                    f"the checkpoint {loaded.path!r} does not match this model: {leaf.path!r}: "
+                    f"{mismatch}"
                 )
             return LeafRestore(leaf, functools.partial(value.load_state_dict, state))
         case ArrayEntry():
@@ -524,7 +534,7 @@ def prepare_restore(
             )
         case VariableEntry() if not isinstance(value, ServerVariable):
             return LeafRestore(
-                leaf, functools.partial(_assign_array, leaf, _read_variable(read, entry))
+                leaf, functools.partial(_assign_array, leaf, _read_variable(loaded, entry))
             )
     return None
 
@@ -545,7 +555,7 @@ def _assign_array(leaf: Leaf, array: NDArray[Any]) -> None:
         leaf.replace(array.item() if is_number else np.array(array)[()])
 
 
-def _read_variable(read: LoadedCheckpoint, entry: VariableEntry) -> NDArray[Any]:
+def _read_variable(loaded: LoadedCheckpoint, entry: VariableEntry) -> NDArray[Any]:
     """Return the value of a variable that was saved from servers."""
     spec = ShardSpec(
         name=entry.name,
@@ -554,10 +564,12 @@ def _read_variable(read: LoadedCheckpoint, entry: VariableEntry) -> NDArray[Any]
         dtype=entry.dtype,
         variable_shape=entry.shape,
     )
-    pieces = [piece for piece in read.pieces if (piece.kind, piece.owner) == ("shard", entry.name)]
+    pieces = [
+        piece for piece in loaded.pieces if (piece.kind, piece.owner) == ("shard", entry.name)
+    ]
 
     def arrays_of(piece: ShardPiece) -> dict[str, NDArray[Any]]:
-        return TensorFile(read.folder, piece.file).read_under(piece.key, piece.checksum)
+        return TensorFile(loaded.folder, piece.file).read_under(piece.key, piece.checksum)
 
     return assemble_shard(spec, pieces, arrays_of, {}).arrays["value"]
 
@@ -581,7 +593,7 @@ def find_optimizer_renames(found: Iterable[Leaf], entries: Mapping[str, Entry]) 
 
 
 def _check_renames(
-    read: LoadedCheckpoint,
+    loaded: LoadedCheckpoint,
     pieces: Iterable[ShardPiece],
     optimizer_renames: Mapping[str, str],
     restored: Mapping[str, str],
@@ -589,7 +601,7 @@ def _check_renames(
     """Check that the slots of two optimizers are not restored under one name.
 
     Args:
-        read: The checkpoint.
+        loaded: The checkpoint.
         pieces: Pieces to restore now.
         optimizer_renames: Current names of optimizers, by their saved names.
         restored: The same, for slots already restored from this checkpoint.
@@ -602,21 +614,21 @@ def _check_renames(
     for old, new in optimizer_renames.items():
         if new != old and new in saved - optimizer_renames.keys():
             raise InvalidArgumentError(
-                f"the checkpoint {read.path!r} has slots of an optimizer {new!r} that is not in "
-                f"this Checkpoint, and the optimizer that was saved as {old!r} has that name here: "
-                f"add the other optimizer to the Checkpoint, or give this one name={old!r}"
+                f"the checkpoint {loaded.path!r} has slots of an optimizer {new!r} that is not in "
+                f"this Checkpoint, and the optimizer saved as {old!r} has that name now: add the "
+                f"other optimizer to the Checkpoint, or create this one with name={old!r}"
             )
         if restored.get(old, new) != new:
             raise InvalidArgumentError(
-                f"the optimizer {new!r} was saved as {old!r} in the checkpoint {read.path!r}, and "
-                f"its slots were restored with the variables before: set it in the Checkpoint "
-                f"before the variables, or give it name={old!r}"
+                f"the optimizer {new!r} was saved as {old!r} in the checkpoint {loaded.path!r}, "
+                "and its slots were already restored with the variables: set it in the Checkpoint "
+                f"before the variables, or create it with name={old!r}"
             )
 
 
 def _restore_counters(
     cluster: ServerCluster,
-    read: LoadedCheckpoint,
+    loaded: LoadedCheckpoint,
     due: Iterable[Leaf],
     pieces: Iterable[ShardPiece],
     optimizer_renames: Mapping[str, str],
@@ -626,21 +638,21 @@ def _restore_counters(
 
     Args:
         cluster: Cluster of the servers.
-        read: The checkpoint.
+        loaded: The checkpoint.
         due: Objects to restore now.
         pieces: Pieces to restore now.
         optimizer_renames: Current names of optimizers, by their saved names.
         restored: The same, for optimizers whose counters were already restored from this
             checkpoint; those restored now are added.
     """
-    saved = step_counts(read.manifest.counters)
+    saved = step_counts(loaded.manifest.counters)
     counts = {}
     for old in sorted(_optimizers_with_slots(pieces) - restored.keys()):
         if old in saved:
             counts[optimizer_renames.get(old, old)] = saved[old]
         restored[old] = optimizer_renames.get(old, old)
     for leaf in due:
-        entry = read.manifest.entries[leaf.path]
+        entry = loaded.manifest.entries[leaf.path]
         if isinstance(leaf.value, Optimizer) and isinstance(entry, OptimizerEntry):
             counts[leaf.value.name_in(cluster)] = entry.iterations
     for name in counts:
@@ -653,15 +665,15 @@ def rename_counters(
 ) -> dict[str, int]:
     """Return the counters of a checkpoint under the current names of the optimizers."""
     counts = step_counts(counters)
-    kept = {name: count for name, count in counts.items() if name not in optimizer_renames}
-    moved = {
+    unchanged = {name: count for name, count in counts.items() if name not in optimizer_renames}
+    renamed = {
         optimizer_renames[name]: count
         for name, count in counts.items()
         if name in optimizer_renames
     }
-    return counter_values(kept | moved)
+    return counter_values(unchanged | renamed)
 
 
 def _optimizers_with_slots(pieces: Iterable[ShardPiece]) -> set[str]:
     """Return the names of optimizers that have slots."""
-    return {slot.rpartition("/")[0] for piece in pieces for slot in piece.slot_firsts}
+    return {slot.rpartition("/")[0] for piece in pieces for slot in piece.slot_initial_values}

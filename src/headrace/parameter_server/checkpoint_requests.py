@@ -78,14 +78,14 @@ class _FileCall:
 
     def send(self) -> None:
         """Send the request to the server that is expected to lead the store."""
-        servers, asked = self._servers, self._servers.leaders.find_server(self.server)
-        if self._channel is None or asked != self.target_server:
+        servers, target = self._servers, self._servers.leaders.find_server(self.server)
+        if self._channel is None or target != self.target_server:
             self.close()
-            self._channel, self.target_server = servers.connect(asked), asked
-        life = servers.states.state_id(self.server)
-        message = self._build(self.server, life)
-        seen = servers.states.acknowledged_position(self.server, life)
-        self._channel.send(servers.leaders.address_message(message, self.server, seen))
+            self._channel, self.target_server = servers.connect(target), target
+        state_id = servers.states.state_id(self.server)
+        message = self._build(self.server, state_id)
+        position = servers.states.acknowledged_position(self.server, state_id)
+        self._channel.send(servers.leaders.address_message(message, self.server, position))
 
     def receive(self) -> Any:
         """Return the next message, or None if none arrived in 1 s."""
@@ -101,13 +101,13 @@ class _FileCall:
 
 def _wait_for_reply(servers: ParameterServerClient, call: _FileCall, handles_restart: bool) -> Any:
     server = call.server
-    patience = servers.start_wait(server, "save or restore shards")
+    wait = servers.start_wait(server, "save or restore shards")
     while True:
         try:
             message = call.receive()
             if message is None:
                 servers.check_open()
-                patience.warn_if_due("has not answered")
+                wait.warn_if_due("no reply")
                 continue
             if isinstance(message, Exception):
                 raise message
@@ -120,13 +120,13 @@ def _wait_for_reply(servers: ParameterServerClient, call: _FileCall, handles_res
                 assert isinstance(message, StateLost)
                 if not handles_restart:
                     raise AbortedError(
-                        f"{servers.describe_server(server)} was started again meanwhile"
+                        f"{servers.describe_server(server)} was restarted during the request"
                     )
                 servers.states.record_state(server, message.state_id)
         except UnavailableError as error:
             servers.leaders.record_unavailable(server, call.target_server)
-            patience.wait_before_retry(error)
+            wait.wait_before_retry(error)
         else:
             if isinstance(message, NotLeader):
-                patience.wait_before_retry(UnavailableError(NO_STATE_MESSAGE))
+                wait.wait_before_retry(UnavailableError(NO_STATE_MESSAGE))
         call.send()

@@ -55,7 +55,7 @@ class CheckpointThread:
         self._prepared: tuple[str, RestoredShards] = ("", [])
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(
-            target=self._run, name="headrace-parameter-server-saving", daemon=True
+            target=self._run, name="headrace-parameter-server-checkpoints", daemon=True
         )
         executor.on_file_request = self._requests.put
 
@@ -88,17 +88,19 @@ class CheckpointThread:
                 self._answer(request)
             except Exception as error:
                 if not isinstance(error, HeadraceError | ValueError | TypeError):
-                    _log.error("shards: %s", describe_error(error), exc_info=error)
+                    _log.error(
+                        "cannot save or restore shards: %s", describe_error(error), exc_info=error
+                    )
                 request.fail(error)
             del request
 
     def _answer(self, request: Request) -> None:
         message = request.message
-        applying = self._executor
+        executor = self._executor
         if isinstance(message, SaveShards):
             written = write_shards(
                 self._store,
-                applying.call_between_operations,
+                executor.call_between_operations,
                 open_folder(message.url),
                 message.file_prefix,
                 [
@@ -110,10 +112,10 @@ class CheckpointThread:
             )
             request.reply(
                 ShardsSaved(
-                    state_id=applying.state_id,
+                    state_id=executor.state_id,
                     # Some of these writes may be newer than the saved state of their shard.
-                    writes=applying.writes,
-                    position=applying.position,
+                    writes=executor.writes,
+                    position=executor.position,
                     **written._asdict(),
                 )
             )
@@ -126,7 +128,7 @@ class CheckpointThread:
             elif message.phase == "commit":
                 is_prepared = bool(message.token) and message.token == token
                 self._restore(message, prepared if is_prepared else None)
-            request.reply(ShardsRestored(state_id=applying.state_id, position=applying.position))
+            request.reply(ShardsRestored(state_id=executor.state_id, position=executor.position))
 
 
 def _read_shards(message: RestoreShards) -> RestoredShards:

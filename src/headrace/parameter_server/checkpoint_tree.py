@@ -107,7 +107,7 @@ def describe_holders(objects: dict[str, Any]) -> dict[str, str]:
 
 
 def _walk(
-    path: str, value: Any, ancestors: tuple[int, ...], held: dict[str, str]
+    path: str, value: Any, ancestors: tuple[int, ...], holders: dict[str, str]
 ) -> Iterator[Leaf]:
     children = _children(value)
     if children is None:
@@ -115,23 +115,23 @@ def _walk(
     if id(value) in ancestors:
         raise ValueError(f"{path or 'the checkpoint'} contains itself")
     if not isinstance(value, dict | list | tuple) and not hasattr(value, "checkpoint_objects"):
-        held[path] = (
+        holders[path] = (
             f"{type(value).__name__} of {len(children)} variable{'s' * (len(children) != 1)}"
         )
     keys: dict[str, Any] = {}
     for key, child in children:
         name = str(key).replace("%", "%25").replace("/", "%2F")
-        below = f"{path}/{name}" if path else name
-        if keys.setdefault(below, key) is not key:
+        child_path = f"{path}/{name}" if path else name
+        if keys.setdefault(child_path, key) is not key:
             raise ValueError(
-                f"{below!r} is the path of two objects, which have the keys {keys[below]!r} and "
-                f"{key!r} in a dict: only one would be saved; rename one of them"
+                f"the keys {keys[child_path]!r} and {key!r} of a dict have the same path "
+                f"{child_path!r}, so only one object would be saved; rename one of them"
             )
         if _children(child) is not None:
-            yield from _walk(below, child, (*ancestors, id(value)), held)
+            yield from _walk(child_path, child, (*ancestors, id(value)), holders)
         else:
-            _check_kind(below, child, value)
-            yield Leaf(below, child, _replacer_for(value, key))
+            _check_kind(child_path, child, value)
+            yield Leaf(child_path, child, _replacer_for(value, key))
 
 
 def _children(value: Any) -> list[tuple[Any, Any]] | None:
@@ -185,9 +185,9 @@ def _check_kind(path: str, value: Any, container: Any) -> None:
         )
     if not isinstance(getattr(container, "checkpoint_objects", container), dict | list):
         raise TypeError(
-            f"{path!r} is a {type(value).__name__} in a {type(container).__name__}, where it could "
-            "never be restored: neither of them can be changed. Use a list or a dict in place of "
-            f"the {type(container).__name__}, or a NumPy array or a variable in it"
+            f"{path!r} is a {type(value).__name__} in a {type(container).__name__} and could not "
+            "be restored, because both are immutable. Use a list or a dict in place of the "
+            f"{type(container).__name__}, or a NumPy array or a variable in it"
         )
 
 
@@ -232,9 +232,9 @@ def describe_state_dict(leaf: Leaf) -> tuple[StateDictEntry, dict[str, NDArray[A
         return key
 
     state = encode_state(leaf.path, leaf.value.state_dict(), add)
-    sums = {key: compute_checksum({key: array}) for key, array in arrays.items()}
+    checksums = {key: compute_checksum({key: array}) for key, array in arrays.items()}
     entry = StateDictEntry(
-        state, sums, state_class_name(leaf.value), describe_parameters(leaf.value)
+        state, checksums, state_class_name(leaf.value), describe_parameters(leaf.value)
     )
     return entry, arrays
 
@@ -248,8 +248,8 @@ def describe(leaf: Leaf, counters: dict[str, int]) -> Entry:
         case EmbeddingTable():
             return TableEntry(value.name, value.dim, name_of(value.dtype))
         case Optimizer():
-            taken = counters.get(f"{value.name}/iterations", 0)
-            return OptimizerEntry(value.name, type(value).__name__, taken)
+            count = counters.get(f"{value.name}/iterations", 0)
+            return OptimizerEntry(value.name, type(value).__name__, count)
     array = as_local_array(value)
     if array is not None:
         return ArrayEntry(leaf.path, array.shape, name_of(array.dtype))
@@ -276,27 +276,27 @@ def is_state_dict(leaf: Leaf) -> bool:
 def mismatch_reason(leaf: Leaf, entry: Entry) -> str:
     """Return why an object cannot be restored from its entry; "" if it can."""
     value = leaf.value
-    here, saved = _kind(value), _KINDS[type(entry)]
-    if here != saved and {here, saved} not in _CONVERTIBLE:
-        return f"{leaf.path!r} is {here} here, and was saved as {saved}"
+    current, saved = _kind(value), _KINDS[type(entry)]
+    if current != saved and {current, saved} not in _CONVERTIBLE:
+        return f"{leaf.path!r} is {current}, but was saved as {saved}"
     if isinstance(entry, TableEntry):
         dtype = name_of(value.dtype)
         if (value.dim, dtype) != (entry.dim, entry.dtype):
             return (
-                f"table {leaf.path!r} has rows of {value.dim} {dtype} here, and of {entry.dim} "
+                f"table {leaf.path!r} has rows of {value.dim} {dtype}, but of {entry.dim} "
                 f"{entry.dtype} in the checkpoint"
             )
     if isinstance(entry, VariableEntry | ArrayEntry) and (
-        here in (_VARIABLE, _LOCAL) or isinstance(value, np.ndarray) or is_array(value)
+        current in (_VARIABLE, _LOCAL) or isinstance(value, np.ndarray) or is_array(value)
     ):
         shape, dtype = shape_and_dtype(value)
         if shape != entry.shape:
-            return f"{leaf.path!r} has shape {shape} here, and {entry.shape} in the checkpoint"
+            return f"{leaf.path!r} has shape {shape}, but {entry.shape} in the checkpoint"
         if dtype != entry.dtype:
-            return f"{leaf.path!r} has dtype {dtype} here, and {entry.dtype} in the checkpoint"
+            return f"{leaf.path!r} has dtype {dtype}, but {entry.dtype} in the checkpoint"
     if isinstance(entry, OptimizerEntry) and type(value).__name__ != entry.kind:
         return (
-            f"the optimizer {leaf.path!r} is {type(value).__name__} here, and {entry.kind} in the "
+            f"the optimizer {leaf.path!r} is {type(value).__name__}, but {entry.kind} in the "
             "checkpoint"
         )
     return ""
@@ -423,13 +423,13 @@ def write_mismatch(value: Any) -> str:
     torch: Any = sys.modules["torch"]
     if value.is_inference() and not torch.is_inference_mode_enabled():
         return (
-            "it is a tensor made in torch.inference_mode(), which can be written there alone; "
-            "use its clone()"
+            "it was created in torch.inference_mode(), and can be written only there; use its "
+            "clone()"
         )
     if value.layout is torch.strided and any(
         size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)
     ):
-        return "several elements are in one place, as expand() makes them; use its clone()"
+        return "several elements share memory, as after expand(); use its clone()"
     return ""
 
 
@@ -440,10 +440,10 @@ def to_array_like(value: Any, array: NDArray[Any]) -> Any:
 
 def _tensor(array: NDArray[Any]) -> Any:
     torch: Any = sys.modules["torch"]
-    own = np.array(array, order="C")
-    if name_of(own.dtype) == "bfloat16":
-        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(own)
+    contiguous = np.array(array, order="C")
+    if name_of(contiguous.dtype) == "bfloat16":
+        return torch.from_numpy(contiguous.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(contiguous)
 
 
 # --- states ------------------------------------------------------------------------------------
@@ -462,9 +462,9 @@ def encode_state(path: str, value: Any, add: Callable[[NDArray[Any]], str]) -> A
     """
     if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
         items = value.items()
-        return {"dict": [[key, encode_state(f"{path}/{key}", of, add)] for key, of in items]}
+        return {"dict": [[key, encode_state(f"{path}/{key}", item, add)] for key, item in items]}
     if type(value) in (list, tuple):
-        parts = [encode_state(f"{path}/{number}", of, add) for number, of in enumerate(value)]
+        parts = [encode_state(f"{path}/{number}", item, add) for number, item in enumerate(value)]
         return {type(value).__name__: parts}
     if _is_instance_of(value, "torch", "Tensor"):
         return {"tensor": add(as_array(value))}
@@ -478,8 +478,9 @@ def encode_state(path: str, value: Any, add: Callable[[NDArray[Any]], str]) -> A
         # JSON does not support non-finite numbers.
         return {"value": value} if math.isfinite(value) else {"number": repr(value)}
     raise TypeError(
-        f"the state_dict holds a {type(value).__name__} at {path!r}, which a checkpoint does not "
-        "save: it saves tensors, arrays, numbers and strings, and dicts, lists and tuples of them"
+        f"the state_dict contains a {type(value).__name__} at {path!r}, which a checkpoint does "
+        "not save: it saves tensors, arrays, numbers and strings, and dicts, lists and tuples of "
+        "them"
     )
 
 
@@ -541,9 +542,9 @@ def state_mismatch(value: Any, state: Any, kind: str, parameters: Sequence[str])
         return _module_mismatch(value.state_dict(), state)
     is_optimizer = _is_instance_of(value, "torch.optim", "Optimizer")
     if is_optimizer or _is_instance_of(value, "torch.optim.lr_scheduler", *_SCHEDULERS):
-        here = state_class_name(value)
-        if kind and kind != here:
-            return f"it is {here} here, and {kind} in the checkpoint"
+        class_name = state_class_name(value)
+        if kind and kind != class_name:
+            return f"it is {class_name}, but {kind} in the checkpoint"
     if not is_optimizer:
         return ""
     sizes = [
@@ -551,33 +552,33 @@ def state_mismatch(value: Any, state: Any, kind: str, parameters: Sequence[str])
         for each in (value.state_dict(), state)
     ]
     if sizes[0] != sizes[1]:
-        return f"its groups have {sizes[0]} parameters here, and {sizes[1]} in the checkpoint"
-    for number, (mine, saved) in enumerate(
+        return f"its groups have {sizes[0]} parameters, but {sizes[1]} in the checkpoint"
+    for number, (current, saved) in enumerate(
         zip(describe_parameters(value), parameters, strict=False)
     ):
-        if mine != saved:
-            return f"parameter {number} is {mine} here, and {saved} in the checkpoint"
+        if current != saved:
+            return f"parameter {number} is {current}, but {saved} in the checkpoint"
     return ""
 
 
 _SCHEDULERS = ("LRScheduler", "ReduceLROnPlateau")
 
 
-def _module_mismatch(here: Any, there: Any) -> str:
-    for name in sorted({*here, *there}):
-        if name not in here or name not in there:
-            where = "here" if name in here else "in the checkpoint"
-            return f"{name!r} is only {where}"
-        mine, saved = here[name], there[name]
-        if not _is_instance_of(mine, "torch", "Tensor"):
+def _module_mismatch(current_state: Any, saved_state: Any) -> str:
+    for name in sorted({*current_state, *saved_state}):
+        if name not in current_state or name not in saved_state:
+            location = "in the model" if name in current_state else "in the checkpoint"
+            return f"{name!r} is only {location}"
+        current, saved = current_state[name], saved_state[name]
+        if not _is_instance_of(current, "torch", "Tensor"):
             continue
-        if _is_instance_of(mine, "torch.nn.parameter", "UninitializedTensorMixin"):
-            return f"{name!r} has no shape yet: run the module once before"
+        if _is_instance_of(current, "torch.nn.parameter", "UninitializedTensorMixin"):
+            return f"{name!r} has no shape yet: run the module once first"
         if not _is_instance_of(saved, "torch", "Tensor"):
-            return f"{name!r} is a tensor here, and {type(saved).__name__} in the checkpoint"
-        for what, one, other in zip(
-            ("shape", "dtype"), shape_and_dtype(mine), shape_and_dtype(saved), strict=True
+            return f"{name!r} is a tensor, but {type(saved).__name__} in the checkpoint"
+        for attribute, own, other in zip(
+            ("shape", "dtype"), shape_and_dtype(current), shape_and_dtype(saved), strict=True
         ):
-            if one != other:
-                return f"{name!r} has {what} {one} here, and {other} in the checkpoint"
+            if own != other:
+                return f"{name!r} has {attribute} {own}, but {other} in the checkpoint"
     return ""

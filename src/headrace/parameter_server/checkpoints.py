@@ -140,7 +140,7 @@ class Checkpoint:
         finally:
             # Also after a failure, whose files would use up the space of the next save.
             if is_checkpoint_writer(list_leaves(self.checkpoint_objects).values()):
-                delete_unfinished(folder, lambda of: of == name)
+                delete_unfinished(folder, lambda checkpoint_name: checkpoint_name == name)
         return folder.path(name)
 
     write = save
@@ -175,12 +175,12 @@ class CheckpointStatus:
 
     Args:
         checkpoint: Checkpoint whose objects are restored.
-        read: Checkpoint that was read.
+        loaded: Checkpoint that was read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, read: LoadedCheckpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, loaded: LoadedCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._loaded = read
+        self._loaded = loaded
         self._restored_paths: dict[str, Any] = {}
         #: Current names of optimizers whose slots were restored, by their saved names.
         self._restored_optimizers: dict[str, str] = {}
@@ -191,16 +191,15 @@ class CheckpointStatus:
         entries = self._loaded.manifest.entries
         if found and entries and not self._restored_paths and not found.keys() & entries.keys():
             raise InvalidArgumentError(
-                f"the checkpoint {self._loaded.path!r} is of another model: it has "
-                f"{_format_names(entries)}, and here is {_format_names(found)}"
+                f"the checkpoint {self._loaded.path!r} does not match this model: it has "
+                f"{_format_names(entries)}, but this Checkpoint has {_format_names(found)}"
             )
         saved_holders = self._loaded.manifest.holders
         for path, holder in describe_holders(self._checkpoint.checkpoint_objects).items():
             if saved_holders.get(path, holder) != holder:
                 raise InvalidArgumentError(
-                    f"the checkpoint {self._loaded.path!r} is of another model: {path!r} is "
-                    f"{holder} "
-                    f"here, and {saved_holders[path]} in the checkpoint"
+                    f"the checkpoint {self._loaded.path!r} does not match this model: {path!r} is "
+                    f"{holder}, but {saved_holders[path]} in the checkpoint"
                 )
         due = [
             leaf
@@ -213,10 +212,10 @@ class CheckpointStatus:
             )
         ]
         for leaf in due:
-            why = mismatch_reason(leaf, entries[leaf.path])
-            if why:
+            mismatch = mismatch_reason(leaf, entries[leaf.path])
+            if mismatch:
                 raise InvalidArgumentError(
-                    f"the checkpoint {self._loaded.path!r} is of another model: {why}"
+                    f"the checkpoint {self._loaded.path!r} does not match this model: {mismatch}"
                 )
         try:
             restore_objects(self._loaded, found, due, self._restored_optimizers)
@@ -257,8 +256,7 @@ class CheckpointStatus:
         if unused:
             raise AssertionError(
                 f"the checkpoint {self._loaded.path!r} also has {_format_names(unused)}, which "
-                "this "
-                "Checkpoint does not have"
+                "this Checkpoint does not have"
             )
         return self
 
@@ -408,8 +406,10 @@ class CheckpointManager:
             # Servers forget earlier removals from tables, so no increment may continue an earlier
             # checkpoint, even if this save fails.
             self._marks = {}
-            writes = is_checkpoint_writer(list_leaves(self.checkpoint.checkpoint_objects).values())
-            for old in list_increments(self._folder, name) if writes else []:
+            is_writer = is_checkpoint_writer(
+                list_leaves(self.checkpoint.checkpoint_objects).values()
+            )
+            for old in list_increments(self._folder, name) if is_writer else []:
                 self._folder.remove(f"{old}.json")
             saved = self._save_as(name)
             self._record_saved(name, saved)
@@ -419,7 +419,7 @@ class CheckpointManager:
             # All servers had their contents, whichever program restored them, so later writes must
             # not be replaced.
             self._unrestored_servers.clear()
-            if writes:
+            if is_writer:
                 self._prune()
         return self._folder.path(name)
 
@@ -449,7 +449,7 @@ class CheckpointManager:
             with contextlib.suppress(Exception):
                 if is_checkpoint_writer(list_leaves(objects).values()):
                     delete_unfinished(
-                        self._folder, lambda of: of == name
+                        self._folder, lambda checkpoint_name: checkpoint_name == name
                     )  # frees the space for the next save
             raise
 
@@ -466,8 +466,10 @@ class CheckpointManager:
                 : -self._max_to_keep + 1 or None
             ]:
                 delete_checkpoint(self._folder, name)
-        there = list_up_to(self._folder, self._prefix, self._full)
-        self._writes_in = {name: of for name, of in self._writes_in.items() if name in there}
+        existing = list_up_to(self._folder, self._prefix, self._full)
+        self._writes_in = {
+            name: writes for name, writes in self._writes_in.items() if name in existing
+        }
         delete_unfinished(self._folder, lambda name: name.startswith(f"{self._prefix}-"))
 
     # --- restoring ----------------------------------------------------------------------------
@@ -510,7 +512,7 @@ class CheckpointManager:
             except (DataLossError, NotFoundError) as error:
                 first = first or error
                 _log.error(
-                    "the checkpoint %s cannot be restored, so the one before it is tried: %s",
+                    "cannot restore checkpoint %s, trying the previous one: %s",
                     self._folder.path(name),
                     describe_error(error),
                 )
@@ -528,14 +530,13 @@ class CheckpointManager:
         self.lost_updates += lost
         name = self._restore_server(server)
         if name != self._newest:
-            more = max(0, saved - self._writes_in.get(name, {}).get(server, 0))
-            lost += more
-            self.lost_updates += more
+            unsaved = max(0, saved - self._writes_in.get(name, {}).get(server, 0))
+            lost += unsaved
+            self.lost_updates += unsaved
         for each in self._writes_in.values():
             each.pop(server, None)
         _log.warning(
-            "parameter server %d was restored from %s; at least %d updates that came after it are "
-            "lost",
+            "parameter server %d restored from %s; at least %d later updates are lost",
             server,
             self._folder.path(name),
             lost,
@@ -545,8 +546,8 @@ class CheckpointManager:
         """Restore a server from the newest intact checkpoint; return its name."""
         if not self._newest:
             raise NotFoundError(
-                "this CheckpointManager has saved and restored nothing yet: call save() when the "
-                "variables are made, or give it incremental_seconds"
+                "this CheckpointManager has no checkpoint yet: call save() after creating the "
+                "variables, or set incremental_seconds"
             )
         name = self._restore_newest_intact(
             list(self._writes_in), functools.partial(self._restore_server_from, server)
@@ -558,8 +559,8 @@ class CheckpointManager:
     def _restore_server_from(self, server: int, name: str) -> None:
         cluster = self._cluster
         assert cluster is not None
-        read = read_checkpoint(self._folder, name)
-        entries = read.manifest.entries
+        loaded = read_checkpoint(self._folder, name)
+        entries = loaded.manifest.entries
         found = list_leaves(self.checkpoint.checkpoint_objects)
         placed = [
             (leaf, entry)
@@ -569,12 +570,12 @@ class CheckpointManager:
         renamed = find_optimizer_renames(found.values(), entries)
         restore_on_servers(
             cluster,
-            read,
+            loaded,
             placed,
             renamed,
-            rename_counters(read.manifest.counters, renamed),
+            rename_counters(loaded.manifest.counters, renamed),
             only=server,
-            answers=answers_for_server(server, placed, read.manifest.answers),
+            answers=answers_for_server(server, placed, loaded.manifest.answers),
         )
 
     # --- during training --------------------------------------------------------------------------
@@ -597,10 +598,10 @@ class CheckpointManager:
 
     def _watch(self) -> None:
         """Detect restarted servers, and save increments."""
-        due, again = time.monotonic(), 0.0
+        next_save, next_warning = time.monotonic(), 0.0
         #: Error type of the last save. Errors of one type are logged once a minute: their texts
         #: differ in file names only.
-        failed: type[Exception] | None = None
+        last_error: type[Exception] | None = None
         pause = (
             _CHECK_SECONDS
             if self._incremental_seconds is None
@@ -614,25 +615,33 @@ class CheckpointManager:
                     with self._lock:
                         for server in list(self._unrestored_servers):
                             self._restore_server(server)
-                if self._incremental_seconds is not None and time.monotonic() >= due:
+                if self._incremental_seconds is not None and time.monotonic() >= next_save:
                     # Set before the save, so that a failure, such as a full disk, is not retried at
                     # once.
-                    due = time.monotonic() + self._incremental_seconds
+                    next_save = time.monotonic() + self._incremental_seconds
                     self.save_increment()
-                    failed = None
+                    last_error = None
                 elif self._incremental_seconds is None:
-                    failed = None
+                    last_error = None
             except CancelledError:
                 return
             except Exception as error:
                 if self._closed.is_set():
                     return
                 level = logging.DEBUG
-                if type(error) is not failed or time.monotonic() >= again:
-                    failed, again = type(error), time.monotonic() + _REPEAT_WARNING_SECONDS
+                if type(error) is not last_error or time.monotonic() >= next_warning:
+                    last_error, next_warning = (
+                        type(error),
+                        time.monotonic() + _REPEAT_WARNING_SECONDS,
+                    )
                     level = logging.WARNING
-                words = describe_error(error)
-                _log.log(level, "checkpoints of %s: %s; trying again", self._folder.url, words)
+                description = describe_error(error)
+                _log.log(
+                    level,
+                    "cannot save or restore checkpoints in %s, retrying: %s",
+                    self._folder.url,
+                    description,
+                )
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         # A second signal ends the process at once.
@@ -642,9 +651,9 @@ class CheckpointManager:
     def _save_and_end(self) -> None:
         try:
             path = self.save()
-            _log.warning("told to end (SIGTERM): saved %s", path)
+            _log.warning("received SIGTERM: saved %s", path)
         except (HeadraceError, OSError) as error:
-            _log.error("told to end (SIGTERM), and could not save: %s", describe_error(error))
+            _log.error("received SIGTERM, and could not save: %s", describe_error(error))
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -709,10 +718,10 @@ def checkpoints_iterator(
         if waited >= _FIRST_WARNING_SECONDS and not is_quiet:
             is_quiet = True
             _log.warning(
-                "no new checkpoint appeared in %s for %.0f s; the last one was %s",
+                "no new checkpoint in %s for %.0f s; the last one was %s",
                 folder.url,
                 waited,
                 seen or "none",
             )
-        left = _CHECK_SECONDS if timeout is None else max(0.0, timeout - waited)
-        time.sleep(min(left, 0.02 + waited / 10, _CHECK_SECONDS))
+        remaining = _CHECK_SECONDS if timeout is None else max(0.0, timeout - waited)
+        time.sleep(min(remaining, 0.02 + waited / 10, _CHECK_SECONDS))

@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FORKED_MESSAGE = (
-    "this process was forked after work at parameter servers was begun, which only the process "
-    "that began it can wait for: use variables and tables there"
+    "this process was forked while a task for the parameter servers was running, and only the "
+    "parent process can wait for it: use variables and tables there"
 )
 
 
@@ -105,11 +105,11 @@ class BackgroundThread:
 
 def number_name(name: str, taken: Container[str]) -> str:
     """Return a free name: this one, or the same with a number appended."""
-    free, number = name, 0
-    while free in taken:
+    unused, number = name, 0
+    while unused in taken:
         number += 1
-        free = f"{name}_{number}"
-    return free
+        unused = f"{name}_{number}"
+    return unused
 
 
 class OptimizerNames:
@@ -149,8 +149,8 @@ class OptimizerNames:
                 found = self._classes.setdefault(name, kind)
         if found != kind:
             raise ValueError(
-                f"`name` {name!r} belongs to an optimizer of class {found}, but this one is a "
-                f"{kind}: optimizers of one name share slots and steps, so use another name"
+                f"`name` {name!r} belongs to an optimizer of class {found}, but this one is of "
+                f"class {kind}: optimizers of one name share slots and steps, so use another name"
             )
 
     def check_in_function(self, kind: str, trains: Iterable[str], is_first: bool) -> None:
@@ -169,10 +169,10 @@ class OptimizerNames:
             seen = self._trained.setdefault(kind, set())
             if is_first and seen and seen.isdisjoint(names):
                 raise FailedPreconditionError(
-                    f"two optimizers of class {kind} were made in functions without a name: one "
+                    f"two optimizers of class {kind} were created in functions without a name: one "
                     f"trains {', '.join(sorted(seen)[:5])}, the other "
-                    f"{', '.join(sorted(names)[:5])}. They would share one count of steps; give "
-                    f'each a name: {kind}(..., name="...")'
+                    f"{', '.join(sorted(names)[:5])}. They would share one step counter; give each "
+                    f'a name: {kind}(..., name="...")'
                 )
             seen |= names
 
@@ -193,9 +193,9 @@ class OptimizerNames:
         count = self._earlier_counts.pop(name, 0)
         if count:
             _log.warning(
-                "optimizer %r continues at step %d: the parameter servers have counted its steps "
-                "since before this program was started, and its slots continue as well. To "
-                "start at step 0, give it another name, or restart the parameter servers",
+                "optimizer %r continues at step %d: the parameter servers have its step count and "
+                "slots from before the start of this program. To start at step 0, give it another "
+                "name, or restart the parameter servers",
                 name,
                 count,
             )
@@ -257,10 +257,10 @@ def register_cluster(cluster: ServerCluster) -> None:
 def unregister_cluster(cluster: ServerCluster) -> None:
     """Stop resolving handles of a cluster."""
     with _lock:
-        entered = _clusters.get(cluster.cluster_id, [])
-        if cluster in entered:
-            entered.remove(cluster)
-        if not entered:
+        registered = _clusters.get(cluster.cluster_id, [])
+        if cluster in registered:
+            registered.remove(cluster)
+        if not registered:
             _clusters.pop(cluster.cluster_id, None)
 
 
@@ -275,31 +275,31 @@ def naming_clusters() -> list[ServerCluster]:
     with _lock:
         return [
             cluster
-            for entered in _clusters.values()
-            for cluster in entered
+            for registered in _clusters.values()
+            for cluster in registered
             if cluster.optimizers.assigns_numbers
         ]
 
 
-def find_cluster(cluster_id: str, what: str) -> ServerCluster:
+def find_cluster(cluster_id: str, description: str) -> ServerCluster:
     """Return the cluster of a handle.
 
     Args:
         cluster_id: Id of the cluster in the handle.
-        what: Description of the handle, for the error.
+        description: Description of the handle, for the error.
 
     Raises:
         FailedPreconditionError: If this process does not take part in the cluster.
     """
     with _lock:
-        entered = list(_clusters.get(cluster_id, ()))
-    if not entered:
+        registered = list(_clusters.get(cluster_id, ()))
+    if not registered:
         raise FailedPreconditionError(
-            f"{what} belongs to the cluster {cluster_id}, which this process does not take part "
-            "in: it can be used where its strategy was made, and in functions that a coordinator "
-            "schedules"
+            f"{description} belongs to the cluster {cluster_id}, which this process does not take "
+            "part in: use it in the process that created its strategy, or in functions that a "
+            "coordinator schedules"
         )
-    return entered[0]
+    return registered[0]
 
 
 # --- handles of variables and tables on parameter servers -----------------------------------------

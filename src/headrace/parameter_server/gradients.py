@@ -56,12 +56,12 @@ def refuse_non_finite(names: Sequence[str], gradients: Sequence[NDArray[Any]]) -
     """
     for name, gradient in zip(names, gradients, strict=True):
         if not is_finite(gradient):
-            wrong = np.argwhere(~np.isfinite(gradient))
-            place = ", ".join(map(str, wrong[0]))
+            positions = np.argwhere(~np.isfinite(gradient))
+            index = ", ".join(map(str, positions[0]))
             raise InvalidArgumentError(
-                f"the gradient of {name} has {len(wrong)} of {gradient.size} elements that are not "
-                f"finite, the first at [{place}]: {gradient[tuple(wrong[0])]}; nothing was "
-                'applied. An optimizer made with non_finite="skip" passes over such a step'
+                f"the gradient of {name} has {len(positions)} of {gradient.size} elements that are "
+                f"not finite, the first at [{index}]: {gradient[tuple(positions[0])]}; nothing was "
+                'applied. Use non_finite="skip" to skip such steps'
             )
 
 
@@ -186,18 +186,22 @@ class IdBatch:
         """
         if self._is_unique and len(parts) == 1:
             return parts[0]
-        order, first, homes = self._ids.order, self._ids.first, self._ids.sorted_positions
+        order, first, first_positions = self._ids.order, self._ids.first, self._ids.sorted_positions
         found = np.empty((len(order), *row_shape), dtype)
         if found.size:
             rows = found.reshape(len(order), -1)
             start = 0
             for part in parts:  # each row goes to the first position of its id
-                put_rows(rows, homes[start : start + len(part)], part.reshape(-1, rows.shape[1]))
+                put_rows(
+                    rows,
+                    first_positions[start : start + len(part)],
+                    part.reshape(-1, rows.shape[1]),
+                )
                 start += len(part)
             if len(first) < len(order):
-                (again,) = (~self._ids.is_first).nonzero()
-                source = homes[first.searchsorted(again) - 1]
-                put_rows(rows, order[again], rows.take(source, axis=0))
+                (repeats,) = (~self._ids.is_first).nonzero()
+                source = first_positions[first.searchsorted(repeats) - 1]
+                put_rows(rows, order[repeats], rows.take(source, axis=0))
         return found.reshape((*self._shape, *row_shape))
 
 
@@ -210,10 +214,10 @@ def sum_rows(ids: Ids, values: NDArray[Any]) -> tuple[Ids, NDArray[Any]]:
     """
     values = _summable(values)
     known = _sort_ids_cached(ids)
-    doubled, sums = _sums(known, values)
+    repeated, sums = _sums(known, values)
     found = values.take(known.sorted_positions, axis=0)
-    if len(doubled):
-        found[doubled] = sums
+    if len(repeated):
+        found[repeated] = sums
     return known.unique(), found
 
 
@@ -231,10 +235,10 @@ def sum_shared_rows(
     """
     values = _summable(values)
     known = _sort_ids_cached(ids)
-    doubled, sums = _sums(known, values, value_indices)
+    repeated, sums = _sums(known, values, value_indices)
     found = value_indices.take(known.sorted_positions)
-    if len(doubled):
-        found[doubled] = np.arange(len(values), len(values) + len(doubled))
+    if len(repeated):
+        found[repeated] = np.arange(len(values), len(values) + len(repeated))
         values = np.concatenate([values, sums])
     return known.unique(), values, found
 
@@ -244,21 +248,23 @@ def _summable(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _sums(
-    known: _SortedIds, values: NDArray[Any], which: NDArray[np.intp] | None = None
+    known: _SortedIds, values: NDArray[Any], value_indices: NDArray[np.intp] | None = None
 ) -> tuple[Ids, NDArray[Any]]:
     """Return the indices of ids that occur more than once, and the sums of their rows."""
     is_first, first = known.is_first, known.first
     if len(first) == len(is_first):
         return first[:0], values[:0]
     # Most ids occur once: only the others are processed.
-    (again,) = (~is_first).nonzero()
-    heads = again[is_first[again - 1]] - 1
-    here = np.concatenate([heads, again])
-    here.sort(kind="stable")
-    places = known.order[here]
-    if which is not None:
-        places = which[places]
-    return first.searchsorted(heads), _sum_runs(values, places, here.searchsorted(heads))
+    (repeats,) = (~is_first).nonzero()
+    repeated_firsts = repeats[is_first[repeats - 1]] - 1
+    summed = np.concatenate([repeated_firsts, repeats])
+    summed.sort(kind="stable")
+    rows = known.order[summed]
+    if value_indices is not None:
+        rows = value_indices[rows]
+    return first.searchsorted(repeated_firsts), _sum_runs(
+        values, rows, summed.searchsorted(repeated_firsts)
+    )
 
 
 def _sum_runs(values: NDArray[Any], order: Ids, starts: Ids) -> NDArray[Any]:
@@ -348,12 +354,12 @@ def _sort_ids_cached(ids: Ids) -> _SortedIds:
         if len(known.ids) == count and known.ids[0] == ids[0] and (known.ids == ids).all():
             return known
     made = _sort_ids(ids.copy())
-    kept, room = [made], _MAX_CACHED_IDS - count
+    cached, remaining = [made], _MAX_CACHED_IDS - count
     for known in batches[: _MAX_CACHED_BATCHES - 1]:
-        room -= len(known.ids)
-        if room >= 0:
-            kept.append(known)
-    _sort_cache.batches = tuple(kept)
+        remaining -= len(known.ids)
+        if remaining >= 0:
+            cached.append(known)
+    _sort_cache.batches = tuple(cached)
     return made
 
 
@@ -373,15 +379,15 @@ def _stable_sort(ids: Ids) -> tuple[Ids, Ids]:
     # A radix sort by 16-bit digits: NumPy sorts these by counting, and wider numbers by comparison,
     # several times as slowly. The subtraction may overflow int64, but wraps around correctly.
     with np.errstate(over="ignore"):
-        left = (ids - np.int64(lowest)).view(np.uint64)
-    order = left.astype(np.uint16).argsort(kind="stable")
+        offsets = (ids - np.int64(lowest)).view(np.uint64)
+    order = offsets.astype(np.uint16).argsort(kind="stable")
     for shift in range(16, (highest - lowest).bit_length(), 16):
-        digit = (left >> np.uint64(shift)).astype(np.uint16)
+        digit = (offsets >> np.uint64(shift)).astype(np.uint16)
         order = order.take(digit.take(order).argsort(kind="stable"))
     return ids.take(order), order
 
 
-def check_ids(ids: NDArray[Any], whose: str) -> Ids:
+def check_ids(ids: NDArray[Any], owner: str) -> Ids:
     """Return ids of a table as int64, of the same shape.
 
     Raises:
@@ -392,17 +398,17 @@ def check_ids(ids: NDArray[Any], whose: str) -> Ids:
         return ids.astype(np.int64)
     if are_large_integers(ids):
         raise InvalidArgumentError(
-            f"ids of {whose} must fit in 64 bits, but one is {max(ids.flat, key=abs)}; hash them "
+            f"ids of {owner} must fit in 64 bits, but one is {max(ids.flat, key=abs)}; hash them "
             "to int64 first"
         )
     if ids.dtype.kind not in "iu":
         raise TypeError(
-            f"ids of {whose} must be integers, but have dtype {ids.dtype}; hash strings to int64 "
+            f"ids of {owner} must be integers, but have dtype {ids.dtype}; hash strings to int64 "
             "first"
         )
     if ids.dtype == np.uint64 and ids.max() > np.iinfo(np.int64).max:
         raise InvalidArgumentError(
-            f"ids of {whose} are int64, but one is {ids.max()}; of hashes, take "
+            f"ids of {owner} are int64, but one is {ids.max()}; convert uint64 hashes with "
             "hashes.view(np.int64)"
         )
     return ids.astype(np.int64, copy=False)

@@ -1,7 +1,7 @@
 """Messages between parameter servers and their clients.
 
-    ExecuteOperations(operations, array_forms, state_id)
-        ->  OperationResults(state_id, answers, array_forms), or StateLost(state_id)
+    ExecuteOperations(operations, buffer_specs, state_id)
+        ->  OperationResults(state_id, answers, buffer_specs), or StateLost(state_id)
 
 One request has operations on any number of shards and tables. They are executed in order; the first
 error ends the request and becomes the reply. Arrays are sent as buffers, those of the first
@@ -33,7 +33,7 @@ from headrace.transport.channel import Buffer
 from headrace.versions import Versions, own_versions
 
 __all__ = [
-    "ArrayForm",
+    "BufferSpec",
     "ExecuteOperations",
     "FollowLeader",
     "GetServerStatus",
@@ -54,12 +54,12 @@ __all__ = [
     "TransferShard",
     "as_contiguous",
     "buffer_of",
-    "form_of",
+    "buffer_spec",
     "read_arrays",
 ]
 
 
-class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
+class BufferSpec(msgspec.Struct, frozen=True, array_like=True):
     """Dtype and shape of an array that is sent as a buffer."""
 
     dtype: str
@@ -67,19 +67,19 @@ class ArrayForm(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OperationResults(Message, frozen=True):
-    """Reply with an answer for each operation, and the forms of its arrays.
+    """Reply with an answer for each operation, and the specs of its arrays.
 
     Attributes:
         state_id: Id of the server's state.
         answers: One answer for each operation.
-        array_forms: Forms of the arrays, for each operation.
+        buffer_specs: Specs of the arrays, for each operation.
         writes: Number of writes executed by the server, including these.
         position: Position of a replicated store after these operations.
     """
 
     state_id: str
     answers: tuple[Answer, ...]
-    array_forms: tuple[tuple[ArrayForm, ...], ...]
+    buffer_specs: tuple[tuple[BufferSpec, ...], ...]
     writes: int = 0
     position: Position = INITIAL_POSITION
 
@@ -112,7 +112,7 @@ class ExecuteOperations(TypedRequest[OperationResults], frozen=True):
 
     Attributes:
         operations: Operations, in order of execution.
-        array_forms: Forms of the arrays of each operation.
+        buffer_specs: Specs of the arrays of each operation.
         state_id: State that the request is meant for; "" accepts any.
         store: Number of the replicated store; -1 for the server's own, which has no replica.
         peer_unavailable: Whether the other replica was unreachable or empty.
@@ -123,7 +123,7 @@ class ExecuteOperations(TypedRequest[OperationResults], frozen=True):
     """
 
     operations: tuple[Operation, ...]
-    array_forms: tuple[tuple[ArrayForm, ...], ...]
+    buffer_specs: tuple[tuple[BufferSpec, ...], ...]
     state_id: str = ""
     store: int = -1
     peer_unavailable: bool = False
@@ -335,7 +335,7 @@ class TransferShard(TypedRequest[Done], frozen=True):
         state_id: Id of the contents.
         saved: Description of the shard or table.
         array_names: Names of its arrays.
-        array_forms: Forms of its arrays.
+        buffer_specs: Specs of its arrays.
         coordinator_term: Term of the coordinator whose writes `answers` holds.
         answers: Answers by write key of writes that the shard contains.
     """
@@ -345,7 +345,7 @@ class TransferShard(TypedRequest[Done], frozen=True):
     state_id: str
     saved: SavedShard | SavedTable
     array_names: tuple[str, ...]
-    array_forms: tuple[ArrayForm, ...]
+    buffer_specs: tuple[BufferSpec, ...]
     coordinator_term: int
     answers: Answers
 
@@ -358,7 +358,7 @@ class ReplicateOperations(TypedRequest[Done], frozen=True):
         term: Term of the leader.
         state_id: Id of the contents.
         operations: Operations, in order of execution.
-        array_forms: Forms of the arrays of each operation.
+        buffer_specs: Specs of the arrays of each operation.
         is_complete: Whether the receiver now has all of the store, before these operations.
         writes: Number of writes in the contents, including these.
         position: Position of the contents, including these.
@@ -368,7 +368,7 @@ class ReplicateOperations(TypedRequest[Done], frozen=True):
     term: int
     state_id: str
     operations: tuple[Operation, ...] = ()
-    array_forms: tuple[tuple[ArrayForm, ...], ...] = ()
+    buffer_specs: tuple[tuple[BufferSpec, ...], ...] = ()
     is_complete: bool = False
     writes: int = 0
     position: Position = INITIAL_POSITION
@@ -397,13 +397,13 @@ ServerReply: TypeAlias = (
 )
 
 
-def form_of(array: NDArray[Any]) -> ArrayForm:
-    """Return the form of an array.
+def buffer_spec(array: NDArray[Any]) -> BufferSpec:
+    """Return the spec of an array.
 
     Raises:
         TypeError: If it holds neither numbers nor bools.
     """
-    return ArrayForm(name_of(array.dtype), array.shape)
+    return BufferSpec(name_of(array.dtype), array.shape)
 
 
 def as_contiguous(array: NDArray[Any]) -> NDArray[Any]:
@@ -419,36 +419,36 @@ def buffer_of(array: NDArray[Any]) -> memoryview:
 
 
 def read_arrays(
-    forms: Sequence[Sequence[ArrayForm]], buffers: Sequence[Buffer]
+    buffer_specs: Sequence[Sequence[BufferSpec]], buffers: Sequence[Buffer]
 ) -> list[list[NDArray[Any]]]:
     """Return the arrays of each operation, as views of the buffers.
 
     Raises:
-        FailedPreconditionError: If the buffers do not match the forms.
+        FailedPreconditionError: If the buffers do not match the specs.
     """
-    count = sum(map(len, forms))
+    count = sum(map(len, buffer_specs))
     if count != len(buffers):
-        raise FailedPreconditionError(f"{len(buffers)} buffers came where {count} were announced")
+        raise FailedPreconditionError(f"expected {count} buffers, but got {len(buffers)}")
     found = []
-    at = 0
-    for each in forms:
+    index = 0
+    for each in buffer_specs:
         arrays = []
-        for form in each:
-            arrays.append(_array(form, buffers[at]))
-            at += 1
+        for spec in each:
+            arrays.append(_array(spec, buffers[index]))
+            index += 1
         found.append(arrays)
     return found
 
 
-def _array(form: ArrayForm, buffer: Buffer) -> NDArray[Any]:
-    dtype = parse_dtype(form.dtype)
-    due = math.prod(form.shape) * dtype.itemsize
-    found = memoryview(buffer).nbytes
-    if found != due or min(form.shape, default=0) < 0:
+def _array(spec: BufferSpec, buffer: Buffer) -> NDArray[Any]:
+    dtype = parse_dtype(spec.dtype)
+    size = math.prod(spec.shape) * dtype.itemsize
+    received = memoryview(buffer).nbytes
+    if received != size or min(spec.shape, default=0) < 0:
         raise FailedPreconditionError(
-            f"an array of shape {form.shape} and dtype {form.dtype} has {due:,} bytes, and "
-            f"{found:,} came"
+            f"an array of shape {spec.shape} and dtype {spec.dtype} needs {size:,} bytes, but got "
+            f"{received:,}"
         )
-    if not due:
-        return np.empty(form.shape, dtype)
-    return np.frombuffer(buffer, dtype).reshape(form.shape)
+    if not size:
+        return np.empty(spec.shape, dtype)
+    return np.frombuffer(buffer, dtype).reshape(spec.shape)

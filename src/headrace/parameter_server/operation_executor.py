@@ -5,7 +5,7 @@ Rule 1. A read and a write never overlap: one request is executed at a time, and
 Rule 2. Requests are executed in arrival order.
 Rule 3. A request that fails is answered with an error; the thread continues. Requests on the same
         channel that require it (`requires_previous`) are refused until another request arrives.
-Rule 4. Operations run on a thread of their own, so that the transport's thread is not blocked. A
+Rule 4. Operations run on a separate thread, so that the transport's thread is not blocked. A
         small request that arrives alone or with one other while nothing waits is executed on the
         transport's thread: that thread has nothing else to do, and a handover would take longer
         than the operation.
@@ -33,7 +33,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from headrace.errors import CancelledError, FailedPreconditionError, HeadraceError, describe_error
 from headrace.parameter_server.messages import (
-    ArrayForm,
+    BufferSpec,
     ExecuteOperations,
     GetServerStatus,
     NotLeader,
@@ -44,7 +44,7 @@ from headrace.parameter_server.messages import (
     ServerStatus,
     StateLost,
     buffer_of,
-    form_of,
+    buffer_spec,
     read_arrays,
 )
 from headrace.parameter_server.operations import (
@@ -255,7 +255,7 @@ class OperationExecutor:
 
     def _forward_file_request(self, request: Request) -> None:
         if self.on_file_request is None:
-            request.fail(FailedPreconditionError("this server saves nothing"))
+            request.fail(FailedPreconditionError("this server does not save or restore shards"))
         else:
             self.on_file_request(request)
 
@@ -303,7 +303,7 @@ class OperationExecutor:
                 self._store_lock.release()
         else:
             self._is_usage_outdated = True
-        kept = self._usage
+        usage = self._usage
         return ServerStatus(
             state_id=self.state_id,
             index=self._index,
@@ -315,10 +315,10 @@ class OperationExecutor:
             busy_seconds=self._busy_seconds,
             failed=self._num_failed,
             waiting_requests=self._queue.qsize(),
-            shards=kept.shards,
-            tables=kept.tables,
-            rows=kept.rows,
-            bytes_stored=kept.nbytes,
+            shards=usage.shards,
+            tables=usage.tables,
+            rows=usage.rows,
+            bytes_stored=usage.nbytes,
         )
 
     def call_in_order(self, function: Callable[[], Any]) -> None:
@@ -335,14 +335,14 @@ class OperationExecutor:
         Raises:
             CancelledError: If the server was stopped.
         """
-        turn = _QueuedFunction(function, is_in_order=False)
-        self._queue.put(turn)
-        while not turn.done.wait(_STOP_SECONDS):
+        queued = _QueuedFunction(function, is_in_order=False)
+        self._queue.put(queued)
+        while not queued.done.wait(_STOP_SECONDS):
             if self._closed.is_set():
                 raise CancelledError("the parameter server was stopped")
-        if turn.error is not None:
-            raise turn.error
-        return turn.result
+        if queued.error is not None:
+            raise queued.error
+        return queued.result
 
     # --- the thread ---------------------------------------------------------------------------
 
@@ -359,20 +359,20 @@ class OperationExecutor:
             del request
 
     def _process_request(self, request: Request) -> None:
-        began = time.monotonic()
-        is_carried_out = False
+        started_at = time.monotonic()
+        is_executed = False
         try:
-            is_carried_out = self._execute_request(request)
+            is_executed = self._execute_request(request)
         except Exception as error:
             self._fail_request(request, error)
-        if not is_carried_out:
+        if not is_executed:
             self._failed_channels[request.peer] = None
             if len(self._failed_channels) > _MAX_FAILED_CHANNELS:  # most likely disconnected
                 del self._failed_channels[next(iter(self._failed_channels))]
         elif self._failed_channels:
             self._failed_channels.pop(request.peer, None)
         self._allocator.request = None
-        self._busy_seconds += time.monotonic() - began
+        self._busy_seconds += time.monotonic() - started_at
         if self._is_usage_outdated:
             self._is_usage_outdated = False
             self._usage = _measure_usage(self._store)
@@ -383,51 +383,51 @@ class OperationExecutor:
         if message.requires_previous and request.peer in self._failed_channels:
             request.reply(PreviousRequestFailed())
             return False
-        shared = self.replication
-        if shared is not None and (refusal := shared.rejection_for(message)) is not None:
+        replication = self.replication
+        if replication is not None and (refusal := replication.rejection_for(message)) is not None:
             request.reply(refusal)
             return False
         operations = message.operations
-        if len(message.array_forms) != len(operations):
+        if len(message.buffer_specs) != len(operations):
             raise FailedPreconditionError(
-                f"a request has {len(operations)} operations, and arrays for "
-                f"{len(message.array_forms)}"
+                f"a request has {len(operations)} operations, but arrays for "
+                f"{len(message.buffer_specs)}"
             )
         kinds = [type(operation) for operation in operations]
         # A later operation of the same request may change what a read refers to.
         reads = ReadShard in kinds
         changes = reads and not _READ_ONLY_OPERATIONS.issuperset(kinds)
         # The connection's own memory has room for one large array and small ones next to it.
-        is_first = _ALLOCATING_OPERATIONS.issuperset(
+        can_allocate = _ALLOCATING_OPERATIONS.issuperset(
             kinds[:1]
         ) and _ALLOCATING_OPERATIONS.isdisjoint(kinds[1:])
-        self._allocator.request = request if is_first else None
+        self._allocator.request = request if can_allocate else None
         answers: list[Answer] = []
-        forms: list[tuple[ArrayForm, ...]] = []
+        buffer_specs: list[tuple[BufferSpec, ...]] = []
         buffers: list[memoryview] = []
-        given = read_arrays(message.array_forms, request.buffers)
-        changed: list[ExecutedWrite] = []
-        is_ours = True
+        inputs = read_arrays(message.buffer_specs, request.buffers)
+        executed_writes: list[ExecutedWrite] = []
+        is_leader = True
         try:
-            for operation, kind, arrays in zip(operations, kinds, given, strict=True):
+            for operation, kind, arrays in zip(operations, kinds, inputs, strict=True):
                 answer, found = self._store.execute(operation, arrays)
                 answers.append(answer)
-                of_each: list[ArrayForm] = []
+                result_specs: list[BufferSpec] = []
                 for array in found:
-                    of_each.append(form_of(array))
+                    result_specs.append(buffer_spec(array))
                     if (kind is ReadShard and changes) or not array.flags.c_contiguous:
                         array = array.copy()
                     buffers.append(buffer_of(array))
-                forms.append(tuple(of_each))
-                if shared is not None and kind not in _READ_ONLY_OPERATIONS:
-                    changed.append((operation, arrays))
+                buffer_specs.append(tuple(result_specs))
+                if replication is not None and kind not in _READ_ONLY_OPERATIONS:
+                    executed_writes.append((operation, arrays))
                 self._operation_counts[kind.__name__] += 1
                 self.writes += kind in _WRITE_OPERATIONS
                 self._bytes_in += sum([array.nbytes for array in arrays])
         finally:
-            if shared is not None and changed:
-                is_ours = shared.replicate(changed)
-        if not is_ours:
+            if replication is not None and executed_writes:
+                is_leader = replication.replicate(executed_writes)
+        if not is_leader:
             request.reply(NotLeader(is_empty=True))
             return False
         self._bytes_out += sum([buffer.nbytes for buffer in buffers])
@@ -436,7 +436,7 @@ class OperationExecutor:
             OperationResults(
                 state_id=self.state_id,
                 answers=tuple(answers),
-                array_forms=tuple(forms),
+                buffer_specs=tuple(buffer_specs),
                 writes=self.writes,
                 position=self.position,
             ),
@@ -448,7 +448,7 @@ class OperationExecutor:
     def _fail_request(self, request: Request, error: Exception) -> None:
         self._num_failed += 1
         if not isinstance(error, HeadraceError | ValueError | TypeError):
-            _log.error("an operation failed: %s", describe_error(error), exc_info=error)
+            _log.error("operation failed: %s", describe_error(error), exc_info=error)
         request.fail(error)
 
 
@@ -487,33 +487,33 @@ def collect_metrics(status: ServerStatus) -> Iterator[Metric]:
     """Return the metrics of a parameter server."""
     name = "headrace_parameter_server_"
     operations = CounterMetricFamily(
-        f"{name}operations", "Operations that were carried out.", labels=["operation"]
+        f"{name}operations", "Executed operations.", labels=["operation"]
     )
     for operation, count in status.operations.items():
         operations.add_metric([operation], count)
     yield operations
-    for counter, words, value in (
-        ("requests", "Requests that were carried out.", status.requests),
-        ("failures", "Requests that ended with an error.", status.failed),
-        ("received_bytes", "Bytes of arrays that came.", status.bytes_in),
-        ("sent_bytes", "Bytes of arrays that went.", status.bytes_out),
+    for counter, description, value in (
+        ("requests", "Executed requests.", status.requests),
+        ("failures", "Failed requests.", status.failed),
+        ("received_bytes", "Bytes of received arrays.", status.bytes_in),
+        ("sent_bytes", "Bytes of sent arrays.", status.bytes_out),
         ("busy_seconds", "Seconds spent on operations.", status.busy_seconds),
     ):
-        yield CounterMetricFamily(f"{name}{counter}", words, value=value)
-    seats = GaugeMetricFamily(
+        yield CounterMetricFamily(f"{name}{counter}", description, value=value)
+    roles = GaugeMetricFamily(
         f"{name}replicas",
-        "Stores that are on two servers, and what this one does.",
+        "Replicated stores on this server, and its role in each.",
         labels=["store", "role"],
     )
-    for store, does in status.replicas.items():
-        seats.add_metric([str(store), does], 1)
-    yield seats
-    for gauge, words, value in (
-        ("waiting", "Requests that wait.", status.waiting_requests),
-        ("shards", "Shards of variables that are kept.", status.shards),
-        ("tables", "Shards of tables that are kept.", status.tables),
-        ("rows", "Rows of tables that are kept.", status.rows),
-        ("stored_bytes", "Bytes of values, slots and tables that are kept.", status.bytes_stored),
+    for store, role in status.replicas.items():
+        roles.add_metric([str(store), role], 1)
+    yield roles
+    for gauge, description, value in (
+        ("waiting", "Queued requests.", status.waiting_requests),
+        ("shards", "Variable shards.", status.shards),
+        ("tables", "Table shards.", status.tables),
+        ("rows", "Table rows.", status.rows),
+        ("stored_bytes", "Bytes of values, slots and tables.", status.bytes_stored),
         ("uptime_seconds", "Seconds since the server started.", status.uptime_seconds),
     ):
-        yield GaugeMetricFamily(f"{name}{gauge}", words, value=value)
+        yield GaugeMetricFamily(f"{name}{gauge}", description, value=value)

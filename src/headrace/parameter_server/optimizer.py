@@ -5,7 +5,7 @@
     optimizer.prepare(names, ...)   clipped gradients, or None if the step is skipped
 
 `apply_gradients` calls `push_gradients` of the first variable: variables know their servers,
-optimizers do not. `IterationCounter` reads and advances the step counter on a server.
+optimizers do not. `OptimizerStepCounter` reads and advances the step counter on a server.
 `InBackground` pushes the steps of an optimizer while the training loop continues:
 
     background = InBackground(optimizer, in_flight=2)
@@ -61,10 +61,10 @@ if TYPE_CHECKING:  # it imports this module
 __all__ = [
     "COUNTING_SERVER",
     "InBackground",
-    "IterationCounter",
     "Optimizer",
     "OptimizerOptions",
     "OptimizerOptionsWithoutDecay",
+    "OptimizerStepCounter",
     "Rate",
     "can_write_in_background",
     "check_number",
@@ -93,7 +93,7 @@ def counter_values(steps: Mapping[str, int]) -> dict[str, int]:
     return {f"{name}{_SUFFIX}": count for name, count in steps.items()}
 
 
-class IterationCounter:
+class OptimizerStepCounter:
     """Step counter of all optimizers of one name in one cluster; a handle.
 
     Args:
@@ -259,8 +259,8 @@ class Optimizer:
         self.clipvalue = clipvalue
         self.global_clipnorm = global_clipnorm
         self.non_finite = non_finite
-        made_for = getattr(get_strategy(), "cluster", None)
-        clusters = naming_clusters() if made_for is None else [made_for]
+        scope_cluster = getattr(get_strategy(), "cluster", None)
+        clusters = naming_clusters() if scope_cluster is None else [scope_cluster]
         if len(clusters) == 1 and current_closure_run() is None:
             self.name_in(clusters[0])
 
@@ -291,9 +291,9 @@ class Optimizer:
                 self._names[cluster.cluster_id] = name
         return name
 
-    def counter_in(self, cluster: ServerCluster) -> IterationCounter:
+    def counter_in(self, cluster: ServerCluster) -> OptimizerStepCounter:
         """Return the step counter in a cluster."""
-        return IterationCounter(cluster.cluster_id, self.name_in(cluster))
+        return OptimizerStepCounter(cluster.cluster_id, self.name_in(cluster))
 
     def begin_step_in(self, cluster: ServerCluster, trains: Sequence[str], *, counts: bool) -> str:
         """Return the name in a cluster, for one more step there.
@@ -317,10 +317,10 @@ class Optimizer:
     def __getstate__(self) -> dict[str, Any]:
         # A copy is the same optimizer, on every worker of every strategy.
         if current_closure_run() is None:
-            home = self._home
+            last_cluster_id = self._home
             for cluster in naming_clusters():
                 cluster.optimizers.warn_of_earlier_steps(self.name_in(cluster))
-            self._home = home or self._home
+            self._home = last_cluster_id or self._home
         return self.__dict__.copy()
 
     @property
@@ -336,8 +336,8 @@ class Optimizer:
             if len(clusters) > 1:
                 raise FailedPreconditionError(
                     f"optimizer {self.name!r} has taken no step in this process, which takes part "
-                    f"in {len(clusters)} clusters, so it is not known which of them counts its "
-                    "steps: make it in strategy.scope()"
+                    f"in {len(clusters)} clusters, so the cluster that counts its steps is "
+                    "unknown: create it in strategy.scope()"
                 )
             if not clusters:
                 return 0
@@ -438,19 +438,18 @@ def _drop_missing_gradients(grads_and_vars: Iterable[tuple[Any, Any]]) -> list[t
     kept = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
     if not kept:
         raise ValueError(
-            f"no gradient was given for any of {len(pairs)} variables; pass pairs of "
-            "(gradient, variable)"
+            f"none of {len(pairs)} variables has a gradient; pass pairs of (gradient, variable)"
         )
     gradient, variable = kept[0]
     if not hasattr(variable, "push_gradients"):
         raise TypeError(
-            "an optimizer changes variables and tables on parameter servers, but got a "
+            "an optimizer updates variables and tables on parameter servers, but got a "
             f"{type(variable).__name__}; "
             + (
-                "pairs are (gradient, variable), in this order"
+                "pass pairs of (gradient, variable), in this order"
                 if hasattr(gradient, "push_gradients")
-                else "make it in the scope of a ParameterServerStrategy. Variables that are "
-                "elsewhere change by what you write: variable.assign_sub(rate * gradient)"
+                else "create it in the scope of a ParameterServerStrategy, or update it directly: "
+                "variable.assign_sub(rate * gradient)"
             )
         )
     return kept
@@ -480,8 +479,8 @@ def _pairs(grads_and_vars: Any) -> list[tuple[Any, Any]]:
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise TypeError(
-                "`grads_and_vars` must be pairs of (gradient, variable), as zip(gradients, "
-                f"variables) makes them, but one is a value of type {type(pair).__name__}"
+                "`grads_and_vars` must be pairs of (gradient, variable), as from zip(gradients, "
+                f"variables), but one is of type {type(pair).__name__}"
             )
     return [(gradient, variable) for gradient, variable in pairs]
 
@@ -527,9 +526,9 @@ class InBackground:
             Exception: The error of an earlier step; it is raised once, and this step is not begun.
         """
         pairs = list(grads_and_vars)
-        attempt = current_background_context()
-        if attempt is not None and self.in_flight:
-            self._begin_in_closure(attempt, pairs)
+        context = current_background_context()
+        if context is not None and self.in_flight:
+            self._begin_in_closure(context, pairs)
             return
         while self._pending_steps and (
             len(self._pending_steps) >= max(1, self.in_flight) or self._pending_steps[0].done()
@@ -548,17 +547,17 @@ class InBackground:
         Raises:
             Exception: The error of a step; call again for the others.
         """
-        attempt = current_background_context()
-        if attempt is not None:
-            for each in self._pending_in_closure(attempt):
-                attempt.finish_step(each)
+        context = current_background_context()
+        if context is not None:
+            for each in self._pending_in_closure(context):
+                context.finish_step(each)
         while self._pending_steps:
             self._finish_first()
 
     def _begin_in_closure(self, context: WriteContext, pairs: list[tuple[Any, Any]]) -> None:
         """Begin a step in a closure, whose own thread waits for it."""
-        mine = self._pending_in_closure(context)
-        for each in mine[: len(mine) + 1 - self.in_flight]:
+        pending = self._pending_in_closure(context)
+        for each in pending[: len(pending) + 1 - self.in_flight]:
             context.finish_step(each)
         step = self.optimizer.begin_gradients(pairs)
         step.owner = self
@@ -581,7 +580,7 @@ def can_write_in_background() -> bool:
 
     Writes of a closure are identified by their order, and those of several replicas are merged.
     """
-    place = current_context.get()
+    replica = current_context.get()
     return current_closure_run() is None and not (
-        isinstance(place, ReplicaView) and place.strategy.num_replicas_in_sync > 1
+        isinstance(replica, ReplicaView) and replica.strategy.num_replicas_in_sync > 1
     )

@@ -105,15 +105,15 @@ class Gradient(NamedTuple):
         rows = self.rows[part]
         if self.value_indices is None:
             return [rows, self.values[part]]
-        which, values = self.value_indices[part], self.values
+        value_indices, values = self.value_indices[part], self.values
         used = np.zeros(len(values), bool)
-        used[which] = True
+        used[value_indices] = True
         count = np.count_nonzero(used)
         if 2 * count > len(rows):
-            return [rows, values.take(which, axis=0)]
+            return [rows, values.take(value_indices, axis=0)]
         if 8 * count < 7 * len(values):  # sending a few unused values costs less than renumbering
-            values, which = values[used], (np.cumsum(used) - 1)[which]
-        return [rows, values, which.astype(np.min_scalar_type(len(values)))]
+            values, value_indices = values[used], (np.cumsum(used) - 1)[value_indices]
+        return [rows, values, value_indices.astype(np.min_scalar_type(len(values)))]
 
 
 class OptimizerStep(NamedTuple):
@@ -156,25 +156,24 @@ def push_gradients(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> in
         ValueError: If a target occurs twice, or the targets are in several clusters.
     """
     step = _build_step(optimizer, pairs)
-    attempt = current_collecting_context()
+    context = current_collecting_context()
 
     def take(step: OptimizerStep) -> int:
-        return push_step(step) if attempt is None else _collect(step, attempt)
+        return push_step(step) if context is None else _collect(step, context)
 
-    place = current_context.get()
-    if not isinstance(place, ReplicaView) or place.strategy.num_replicas_in_sync == 1:
+    replica = current_context.get()
+    if not isinstance(replica, ReplicaView) or replica.strategy.num_replicas_in_sync == 1:
         return take(step)
 
-    def merged(steps: list[OptimizerStep]) -> list[int]:
+    def merge(steps: list[OptimizerStep]) -> list[int]:
         names = sorted({each.optimizer.name for each in steps})
         if len(names) > 1:
             raise FailedPreconditionError(
-                f"replicas take one step together, but here with several optimizers: "
-                f"{', '.join(names)}; have all of them call the same one"
+                f"all replicas must take a step with the same optimizer, but got {', '.join(names)}"
             )
         return [take(sum_steps(steps, "replicas"))] * len(steps)
 
-    taken: int = place.merge(merged, step)  # type: ignore[attr-defined]
+    taken: int = replica.merge(merge, step)  # type: ignore[attr-defined]
     return taken
 
 
@@ -187,11 +186,15 @@ def _build_step(optimizer: Optimizer, pairs: Sequence[tuple[Any, Any]]) -> Optim
     targets = [_check_target(variable) for _, variable in pairs]
     if len({id(target) for target in targets}) < len(targets):
         names = [target.name for target in targets]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"{', '.join(twice)} has several gradients in one step; add them first")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(
+            f"{', '.join(duplicates)} has several gradients in one step; add them first"
+        )
     clusters = {id(target.cluster): target.cluster for target in targets}
     if len(clusters) > 1:
-        raise ValueError("the variables of one step must be in one cluster, and are in several")
+        raise ValueError(
+            f"the variables of one step must be in one cluster, but are in {len(clusters)} clusters"
+        )
     gradients = [
         target.convert_gradient(gradient)
         for target, (gradient, _) in zip(targets, pairs, strict=True)
@@ -213,9 +216,9 @@ def _reject_sparse_gradients(
     for target, gradient in zip(targets, gradients, strict=True):
         if gradient.rows is not None:
             raise InvalidArgumentError(
-                f"optimizer {optimizer.name!r} has use_ema=True and averages whole variables, but "
-                f"the gradient of {target.name} is of single rows: make it dense, or train "
-                f"{target.name} by an optimizer without use_ema"
+                f"optimizer {optimizer.name!r} has use_ema=True, which needs dense gradients, but "
+                f"the gradient of {target.name} is sparse: make it dense, or train {target.name} "
+                "with an optimizer without use_ema"
             )
 
 
@@ -232,19 +235,19 @@ def _depends_on_step_number(optimizer: Optimizer, targets: Sequence[TrainableTar
 def _check_target(target: Any) -> TrainableTarget:
     if not hasattr(target, "step_requests"):
         raise TypeError(
-            "an optimizer changes variables and tables on parameter servers, but got a "
-            f"{type(target).__name__}; make it in the scope of a ParameterServerStrategy"
+            "an optimizer updates variables and tables on parameter servers, but got a "
+            f"{type(target).__name__}; create it in the scope of a ParameterServerStrategy"
         )
     found: TrainableTarget = target
     return found
 
 
-def sum_steps(steps: Sequence[OptimizerStep], among: str) -> OptimizerStep:
+def sum_steps(steps: Sequence[OptimizerStep], members: str) -> OptimizerStep:
     """Return one step with the sums of the gradients; a missing gradient counts as zero.
 
     Args:
         steps: Steps of one optimizer.
-        among: Description of those who took them, for errors.
+        members: Description of those who took them, for errors.
 
     Raises:
         FailedPreconditionError: If the gradients of a variable are partly dense and partly sparse.
@@ -254,15 +257,15 @@ def sum_steps(steps: Sequence[OptimizerStep], among: str) -> OptimizerStep:
         for target, gradient in zip(step.targets, step.gradients, strict=True):
             parts.setdefault(id(target), (target, []))[1].append(gradient)
     targets = [target for target, _ in parts.values()]
-    sums = [_sum_gradients(gradients, among) for _, gradients in parts.values()]
+    sums = [_sum_gradients(gradients, members) for _, gradients in parts.values()]
     return OptimizerStep(steps[0].optimizer, targets, sums)
 
 
-def _sum_gradients(gradients: Sequence[Gradient], among: str) -> Gradient:
+def _sum_gradients(gradients: Sequence[Gradient], members: str) -> Gradient:
     if any(gradient.rows is None for gradient in gradients):
         if not all(gradient.rows is None for gradient in gradients):
             raise FailedPreconditionError(
-                f"some {among} have a dense gradient and some a sparse one for one variable"
+                f"some {members} have a dense gradient and some a sparse one for one variable"
             )
         return Gradient(None, np.sum([gradient.values for gradient in gradients], axis=0))
     rows = np.concatenate([gradient.rows for gradient in gradients if gradient.rows is not None])
@@ -273,7 +276,7 @@ def _sum_gradients(gradients: Sequence[Gradient], among: str) -> Gradient:
 def _collect(step: OptimizerStep, context: WriteContext) -> int:
     """Keep a step for the mean of its gradient round; return the step count including it."""
     optimizer, targets, gradients = step
-    count = optimizer.counter_in(targets[0].cluster)
+    counter = optimizer.counter_in(targets[0].cluster)
     if optimizer.non_finite == "raise":  # in the mean, its origin would be unknown
         refuse_non_finite(
             [target.name for target in targets], [gradient.values for gradient in gradients]
@@ -282,7 +285,7 @@ def _collect(step: OptimizerStep, context: WriteContext) -> int:
     kept = [each._replace(values=np.array(each.values)) for each in gradients]
     context.collect_step(step._replace(gradients=kept))
     taken = [each for each in context.collected_steps if each.optimizer.name == optimizer.name]
-    return count() + len(taken)
+    return counter() + len(taken)
 
 
 class PendingStep:
@@ -357,31 +360,32 @@ def begin_step(step: OptimizerStep) -> PendingStep:
     """
     optimizer, targets, gradients = step
     cluster = targets[0].cluster
-    count = optimizer.counter_in(cluster)
+    counter = optimizer.counter_in(cluster)
     if optimizer.clips_by_norm:  # a shared value counts once for each of its rows
         gradients = [gradient.expand() for gradient in gradients]
     values = optimizer.prepare(
         [target.name for target in targets], [gradient.values for gradient in gradients]
     )
     if values is None:
-        skipped = count()
+        skipped = counter()
         return PendingStep(None, lambda _: skipped)
     gradients = [
         gradient._replace(values=value) for gradient, value in zip(gradients, values, strict=True)
     ]
     servers = cluster.servers
-    counting = count.increment_request(cluster)
+    count_request = counter.increment_request(cluster)
     if _depends_on_step_number(optimizer, targets):
-        counted = count.record_count(cluster, servers.execute_all([counting])[0][0])
-        number = StepParameters(
+        counted = counter.record_count(cluster, servers.execute_all([count_request])[0][0])
+        parameters = StepParameters(
             iteration=counted.before, learning_rate=optimizer.rate(counted.before)
         )
-        asks = _step_requests(optimizer, number, targets, gradients)
-        return PendingStep(servers.begin_all(asks), lambda _: counted.after)
-    number = StepParameters(iteration=0, learning_rate=optimizer.rate(0))
-    asks = [counting, *_step_requests(optimizer, number, targets, gradients)]
+        requests = _step_requests(optimizer, parameters, targets, gradients)
+        return PendingStep(servers.begin_all(requests), lambda _: counted.after)
+    parameters = StepParameters(iteration=0, learning_rate=optimizer.rate(0))
+    requests = [count_request, *_step_requests(optimizer, parameters, targets, gradients)]
     return PendingStep(
-        servers.begin_all(asks), lambda answers: count.record_count(cluster, answers[0][0]).after
+        servers.begin_all(requests),
+        lambda answers: counter.record_count(cluster, answers[0][0]).after,
     )
 
 
@@ -392,9 +396,9 @@ def _step_requests(
     gradients: Sequence[Gradient],
 ) -> list[OperationRequest]:
     return [
-        ask
+        request
         for target, gradient in zip(targets, gradients, strict=True)
-        for ask in target.step_requests(
+        for request in target.step_requests(
             optimizer.name, optimizer.rule_for(target.name), step, gradient
         )
     ]
@@ -420,13 +424,13 @@ def mean_steps(closures: Sequence[Sequence[OptimizerStep]]) -> list[OptimizerSte
         counts: dict[str, int] = {}
         for step in taken:
             name = step.optimizer.name
-            place = counts[name] = counts.get(name, -1) + 1
-            steps.setdefault((name, place), []).append(step)
+            occurrence = counts[name] = counts.get(name, -1) + 1
+            steps.setdefault((name, occurrence), []).append(step)
     return [_mean_step(each) for each in steps.values()]
 
 
 def _mean_step(steps: Sequence[OptimizerStep]) -> OptimizerStep:
-    total = sum_steps(steps, "functions of a round")
+    total = sum_steps(steps, "functions of a gradient round")
     count = len(steps)
     return total._replace(
         gradients=[

@@ -21,9 +21,6 @@ __all__ = [
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "Partitioner",
-    "count_shards",
-    "make_placement",
-    "split_rows",
 ]
 
 
@@ -55,7 +52,10 @@ class Partitioner:
         sizes = _checked_shape(shape)
         check_int("axis", axis, minimum=0)
         if axis >= len(sizes):
-            raise ValueError(f"`axis` must be one of the {len(sizes)} of {sizes}, but got {axis}")
+            raise ValueError(
+                f"`axis` must be less than the number of axes of shape {sizes}, {len(sizes)}, but "
+                f"got {axis}"
+            )
         parts = [1] * len(sizes)
         size = sizes[axis]
         if size > 0:
@@ -65,9 +65,7 @@ class Partitioner:
 
     def parts(self, rows: int, row_bytes: int) -> int:
         """Return the number of parts for `rows` rows of `row_bytes` bytes each."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must say in `parts` how many parts rows make"
-        )
+        raise NotImplementedError(f"{type(self).__name__} must implement `parts`")
 
 
 class FixedShardsPartitioner(Partitioner):
@@ -108,8 +106,8 @@ class MinSizePartitioner(Partitioner):
 
     def parts(self, rows: int, row_bytes: int) -> int:
         """Return the number of shards that have enough rows each."""
-        enough = math.ceil(self._min_shard_bytes / row_bytes) if row_bytes else rows
-        return min(self._max_shards, rows // enough)
+        min_rows = math.ceil(self._min_shard_bytes / row_bytes) if row_bytes else rows
+        return min(self._max_shards, rows // min_rows)
 
 
 class MaxSizePartitioner(Partitioner):
@@ -130,8 +128,8 @@ class MaxSizePartitioner(Partitioner):
 
     def parts(self, rows: int, row_bytes: int) -> int:
         """Return the number of shards that are small enough."""
-        most = max(1, self._max_shard_bytes // row_bytes) if row_bytes else rows
-        parts = math.ceil(rows / most)
+        max_rows = max(1, self._max_shard_bytes // row_bytes) if row_bytes else rows
+        parts = math.ceil(rows / max_rows)
         return parts if self._max_shards is None else min(parts, self._max_shards)
 
 

@@ -29,9 +29,9 @@ class WorkerPickler(Pickler):
         # handles.
         if Variable in kind.__mro__:
             raise FailedPreconditionError(
-                f"the function captured Variable {value.name!r}, which was made outside of "
-                "strategy.scope() and is an array of this process: a worker would get a copy, and "
-                "what it writes would be lost. Make it in the scope, or pass its value as an "
+                f"the function captured Variable {value.name!r}, which was created outside of "
+                "strategy.scope() and is local to this process: a worker would get a copy, and "
+                "its writes would be lost. Create it in the scope, or pass its value as an "
                 "argument: variable.read()"
             )
         if (found := keras_state(value)) is not None:
@@ -48,21 +48,21 @@ class ReplyPickler(Pickler):
             return reduced
         if Variable in type(value).__mro__:
             raise FailedPreconditionError(
-                f"Variable {value.name!r} is an array of the worker's process: return its value, "
+                f"Variable {value.name!r} is local to the worker's process: return its value, "
                 "variable.read()"
             )
         if is_linked(value):
             raise FailedPreconditionError(
-                f"{keras_state(value)} is that of a worker, whose value is on parameter servers: "
+                f"{keras_state(value)} belongs to a worker, and its value is on parameter servers: "
                 "return arrays, such as model.get_weights() or metric.result()"
             )
         return super().reducer_override(value)
 
 
-def _refuse_keras(found: str) -> NoReturn:
+def _refuse_keras(description: str) -> NoReturn:
     raise FailedPreconditionError(
-        f"{found} is in what is sent to a worker: each worker would train a copy of its own, and "
-        f"this one would never change. {SUPPORTED_KERAS_USE}"
+        f"{description} cannot be sent to a worker: each worker would train a separate copy, and "
+        f"this object would never change. {SUPPORTED_KERAS_USE}"
     )
 
 

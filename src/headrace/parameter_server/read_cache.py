@@ -80,7 +80,7 @@ def cache_variable_reads(*variables: Any) -> Iterator[None]:
 
     >>> import headrace as hr
     >>> with hr.distribute.cache_variable_reads():
-    ...     pass  # here v.read() is the same after v.assign, by whomever
+    ...     pass  # v.read() returns the same value, even after a v.assign
 
     A variable is read when it is first used, all of it. Rows are taken from the cached value, if
     there is one. The scope applies to this thread, and to replicas that `run` starts in it.
@@ -93,18 +93,18 @@ def cache_variable_reads(*variables: Any) -> Iterator[None]:
         TypeError: If a value is not a variable on parameter servers.
         ValueError: If scopes are nested.
     """
-    named = []
+    prefetched = []
     for each in variables:
-        whole = getattr(each, "sharded", None)
-        if whole is None:
+        sharded = getattr(each, "sharded", None)
+        if sharded is None:
             raise TypeError(
-                "cache_variable_reads takes variables on parameter servers, one by one "
-                f"(*variables), but got a value of type {type(each).__name__}"
+                "cache_variable_reads takes variables on parameter servers as separate arguments, "
+                f"but got a value of type {type(each).__name__}"
             )
-        named.append(whole)
+        prefetched.append(sharded)
     if _read_cache.get() is not None:
         raise ValueError("cache_variable_reads scope cannot be nested")
-    token = _read_cache.set(ReadCache(named))
+    token = _read_cache.set(ReadCache(prefetched))
     try:
         yield
     finally:
@@ -124,15 +124,15 @@ def execute_with_prefetch(
     Raises:
         HeadraceError: As for `ParameterServerClient.execute_all`.
     """
-    reads = _read_cache.get()
-    named = [] if reads is None else reads.take_pending(servers)
-    if reads is None or not named:
+    cache = _read_cache.get()
+    prefetched = [] if cache is None else cache.take_pending(servers)
+    if cache is None or not prefetched:
         return servers.execute_all(requests)
-    parts = [each.read_requests() for each in named]
-    answers = servers.execute_all([*requests, *(ask for part in parts for ask in part)])
+    parts = [each.read_requests() for each in prefetched]
+    answers = servers.execute_all([*requests, *(request for part in parts for request in part)])
     start = len(requests)
-    for each, part in zip(named, parts, strict=True):
-        reads.store(each, answers[start : start + len(part)])
+    for each, part in zip(prefetched, parts, strict=True):
+        cache.store(each, answers[start : start + len(part)])
         start += len(part)
     return answers[: len(requests)]
 
@@ -171,17 +171,19 @@ def read_with_rows(
     Raises:
         HeadraceError: As for `ParameterServerClient.execute_all`.
     """
-    wholes: list[VariableShards] = [each.sharded for each in variables]
-    of_rows: list[VariableShards] = [each.sharded for each, _ in rows]
-    parts = [each.read_requests() for each in wholes]
-    parts += [each.row_requests(ids) for each, (_, ids) in zip(of_rows, rows, strict=True)]
+    whole_variables: list[VariableShards] = [each.sharded for each in variables]
+    row_variables: list[VariableShards] = [each.sharded for each, _ in rows]
+    parts = [each.read_requests() for each in whole_variables]
+    parts += [each.row_requests(ids) for each, (_, ids) in zip(row_variables, rows, strict=True)]
     parts += [each.requests for each in pulls]
-    asks = [ask for part in parts for ask in part]
-    servers = [each.servers for each in (*wholes, *of_rows)] + [each.servers for each in pulls]
-    given = iter(servers[0].execute_all(asks) if asks else ())
-    answers = iter([[next(given) for _ in part] for part in parts])
+    requests = [request for part in parts for request in part]
+    servers = [each.servers for each in (*whole_variables, *row_variables)] + [
+        each.servers for each in pulls
+    ]
+    replies = iter(servers[0].execute_all(requests) if requests else ())
+    answers = iter([[next(replies) for _ in part] for part in parts])
     return (
-        [each.join_value(next(answers)) for each in wholes],
-        [each.join_rows(next(answers)) for each in of_rows],
+        [each.join_value(next(answers)) for each in whole_variables],
+        [each.join_rows(next(answers)) for each in row_variables],
         [each.rows(next(answers)) for each in pulls],
     )

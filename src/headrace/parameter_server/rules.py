@@ -90,7 +90,7 @@ def _sgd_slots(rule: SgdRule) -> tuple[OptimizerSlot, ...]:
     return (OptimizerSlot("momentum"),) if rule.momentum else ()
 
 
-def _sgd(rule: SgdRule, step: StepParameters, held: np.dtype[Any]) -> Change:
+def _sgd(rule: SgdRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
     rate, momentum = step.learning_rate, rule.momentum
 
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
@@ -115,7 +115,7 @@ def _adagrad_slots(rule: AdagradRule) -> tuple[OptimizerSlot, ...]:
     return (OptimizerSlot("accumulator", rule.initial_accumulator_value),)
 
 
-def _adagrad(rule: AdagradRule, step: StepParameters, held: np.dtype[Any]) -> Change:
+def _adagrad(rule: AdagradRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         (accumulator,) = slots
         np.multiply(gradient, gradient, out=a)
@@ -134,7 +134,7 @@ def _row_wise_adagrad_slots(rule: RowWiseAdagradRule) -> tuple[OptimizerSlot, ..
 
 
 def _row_wise_adagrad(
-    rule: RowWiseAdagradRule, step: StepParameters, held: np.dtype[Any]
+    rule: RowWiseAdagradRule, step: StepParameters, dtype: np.dtype[Any]
 ) -> Change:
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         (accumulator,) = slots
@@ -152,7 +152,7 @@ def _adadelta_slots(rule: AdadeltaRule) -> tuple[OptimizerSlot, ...]:
     return (OptimizerSlot("accumulated_grad"), OptimizerSlot("accumulated_delta_var"))
 
 
-def _adadelta(rule: AdadeltaRule, step: StepParameters, held: np.dtype[Any]) -> Change:
+def _adadelta(rule: AdadeltaRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         gradients, deltas = slots
         gradients *= rule.rho
@@ -184,7 +184,7 @@ def _rmsprop_slots(rule: RMSpropRule) -> tuple[OptimizerSlot, ...]:
     )
 
 
-def _rmsprop(rule: RMSpropRule, step: StepParameters, held: np.dtype[Any]) -> Change:
+def _rmsprop(rule: RMSpropRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         velocity = slots[0]
         velocity *= rule.rho
@@ -222,12 +222,12 @@ def _adam_slots(rule: AdamRule) -> tuple[OptimizerSlot, ...]:
     return (OptimizerSlot("momentum"), OptimizerSlot("velocity"), *largest)
 
 
-def _adam(rule: AdamRule, step: StepParameters, held: np.dtype[Any]) -> Change:
+def _adam(rule: AdamRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
     count = step.iteration + 1
     # Before the bias correction, Keras rounds the betas to the variable's dtype, and
     # torch.optim.SparseAdam does not; their steps differ by 6e-6. A dense step follows Keras, a
     # lazy step PyTorch.
-    first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
+    first, second = float(dtype.type(rule.beta_1)), float(dtype.type(rule.beta_2))
     rate = step.learning_rate * math.sqrt(1 - second**count) / (1 - first**count)
 
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
@@ -256,8 +256,8 @@ def _adamax_slots(rule: AdamaxRule) -> tuple[OptimizerSlot, ...]:
     return (OptimizerSlot("momentum"), OptimizerSlot("norm"))
 
 
-def _adamax(rule: AdamaxRule, step: StepParameters, held: np.dtype[Any]) -> Change:
-    corrected = 1 - float(held.type(rule.beta_1)) ** (step.iteration + 1)
+def _adamax(rule: AdamaxRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
+    corrected = 1 - float(dtype.type(rule.beta_1)) ** (step.iteration + 1)
 
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         momentum, norm = slots
@@ -299,10 +299,10 @@ def nadam_product(beta_1: float, count: int) -> float:
     return beta_1**count * float(products[min(count, len(products) - 1)])
 
 
-def _nadam(rule: NadamRule, step: StepParameters, held: np.dtype[Any]) -> Change:
+def _nadam(rule: NadamRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
     count = step.iteration + 1
     # Keras rounds both betas to the variable's dtype, also where it subtracts them from 1.
-    first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
+    first, second = float(dtype.type(rule.beta_1)), float(dtype.type(rule.beta_2))
     this = first * (1 - 0.5 * _NADAM_DECAY**count)
     following = first * (1 - 0.5 * _NADAM_DECAY ** (count + 1))
     product = nadam_product(first, count)
@@ -335,8 +335,8 @@ def _lion_slots(rule: LionRule) -> tuple[OptimizerSlot, ...]:
     return (OptimizerSlot("momentum"),)
 
 
-def _lion(rule: LionRule, step: StepParameters, held: np.dtype[Any]) -> Change:
-    first, second = float(held.type(rule.beta_1)), float(held.type(rule.beta_2))
+def _lion(rule: LionRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
+    first, second = float(dtype.type(rule.beta_1)), float(dtype.type(rule.beta_2))
 
     def change(value: Array, gradient: Array, slots: list[Array], a: Array, b: Array) -> None:
         (momentum,) = slots
@@ -357,7 +357,7 @@ def _ftrl_slots(rule: FtrlRule) -> tuple[OptimizerSlot, ...]:
     return (OptimizerSlot("accumulator", rule.initial_accumulator_value), OptimizerSlot("linear"))
 
 
-def _ftrl(rule: FtrlRule, step: StepParameters, held: np.dtype[Any]) -> Change:
+def _ftrl(rule: FtrlRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
     rate, power = step.learning_rate, -rule.learning_rate_power
     l1, shrinkage = rule.l1_regularization_strength, rule.l2_shrinkage_regularization_strength
 
@@ -411,17 +411,17 @@ def slots_for_rule(rule: OptimizerRule) -> tuple[OptimizerSlot, ...]:
     return _RULES[type(rule)][0](rule)
 
 
-def _change(rule: OptimizerRule, step: StepParameters, held: np.dtype[Any]) -> Change:
-    """Return the block update of a rule; `held` is the dtype in which its constants are rounded."""
-    change = _RULES[type(rule)][1](rule, step, held)
+def _change(rule: OptimizerRule, step: StepParameters, dtype: np.dtype[Any]) -> Change:
+    """Return the block update of a rule, with constants rounded to `dtype`."""
+    change = _RULES[type(rule)][1](rule, step, dtype)
     if rule.weight_decay is None:
         return change
-    kept = 1 - rule.weight_decay * step.learning_rate
+    factor = 1 - rule.weight_decay * step.learning_rate
 
     def decay_and_change(
         value: Array, gradient: Array, slots: list[Array], a: Array, b: Array
     ) -> None:
-        value *= kept
+        value *= factor
         change(value, gradient, slots, a, b)
 
     return decay_and_change
@@ -451,24 +451,26 @@ def apply_dense(
     """
     if values.size == 0:
         return
-    wanted = slots_for_rule(rule)
+    required_slots = slots_for_rule(rule)
     # Element by element, unless a slot needs whole rows.
-    by_row = any(slot.is_per_row for slot in wanted)
+    by_row = any(slot.is_per_row for slot in required_slots)
     columns = values.size // len(values) if by_row and values.ndim else 1
     flat = values.reshape(-1, columns)
     steps = gradient.reshape(-1, columns)
-    kept = [slots[slot.name].reshape(-1, 1 if slot.is_per_row else columns) for slot in wanted]
+    slot_arrays = [
+        slots[slot.name].reshape(-1, 1 if slot.is_per_row else columns) for slot in required_slots
+    ]
     dtype = working_dtype(values.dtype)
     rows = min(len(flat), max(1, block_elements // columns))
     scratch = np.empty((2, rows, columns), dtype)
     change = _change(rule, step, dtype)
     with np.errstate(all="ignore"):
         for start in range(0, len(flat), rows):
-            here = slice(start, start + rows)
-            stored = flat[here]
+            block = slice(start, start + rows)
+            stored = flat[block]
             value = stored if stored.dtype == dtype else stored.astype(dtype)
             a, b = scratch[:, : len(value)]
-            change(value, _in(dtype, steps[here]), [slot[here] for slot in kept], a, b)
+            change(value, _in(dtype, steps[block]), [slot[block] for slot in slot_arrays], a, b)
             if value is not stored:
                 stored[...] = value.astype(stored.dtype)
 
@@ -487,8 +489,8 @@ def update_average(
     """
     momentum = rule.ema_momentum
     assert momentum is not None
-    every = rule.ema_overwrite_frequency
-    overwrites = every is not None and (step.iteration + 1) % every == 0
+    frequency = rule.ema_overwrite_frequency
+    overwrites = frequency is not None and (step.iteration + 1) % frequency == 0
     flat, averages = values.reshape(-1), average.reshape(-1)
     with np.errstate(all="ignore"):
         for start in range(0, len(flat), BLOCK_ELEMENTS):
@@ -530,16 +532,16 @@ def apply_sparse(
     columns = values.size // len(values)
     table = values.reshape(-1, columns)
     steps = gradient.reshape(-1, columns)
-    kept = [
+    slot_arrays = [
         slots[slot.name].reshape(-1, 1 if slot.is_per_row else columns)
         for slot in slots_for_rule(rule)
     ]
     dtype = working_dtype(values.dtype)
     size = min(len(rows), max(1, block_elements // columns))
-    wholes = (table, *kept)
+    wholes = (table, *slot_arrays)
     parts = [np.empty((size, whole.shape[1]), whole.dtype) for whole in wholes]
     shared = np.empty((0 if value_indices is None else size, columns), steps.dtype)
-    places = None if value_indices is None else value_indices.astype(np.intp, copy=False)
+    gradient_rows = None if value_indices is None else value_indices.astype(np.intp, copy=False)
     a, b = np.empty((2, size, columns), dtype)
     tables, items = list(map(_as_items, wholes)), list(map(_as_items, parts))
     # `_adam` explains why its constants stay in float64.
@@ -552,18 +554,18 @@ def apply_sparse(
                 shared, a, b = (each[: len(block)] for each in (shared, a, b))
             for whole, part in zip(wholes, parts, strict=True):
                 whole.take(block, axis=0, out=part, mode="clip")
-            stored, *held = parts
+            stored, *slot_blocks = parts
             value = stored if stored.dtype == dtype else stored.astype(dtype)
-            if places is None:
-                given = steps[start : start + size]
+            if gradient_rows is None:
+                block_gradient = steps[start : start + size]
             else:
-                here = places[start : start + size]
-                given = steps.take(here, axis=0, out=shared, mode="clip")
-            change(value, _in(dtype, given), held, a, b)
+                indices = gradient_rows[start : start + size]
+                block_gradient = steps.take(indices, axis=0, out=shared, mode="clip")
+            change(value, _in(dtype, block_gradient), slot_blocks, a, b)
             if value is not stored:
                 stored[...] = value
-            for of_table, of_part in zip(tables, items, strict=True):
-                _put_items(of_table, block, of_part)
+            for table_items, block_items in zip(tables, items, strict=True):
+                _put_items(table_items, block, block_items)
 
 
 def put_rows(table: Array, rows: NDArray[np.int64], values: Array) -> None:

@@ -83,7 +83,7 @@ class PiecewiseConstantDecay:
                 f"values={self.values} of length {len(self.values)}"
             )
         if any(a >= b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False)):
-            raise ValueError(f"`boundaries` must rise, but got {self.boundaries}")
+            raise ValueError(f"`boundaries` must be increasing, but got {self.boundaries}")
 
     def __call__(self, step: float) -> float:
         """Return the rate of a step."""
@@ -122,9 +122,9 @@ class PolynomialDecay:
         steps = self.decay_steps
         if self.cycle:
             steps *= max(1, math.ceil(step / steps))
-        left = 1 - min(step, steps) / steps
+        remaining = 1 - min(step, steps) / steps
         span = self.initial_learning_rate - self.end_learning_rate
-        return float(span * left**self.power + self.end_learning_rate)
+        return float(span * remaining**self.power + self.end_learning_rate)
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,8 @@ class CosineDecayRestarts:
             # Periods have lengths 1, t_mul, t_mul ** 2 ...; rounding must not move their ends.
             logarithm = math.log(1 - done * (1 - self.t_mul)) / math.log(self.t_mul)
             period = math.floor(logarithm + 1e-9)
-            begun = (1 - self.t_mul**period) / (1 - self.t_mul)
-            done = (done - begun) / self.t_mul**period
+            period_start = (1 - self.t_mul**period) / (1 - self.t_mul)
+            done = (done - period_start) / self.t_mul**period
         cosine = 0.5 * self.m_mul**period * (1 + math.cos(math.pi * done))
         return float(self.initial_learning_rate * ((1 - self.alpha) * cosine + self.alpha))
 

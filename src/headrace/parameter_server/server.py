@@ -107,17 +107,17 @@ class ParameterServer(LifeCycle):
         return self._status()
 
     def _open(self) -> None:
-        room = ReplyAllocator()
-        store = ShardStore(room.allocate)
-        applying = OperationExecutor(store, self._index, room)
-        saving = CheckpointThread(store, applying)
+        allocator = ReplyAllocator()
+        store = ShardStore(allocator.allocate)
+        executor = OperationExecutor(store, self._index, allocator)
+        checkpoint_thread = CheckpointThread(store, executor)
         replicas = StoreReplicas(
             self._index, None if self._security is None else self._security.as_client()
         )
         self._on_stop(replicas.close)
 
         def status() -> ServerStatus:
-            return replicas.add_to_status(applying.status())
+            return replicas.add_to_status(executor.status())
 
         def handle(requests: Sequence[Request]) -> None:
             others: list[Request] = []
@@ -126,7 +126,7 @@ class ParameterServer(LifeCycle):
                     request.reply(status())
                 else:
                     others.append(request)
-            applying.handle(others)
+            executor.handle(others)
 
         self._status = status
         is_open = threading.Event()
@@ -136,7 +136,9 @@ class ParameterServer(LifeCycle):
                 host,
                 port,
                 metrics=lambda: collect_metrics(status()),
-                not_ready_reason=lambda: "" if is_open.is_set() else "it does not listen yet",
+                not_ready_reason=lambda: (
+                    "" if is_open.is_set() else "the server is not listening yet"
+                ),
             )
             self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
@@ -150,10 +152,10 @@ class ParameterServer(LifeCycle):
         )
         self._on_stop(server.close)
         self._address = server.address
-        applying.start()
-        self._on_stop(applying.close)
-        saving.start()
-        self._on_stop(saving.close)
+        executor.start()
+        self._on_stop(executor.close)
+        checkpoint_thread.start()
+        self._on_stop(checkpoint_thread.close)
         is_open.set()
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.parameter_server.messages import (
-    ArrayForm,
+    BufferSpec,
     ExecuteOperations,
     GetServerStatus,
     NotLeader,
@@ -53,7 +53,7 @@ from headrace.parameter_server.messages import (
     StateLost,
     as_contiguous,
     buffer_of,
-    form_of,
+    buffer_spec,
     read_arrays,
 )
 from headrace.parameter_server.operations import (
@@ -91,21 +91,21 @@ __all__ = [
 _MAX_REQUEST_BYTES = 16 << 30
 
 _MISSING_KEY_MESSAGE = (
-    "a function that a coordinator scheduled writes on a thread that it started, and would write "
-    "it again if it ran again. Write on the function's own thread, or start the other one with "
-    "contextvars.copy_context().run; to one variable only one thread may write"
+    "a function that a coordinator scheduled writes on a thread that it started; if the function "
+    "is retried, the write would be repeated. Write on the function's own thread, or start the "
+    "other thread with contextvars.copy_context().run; only one thread may write to a variable"
 )
 
 _FORKED_MESSAGE = (
-    "this process was forked from the one that made the strategy, to which variables and tables "
-    "belong: read and write there, and pass values to processes that it starts, best with "
-    "`subprocess` or the spawn method of multiprocessing"
+    "this process was forked from the one that created the strategy, and cannot use its variables "
+    "and tables: read and write in the parent process, and pass values to processes that it "
+    "starts, preferably with `subprocess` or the spawn method of multiprocessing"
 )
 
 _FORKED_IN_FUNCTION_MESSAGE = (
-    "this process was forked inside a function that a coordinator scheduled, and asks parameter "
-    "servers: what it writes would not be told apart from what the function writes. Read and write "
-    "in the function itself, and pass values to processes that it starts"
+    "this process was forked inside a function that a coordinator scheduled, and its requests to "
+    "parameter servers could not be distinguished from those of the function. Read and write in "
+    "the function itself, and pass values to processes that it starts"
 )
 
 
@@ -115,7 +115,7 @@ class ParameterServerClient:
     Args:
         addresses: Addresses of the servers ("host:port"), by index.
         security: Keys of a client.
-        timeout: Seconds for which requests to an unreachable server are retried.
+        timeout: Time in seconds before requests to an unreachable server fail.
         for_worker: Whether scheduled functions use this client; operations that are not safe to
             repeat then need a write key.
         replication: Number of servers that hold each store: 1 or 2.
@@ -136,7 +136,7 @@ class ParameterServerClient:
         check_strings("addresses", addresses)
         check_seconds("timeout", timeout)
         if not addresses:
-            raise ValueError("`addresses` must name a parameter server, but is empty")
+            raise ValueError("`addresses` must contain at least one address, but is empty")
         self.addresses = tuple(addresses)
         self.timeout = float(timeout)
         self.replication = replication
@@ -191,12 +191,12 @@ class ParameterServerClient:
                 if not is_retryable(operation):
                     raise FailedPreconditionError(_MISSING_KEY_MESSAGE)
         by_server: dict[int, list[int]] = {}
-        for position, ask in enumerate(requests):
-            by_server.setdefault(ask.server, []).append(position)
+        for position, request in enumerate(requests):
+            by_server.setdefault(request.server, []).append(position)
         earlier = current_pending_steps()
-        if not all(one.precedes_new_requests(self) for one in earlier):
+        if not all(step.precedes_new_requests(self) for step in earlier):
             wait_for_steps(earlier)
-        last = {call.server: call for one in earlier for call in one.calls if call.reply is None}
+        last = {call.server: call for step in earlier for call in step.calls if call.reply is None}
         calls = []
         for server, positions in by_server.items():
             calls.append(ServerCall(self, server, [requests[position] for position in positions]))
@@ -260,14 +260,14 @@ class ParameterServerClient:
     def connection_to(self, store: int, server: int) -> ServerConnection:
         """Return this thread's connection to a server for requests to a store."""
         self.check_open()
-        mine: dict[tuple[int, int], ServerConnection] | None = getattr(
-            self._thread_connections, "mine", None
+        connections: dict[tuple[int, int], ServerConnection] | None = getattr(
+            self._thread_connections, "connections", None
         )
-        if mine is None:
-            mine = self._thread_connections.mine = {}
-        found = mine.get((store, server))
+        if connections is None:
+            connections = self._thread_connections.connections = {}
+        found = connections.get((store, server))
         if found is None:
-            found = mine[store, server] = ServerConnection(self.connect(server))
+            found = connections[store, server] = ServerConnection(self.connect(server))
             self._channel_threads[found.channel] = threading.get_ident()
             self.check_open()  # `close` may have missed the new channel
         return found
@@ -308,18 +308,16 @@ class ParameterServerClient:
         self.leaders.record_not_leader(store, server, is_empty=message.is_empty)
         if message.discarded_writes >= 0:
             writes = self.states.acknowledged_writes(store)
-            were = (
-                f"{writes} were acknowledged" if writes else "some that were acknowledged it lacks"
-            )
+            missing = f"{writes} were acknowledged" if writes else "lacks acknowledged ones"
             other = store + (store + 1) % len(self) - server
             self.states.mark_stale(
                 store,
                 f"{self.describe_server(server)} had {message.discarded_writes} updates of store "
-                f"{store}, and "
-                f"{were}: it stood still or was cut off while {self.describe_server(other)} led",
+                f"{store}, but {missing}: it was paused or disconnected while "
+                f"{self.describe_server(other)} led the store",
             )
-        if (beginning := self.leaders.take_lead_request(store)) is not None:
-            self.connection_to(store, store).channel.send(beginning)
+        if (lead_request := self.leaders.take_lead_request(store)) is not None:
+            self.connection_to(store, store).channel.send(lead_request)
 
     def start_wait(self, server: int, task: str, started_at: float | None = None) -> ServerWait:
         """Return the retry state of one request to a server."""
@@ -329,7 +327,7 @@ class ParameterServerClient:
             self.timeout,
             self.sleep,
             started_at,
-            lambda began_again: self.states.loss_reason(server, was_restarted=began_again),
+            lambda was_restarted: self.states.loss_reason(server, was_restarted=was_restarted),
         )
 
     def sleep(self, seconds: float) -> None:
@@ -347,7 +345,7 @@ class ParameterServerClient:
 # The calls of one thread share one connection to each server, which keeps their order, so several
 # may be pending. The call that waits also receives the replies of the others.
 
-NO_STATE_MESSAGE = "it has nothing of what it is asked for"
+NO_STATE_MESSAGE = "it does not lead the store of the request"
 """Reason for a retry after a server replied that it does not lead the requested store."""
 _POLL_SECONDS = 1.0
 
@@ -444,17 +442,17 @@ class ServerCall:
         self._servers = servers
         self.server = server
         operations: list[Operation] = []
-        forms: list[tuple[ArrayForm, ...]] = []
+        buffer_specs: list[tuple[BufferSpec, ...]] = []
         self._buffers: list[memoryview] = []
         for _, operation, arrays in requests:
             operations.append(operation)
-            of_each: list[ArrayForm] = []
+            operation_specs: list[BufferSpec] = []
             for array in arrays:
-                of_each.append(form_of(array))
+                operation_specs.append(buffer_spec(array))
                 self._buffers.append(buffer_of(as_contiguous(array)))
-            forms.append(tuple(of_each))
+            buffer_specs.append(tuple(operation_specs))
         self._operations = tuple(operations)
-        self._forms = tuple(forms)
+        self._buffer_specs = tuple(buffer_specs)
         #: Reply, or the error that replaced it; None while the call is pending.
         self.reply: Reply | UnavailableError | UnauthenticatedError | None = None
         #: Time when the caller began to wait, by the monotonic clock.
@@ -477,10 +475,13 @@ class ServerCall:
             self._state_id, self._target_server = previous._state_id, previous._target_server
         self._connection = servers.connection_to(self.server, self._target_server)
         message = ExecuteOperations(
-            self._operations, self._forms, self._state_id, requires_previous=previous is not None
+            self._operations,
+            self._buffer_specs,
+            self._state_id,
+            requires_previous=previous is not None,
         )
         self.reply = None
-        ticket = self._connection.channel.send(
+        request_id = self._connection.channel.send(
             servers.leaders.address_message(
                 message,
                 self.server,
@@ -488,7 +489,7 @@ class ServerCall:
             ),
             self._buffers,
         )
-        self._connection.pending_calls[ticket] = self
+        self._connection.pending_calls[request_id] = self
 
     def precedes_new_requests(self, servers: ParameterServerClient) -> bool:
         """Return whether a request sent now to the same server is executed after this one."""
@@ -520,16 +521,16 @@ class ServerCall:
                         servers.states.record_state(
                             self.server, message.state_id, message.writes, message.position
                         )
-                    given = read_arrays(message.array_forms, reply.buffers)
-                    return list(zip(message.answers, given, strict=True))
+                    arrays = read_arrays(message.buffer_specs, reply.buffers)
+                    return list(zip(message.answers, arrays, strict=True))
                 if isinstance(message, StateLost):
                     servers.states.record_state(self.server, message.state_id)
                 elif isinstance(message, NotLeader):
                     servers.handle_not_leader(self.server, self._target_server, message)
                 elif not isinstance(message, PreviousRequestFailed):
                     raise FailedPreconditionError(
-                        f"{servers.describe_server(self.server)} answered with "
-                        f"{type(message).__name__}; is it of another version of Headrace?"
+                        f"{servers.describe_server(self.server)} replied with "
+                        f"{type(message).__name__}; does it run another version of Headrace?"
                     )
             except UnavailableError as error:
                 servers.leaders.record_unavailable(self.server, self._target_server)
@@ -559,14 +560,14 @@ class ServerCall:
         while self.reply is None:
             if not self._connection.receive():
                 self._servers.check_open()
-                self._get_wait().warn_if_due("has not answered")
-        came, self.reply = self.reply, None
-        if isinstance(came, Exception):
+                self._get_wait().warn_if_due("no reply")
+        reply, self.reply = self.reply, None
+        if isinstance(reply, Exception):
             try:
-                raise came
+                raise reply
             finally:
-                del came  # breaks the cycle, as above
-        return came
+                del reply  # breaks the cycle, as above
+        return reply
 
     def _is_retryable(self) -> bool:
         return all(map(is_retryable, self._operations))
@@ -574,8 +575,9 @@ class ServerCall:
     def _get_wait(self) -> ServerWait:
         """Return the retry state of this call, created on first use as most calls need none."""
         if self._wait is None:
-            task = f"carry out {self._operation_names()}"
-            self._wait = self._servers.start_wait(self.server, task, self.started_at)
+            self._wait = self._servers.start_wait(
+                self.server, self._operation_names(), self.started_at
+            )
         return self._wait
 
     def _operation_names(self) -> str:
@@ -584,10 +586,10 @@ class ServerCall:
 
     def _unknown_outcome(self, error: UnavailableError) -> UnavailableError:
         return UnavailableError(
-            f"{self._servers.describe_server(self.server)} was lost while it carried out "
-            f"{self._operation_names()}: "
-            "it may be done or not, so it is not asked again. Read what is there, and decide; in "
-            f"functions that a coordinator schedules, writes are repeated safely. {error}"
+            f"{self._servers.describe_server(self.server)} was lost during "
+            f"{self._operation_names()}, which may have been executed or not, so the request is "
+            "not retried. Read the current values before you repeat it; in functions that a "
+            f"coordinator schedules, writes are retried safely. {error}"
         )
 
 
@@ -601,12 +603,12 @@ def is_retryable(operation: Operation) -> bool:
     if type(operation) not in _KEYED_OPERATIONS or operation.key is not None:  # type: ignore[union-attr]
         return True
     match operation:
-        case Assign(mode=how):
-            return how == "assign"
-        case Scatter(mode=how):
-            return how in ("update", "min", "max")
-        case IncrementCounter(delta=by):
-            return by == 0
+        case Assign(mode=mode):
+            return mode == "assign"
+        case Scatter(mode=mode):
+            return mode in ("update", "min", "max")
+        case IncrementCounter(delta=delta):
+            return delta == 0
         # An id that is counted twice is admitted slightly earlier.
         case AssignIds() | LookupIds():
             return True

@@ -115,10 +115,10 @@ class ServerStates:
     def mark_stale(self, server: int, reason: str) -> None:
         """Record and log, once, that a server's copy of the known state is stale."""
         with self._lock:
-            life = self._known[server].state_id
-            if self._stale_reasons.get(server, (None, ""))[0] == life:
+            state_id = self._known[server].state_id
+            if self._stale_reasons.get(server, (None, ""))[0] == state_id:
                 return
-            self._stale_reasons[server] = life, reason
+            self._stale_reasons[server] = state_id, reason
         _log.warning("%s", reason)
 
     def has_restarted(self, server: int) -> bool:
@@ -150,26 +150,26 @@ class ServerStates:
         self, server: int, state_id: str, writes: int = 0, position: Position = INITIAL_POSITION
     ) -> None:
         """Record the state of a server that replied, and its acknowledged writes and position."""
-        now = AcknowledgedState(state_id, writes, position)
-        if now == self._known[server] and server not in self._stale_reasons:
+        state = AcknowledgedState(state_id, writes, position)
+        if state == self._known[server] and server not in self._stale_reasons:
             return
         with self._lock:
             known = self._known[server]
-            before, lost = known.state_id, known.writes
-            self._known[server] = now.merge(known) if before == state_id else now
-            whose, words = self._stale_reasons.pop(server, ("", ""))
-            if before == state_id:
+            previous_id, lost_writes = known.state_id, known.writes
+            self._known[server] = state.merge(known) if previous_id == state_id else state
+            stale_id, reason = self._stale_reasons.pop(server, ("", ""))
+            if previous_id == state_id:
                 return
             done = threading.Event()
-            if before:
+            if previous_id:
                 self._restarted.add(server)
                 self._recovering[server] = (threading.get_ident(), done)
-                self._loss_reasons[server] = words if whose == before else ""
-        if not before:
+                self._loss_reasons[server] = reason if stale_id == previous_id else ""
+        if not previous_id:
             return
         try:
             # Writes made during recovery do not belong to the closure that discovered the restart.
-            contextvars.Context().run(self._recover_server, server, lost)
+            contextvars.Context().run(self._recover_server, server, lost_writes)
         finally:
             with self._lock:
                 if self._recovering.get(server, (0, None))[1] is done:
@@ -183,10 +183,10 @@ class ServerStates:
             server: Index of the server.
             check: Called once a second; raises to stop waiting.
         """
-        while (busy := self._recovering.get(server)) is not None and busy[
+        while (recovery := self._recovering.get(server)) is not None and recovery[
             0
         ] != threading.get_ident():
-            busy[1].wait(_POLL_SECONDS)
+            recovery[1].wait(_POLL_SECONDS)
             check()
 
     def _recover_server(self, server: int, lost_writes: int) -> None:
@@ -194,13 +194,13 @@ class ServerStates:
         _log.warning(
             "%s; %s",
             self._loss_reasons.get(server)
-            or f"{self._describe_server(server)} was started again, and has lost the variables and "
-            "tables that it held",
-            "they are restored now"
+            or f"{self._describe_server(server)} was restarted and has lost its variables and "
+            "tables",
+            "restoring them now"
             if recover
             else (
-                "nothing in this process restores them: a CheckpointManager of the coordinator "
-                "does, where there is one; else restore a checkpoint, or make them again"
+                "this process does not restore them: the coordinator's CheckpointManager does, if "
+                "there is one; otherwise restore a checkpoint, or create them again"
             ),
         )
         if recover is not None:
@@ -208,7 +208,7 @@ class ServerStates:
                 recover(server, lost_writes)
             except Exception as error:
                 _log.error(
-                    "%s was not restored: %s", self._describe_server(server), describe_error(error)
+                    "cannot restore %s: %s", self._describe_server(server), describe_error(error)
                 )
         for callback in list(self._callbacks):
             callback(server)
@@ -226,7 +226,7 @@ A = TypeVar("A", ExecuteOperations, SaveShards | RestoreShards)
 
 
 class _StoreRoute(NamedTuple):
-    """Where requests to a store are sent.
+    """Route of requests to a store.
 
     Attributes:
         replica_index: 0 for the first server that may hold it, 1 for the second.
@@ -269,11 +269,11 @@ class StoreLeaders:
         """
         if not self.is_replicated:
             return message
-        place, gone, _ = self._routes[store]
+        replica_index, unavailable, _ = self._routes[store]
         return msgspec.structs.replace(
             message,
             store=store,
-            peer_unavailable=gone[1 - place],
+            peer_unavailable=unavailable[1 - replica_index],
             required_position=required_position,
         )
 
@@ -294,18 +294,18 @@ class StoreLeaders:
         self, store: int, server: int, *, is_unavailable: bool, is_empty: bool
     ) -> None:
         if self.is_replicated:
-            place = int(server != store)
-            _, gone, vacant = self._routes[store]
+            replica_index = int(server != store)
+            _, unavailable, empty = self._routes[store]
             self._routes[store] = _StoreRoute(
-                1 - place,
-                _replace_entry(gone, place, is_unavailable),
-                _replace_entry(vacant, place, is_empty),
+                1 - replica_index,
+                _replace_entry(unavailable, replica_index, is_unavailable),
+                _replace_entry(empty, replica_index, is_empty),
             )
 
     def take_lead_request(self, store: int) -> LeadEmptyStore | None:
         """Return the request that starts a store empty, for its first server, if both are empty."""
-        placed = self._routes[store]
-        if placed.empty != (True, True):
+        route = self._routes[store]
+        if route.empty != (True, True):
             return None
         self._routes[store] = _StoreRoute()
         second = (store + 1) % len(self._addresses)
@@ -328,12 +328,12 @@ class ServerWait:
 
     Args:
         server: Description of the server.
-        task: What the server was asked to do, for messages.
-        timeout: Seconds for which the server may be unreachable or lack its contents.
+        task: Description of the request, for messages.
+        timeout: Largest time in seconds that the server may be unreachable or lack its contents.
         sleep: Sleeps for some seconds; raises to stop waiting.
         started_at: When the waiting began, by the monotonic clock; None means now.
         loss_reason: Returns why the server's contents are lost, if not because of a restart; else
-            "". Its argument says whether the server has started again without contents.
+            "". Its argument is whether the server was restarted without contents.
     """
 
     def __init__(
@@ -355,11 +355,11 @@ class ServerWait:
         self._backoff = Backoff(0.02, longest=1.0, factor=1.3, jitter=0.2)
 
     def warn_if_due(self, state: str) -> None:
-        """Log what the server does, if a warning is due."""
+        """Log the state of the request, if a warning is due."""
         waited = time.monotonic() - self._started_at
         if self._warnings.should_warn(waited):
             _log.warning(
-                "%s %s for %.0f s; it was asked to %s",
+                "%s: %s for %.0f s; pending request: %s",
                 self._server,
                 state,
                 waited,
@@ -378,25 +378,26 @@ class ServerWait:
         """
         pause = next(self._backoff)
         if time.monotonic() + pause > self._started_at + self._timeout:
-            began_again = isinstance(error, NotFoundError)
-            why_lost = self._loss_reason(began_again)
-            if began_again:
+            was_restarted = isinstance(error, NotFoundError)
+            loss_reason = self._loss_reason(was_restarted)
+            if was_restarted:
+                loss = loss_reason or f"{self._server} was restarted"
                 raise DataLossError(
-                    f"{why_lost or f'{self._server} was started again'}, and in "
-                    f"{self._timeout:g} s nobody restored what it held: {error}. Restore a "
-                    "checkpoint; an `hr.CheckpointManager` that is there while training does so by "
-                    "itself"
+                    f"{loss}, and its contents were not restored within {self._timeout:g} s: "
+                    f"{error}. Restore a checkpoint; an `hr.CheckpointManager` does so "
+                    "automatically while a program trains"
                 ) from error
-            if why_lost:
+            if loss_reason:
                 raise DataLossError(
-                    f"{why_lost}, and in {self._timeout:g} s the other server has not come back "
-                    f"({error}). Start it again: if it still has them, nothing is lost; if it "
-                    "ended, restore a checkpoint then, which an `hr.CheckpointManager` that is "
-                    "there while training does by itself"
+                    f"{loss_reason}; the other server did not become reachable within "
+                    f"{self._timeout:g} s ({error}). Resume or reconnect it: if it still has these "
+                    "updates, nothing is lost. If its process has ended, start it and restore a "
+                    "checkpoint, which an `hr.CheckpointManager` does automatically while a "
+                    "program trains"
                 ) from error
             raise UnavailableError(
-                f"{self._server} did not answer for {self._timeout:g} s: is it running, and is "
-                f"this its address? The last try: {error}"
+                f"{self._server} did not reply for {self._timeout:g} s: is it running at this "
+                f"address? Last error: {error}"
             ) from error
-        self.warn_if_due(f"cannot do what it is asked ({error})")
+        self.warn_if_due(f"retrying the request ({error})")
         self._sleep(pause)

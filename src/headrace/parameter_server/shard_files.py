@@ -3,7 +3,7 @@
 Rule 1. Copies are made between two operations, at most `CHUNK_BYTES` at a time if a shard is
         larger; all other work is done on another thread.
 Rule 2. A shard is saved as of one moment. A shard larger than a chunk is copied chunk by chunk;
-        then the rows written meanwhile are copied together, and replace the earlier copies.
+        then the rows written since then are copied together, and replace the earlier copies.
 Rule 3. The write keys of a shard are those of the same moment.
 """
 
@@ -88,7 +88,7 @@ class _CopiedPiece(NamedTuple):
     owner: str
     row: int | None
     begins: bool
-    slot_firsts: dict[str, float]
+    slot_initial_values: dict[str, float]
     step: int
     arrays: dict[str, NDArray[Any]]
 
@@ -125,7 +125,7 @@ def write_shards(
             kind, name = min(missing)
             raise NotFoundError(
                 f"there is no {kind} {name} on this server, so it cannot be saved: the server was "
-                "started again and not restored"
+                "restarted and not restored"
             )
         if forget_earlier_marks:
             forget_removed_ids(store, store.period if since is None else since)
@@ -136,13 +136,11 @@ def write_shards(
     files = _PieceFiles(folder, file_prefix)
     small: list[StoredShard] = []
     size = 0
-    for holding in shards:
-        needed, is_all = call_between_operations(
-            partial(measure_dirty_bytes, store, holding, since)
-        )
+    for shard in shards:
+        needed, is_all = call_between_operations(partial(measure_dirty_bytes, store, shard, since))
         if is_all and needed > chunk_bytes:
             for copied in _copy_in_chunks(
-                store, call_between_operations, holding, marked, chunk_bytes, answers
+                store, call_between_operations, shard, marked, chunk_bytes, answers
             ):
                 files.add(copied)
             continue
@@ -152,7 +150,7 @@ def write_shards(
             ):
                 files.add(copied)
             small, size = [], 0
-        small.append(holding)
+        small.append(shard)
         size += needed
     if small:
         for copied in call_between_operations(
@@ -166,12 +164,12 @@ def write_shards(
             answers[f"counter {counter}"] = store.write_keys.answers_for(f"counter {counter}")
         return dict(store.counters), store.write_keys.coordinator_term
 
-    counters, incarnation = call_between_operations(end)
+    counters, coordinator_term = call_between_operations(end)
     return WrittenShards(
         tuple(files.pieces),
         marked,
         counters,
-        incarnation,
+        coordinator_term,
         {target: found for target, found in answers.items() if found},
         files.bytes,
     )
@@ -182,11 +180,11 @@ def _copy_small_shards(
 ) -> list[_CopiedPiece]:
     """Copy the current contents of shards, or their changes since a mark."""
     made = []
-    for holding in shards:
-        target = f"{holding.kind} {holding.name}"
+    for shard in shards:
+        target = f"{shard.kind} {shard.name}"
         answers[target] = store.write_keys.answers_for(target)
-        copied = _copy_shard(store, holding, since)
-        if copied.begins or holding.kind == "table" or len(copied.arrays["rows"]):
+        copied = _copy_shard(store, shard, since)
+        if copied.begins or shard.kind == "table" or len(copied.arrays["rows"]):
             made.append(copied)
     return made
 
@@ -216,7 +214,7 @@ def _build_piece(
         # Columns were gathered row by row, so they are copies.
         made = dict(arrays)
         return _CopiedPiece(
-            shard, record.spec.table, None, begins, record.slot_firsts, record.step, made
+            shard, record.spec.table, None, begins, record.slot_initial_values, record.step, made
         )
     assert isinstance(record, SavedShard)
     made = {name: np.array(array, order="C", copy=True) for name, array in arrays.items()}
@@ -224,7 +222,9 @@ def _build_piece(
     if rows is not None:
         made["rows"] = rows + record.spec.row
         row = None
-    return _CopiedPiece(shard, record.spec.variable, row, begins, record.slot_firsts, 0, made)
+    return _CopiedPiece(
+        shard, record.spec.variable, row, begins, record.slot_initial_values, 0, made
+    )
 
 
 def _copy_in_chunks(
@@ -282,7 +282,7 @@ class _PieceFiles:
                 key=key,
                 row=copied.row,
                 begins=copied.begins,
-                slot_firsts=copied.slot_firsts,
+                slot_initial_values=copied.slot_initial_values,
                 step=copied.step,
                 rows=len(value) if is_run and value is not None else None,
                 checksum=compute_checksum(copied.arrays),
@@ -333,7 +333,7 @@ def assemble_shard(
         DataLossError: If rows of the shard are missing.
     """
     found: dict[str, NDArray[Any]] = {}
-    firsts: dict[str, float] = {}
+    initial_values: dict[str, float] = {}
     value = found["value"] = np.empty(spec.shape, parse_dtype(spec.dtype))
     rows = spec.shape[0] if spec.shape else 1
     covered = 0
@@ -341,25 +341,25 @@ def assemble_shard(
         if _has_no_rows_of(spec, rows, piece):
             continue
         arrays = arrays_of(piece)
-        there, taken = _locate_rows(spec, rows, piece, arrays)
+        target, source = _locate_rows(spec, rows, piece, arrays)
         if piece.row is not None:
-            covered += there.stop - there.start
+            covered += target.stop - target.start
         for name, array in _rename_slots(arrays, optimizer_renames, ("rows",)):
-            part = array[taken] if array.ndim else array
+            part = array[source] if array.ndim else array
             if name not in found:
-                first = firsts[name] = _slot_initial_value(piece, name, optimizer_renames)
+                first = initial_values[name] = _slot_initial_value(piece, name, optimizer_renames)
                 shape = (*value.shape[:1], *array.shape[1:])
                 found[name] = fill_array(shape, first, array.dtype)
             if spec.shape:
-                found[name][there] = part
+                found[name][target] = part
             else:
                 found[name][...] = part
     if covered < rows:
         raise DataLossError(
-            f"of the {rows} rows of {spec.name} that begin at row {spec.row} of {spec.variable}, "
-            f"the checkpoint has {covered}"
+            f"the checkpoint has only {covered} of the {rows} rows of {spec.name}, which begin at "
+            f"row {spec.row} of {spec.variable}"
         )
-    return ShardSnapshot(SavedShard(spec=spec, slot_firsts=firsts), found)
+    return ShardSnapshot(SavedShard(spec=spec, slot_initial_values=initial_values), found)
 
 
 def _has_no_rows_of(spec: ShardSpec, rows: int, piece: ShardPiece) -> bool:
@@ -373,8 +373,8 @@ def _locate_rows(spec: ShardSpec, rows: int, piece: ShardPiece, arrays: Arrays) 
     """Return the rows of the shard that a piece fills, and the matching part of the piece."""
     if piece.row is None:
         local = arrays["rows"] - spec.row
-        mine = (local >= 0) & (local < rows)
-        return local[mine], mine
+        is_local = (local >= 0) & (local < rows)
+        return local[is_local], is_local
     value = arrays["value"]
     length = len(value) if value.ndim else 1
     start = max(0, piece.row - spec.row)
@@ -390,7 +390,7 @@ def _assemble_table(
     optimizer_renames: Mapping[str, str],
 ) -> ShardSnapshot[SavedTable]:
     """Return a shard of a table with the ids assigned to it; see `assemble_shard`."""
-    firsts: dict[str, float] = {}
+    initial_values: dict[str, float] = {}
     step = 0
     #: State of ids; if an id occurs several times, the last one is used.
     layers: list[dict[str, NDArray[Any]]] = []
@@ -398,53 +398,63 @@ def _assemble_table(
     for piece in current_pieces(pieces):
         arrays = arrays_of(piece)
         step = max(step, piece.step)
-        mine = assign_shards(arrays["ids"], spec.shards) == spec.index
+        is_local = assign_shards(arrays["ids"], spec.shards) == spec.index
         layer: dict[str, NDArray[Any]] = {}
-        without = [each for each in arrays if "/" in each and each not in piece.slot_firsts]
-        for name, array in _rename_slots(arrays, optimizer_renames, without):
+        excluded = [
+            each for each in arrays if "/" in each and each not in piece.slot_initial_values
+        ]
+        for name, array in _rename_slots(arrays, optimizer_renames, excluded):
             if name.startswith("waiting_"):
                 continue
             if name == "removed":
                 layer[name] = np.asarray(array)
                 continue
-            layer[name] = array[mine]
+            layer[name] = array[is_local]
             if "/" in name:
-                firsts[name] = _slot_initial_value(piece, name, optimizer_renames)
+                initial_values[name] = _slot_initial_value(piece, name, optimizer_renames)
         layers.append(layer)
         if "waiting_ids" in arrays:
-            due = assign_shards(arrays["waiting_ids"], spec.shards) == spec.index
+            is_waiting = assign_shards(arrays["waiting_ids"], spec.shards) == spec.index
             waiting[piece.shard] = {
-                name: array[due] for name, array in arrays.items() if name.startswith("waiting_")
+                name: array[is_waiting]
+                for name, array in arrays.items()
+                if name.startswith("waiting_")
             }
-    whole = _latest_rows(layers, firsts)
-    for name in ("waiting_ids", "waiting_seen", "waiting_touched"):
+    whole = _latest_rows(layers, initial_values)
+    for name in ("waiting_ids", "waiting_seen", "waiting_last_used"):
         parts = [each[name] for each in waiting.values()]
         whole[name] = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-    return ShardSnapshot(SavedTable(spec=spec, step=step, slot_firsts=firsts), whole)
+    return ShardSnapshot(
+        SavedTable(spec=spec, step=step, slot_initial_values=initial_values), whole
+    )
 
 
 def _latest_rows(
-    layers: Sequence[Mapping[str, NDArray[Any]]], firsts: Mapping[str, float]
+    layers: Sequence[Mapping[str, NDArray[Any]]], initial_values: Mapping[str, float]
 ) -> dict[str, NDArray[Any]]:
     """Return the latest row of each id in all layers, without removed ids."""
-    kept: list[NDArray[np.bool_]] = [np.ones(len(layer["ids"]), bool) for layer in layers]
-    later = np.zeros(0, np.int64)
+    masks: list[NDArray[np.bool_]] = [np.ones(len(layer["ids"]), bool) for layer in layers]
+    newer_ids = np.zeros(0, np.int64)
     for number in range(len(layers) - 1, -1, -1):
         ids = layers[number]["ids"]
-        if len(later):
-            kept[number] &= ~np.isin(ids, later)
-        gone = [later, ids, *([layers[number]["removed"]] if "removed" in layers[number] else [])]
-        later = np.unique(np.concatenate(gone)) if number else later
+        if len(newer_ids):
+            masks[number] &= ~np.isin(ids, newer_ids)
+        replaced_ids = [
+            newer_ids,
+            ids,
+            *([layers[number]["removed"]] if "removed" in layers[number] else []),
+        ]
+        newer_ids = np.unique(np.concatenate(replaced_ids)) if number else newer_ids
     examples = {
         name: array for layer in layers for name, array in layer.items() if name != "removed"
     }
     return {
         name: np.concatenate(
             [
-                layer[name][keep]
+                layer[name][mask]
                 if name in layer
-                else np.full((int(keep.sum()), *like.shape[1:]), firsts[name], like.dtype)
-                for layer, keep in zip(layers, kept, strict=True)
+                else np.full((int(mask.sum()), *like.shape[1:]), initial_values[name], like.dtype)
+                for layer, mask in zip(layers, masks, strict=True)
             ]
         )
         for name, like in examples.items()
@@ -463,7 +473,7 @@ def _rename_slots(
 def _slot_initial_value(
     piece: ShardPiece, name: str, optimizer_renames: Mapping[str, str]
 ) -> float:
-    for old, first in piece.slot_firsts.items():
+    for old, first in piece.slot_initial_values.items():
         optimizer, slash, slot = old.rpartition("/")
         if f"{optimizer_renames.get(optimizer, optimizer)}{slash}{slot}" == name:
             return first
@@ -506,7 +516,7 @@ def read_shards(
     for table, name in tables:
         found = _pieces_of(pieces, "table", name)
         if not found:
-            raise DataLossError(f"the checkpoint has nothing of the table {name}")
+            raise DataLossError(f"the checkpoint has no data of the table {name}")
         ready.append(build_shard(_assemble_table(table, found, files.arrays_of, optimizer_renames)))
     return ready
 
@@ -537,12 +547,12 @@ def put_shards(
         for part in parts:
             put_shard(store, part)
         for counter, count in counters.items():
-            later = (
+            unsaved = (
                 _count_unsaved_increments(store, counter, coordinator_term, answers)
                 if is_recovery
                 else 0
             )
-            store.counters[counter] = count + later
+            store.counters[counter] = count + unsaved
         store.write_keys.restore(coordinator_term, answers)
         store.is_restored = True
 
@@ -554,15 +564,15 @@ def _count_unsaved_increments(
 ) -> int:
     """Return the sum of a counter's increments that are not in its saved value."""
     target = f"counter {counter}"
-    moved = store.counters.get(counter, 0)
+    unsaved = store.counters.get(counter, 0)
     if store.write_keys.coordinator_term == coordinator_term:
         # Increments that were saved but not acknowledged by the lost server: clients sent them
         # again.
         known = {(closure, number) for closure, number, _ in answers.get(target, ())}
         for closure, number, answer in store.write_keys.answers_for(target):
             if (closure, number) in known and isinstance(answer, Counted):
-                moved -= answer.after - answer.before
-    return moved
+                unsaved -= answer.after - answer.before
+    return unsaved
 
 
 def _pieces_of(pieces: Sequence[ShardPiece], kind: str, name: str) -> list[ShardPiece]:

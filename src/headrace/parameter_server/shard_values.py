@@ -1,8 +1,8 @@
 """Shards as plain values, in the form in which they are saved.
 
-    SavedShard    spec, slot_firsts    · arrays: value, "optimizer/slot" ...
-    SavedTable    spec, step           · arrays: ids, value, seen, touched, "optimizer/slot" ...
-                                         and waiting_ids, waiting_seen, waiting_touched
+    SavedShard    spec, slot_initial_values    · arrays: value, "optimizer/slot" ...
+    SavedTable    spec, step           · arrays: ids, value, seen, last_used, "optimizer/slot" ...
+                                         and waiting_ids, waiting_seen, waiting_last_used
     SavedServer   counters, keys       · no arrays
 
 A record is a small `msgspec` struct; its arrays are kept next to it, by name. The first axis of
@@ -44,11 +44,11 @@ class SavedShard(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     Attributes:
         spec: Spec of the shard.
-        slot_firsts: Initial value of the elements of each slot.
+        slot_initial_values: Initial value of the elements of each slot.
     """
 
     spec: ShardSpec
-    slot_firsts: dict[str, float] = {}
+    slot_initial_values: dict[str, float] = {}
 
 
 class SavedTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -57,12 +57,12 @@ class SavedTable(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     Attributes:
         spec: Spec of the shard.
         step: Highest step that an optimizer had reached.
-        slot_firsts: Initial value of the elements of each slot.
+        slot_initial_values: Initial value of the elements of each slot.
     """
 
     spec: TableSpec
     step: int = 0
-    slot_firsts: dict[str, float] = {}
+    slot_initial_values: dict[str, float] = {}
 
 
 class SavedServer(msgspec.Struct, frozen=True, kw_only=True, tag=True):

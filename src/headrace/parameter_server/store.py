@@ -106,23 +106,25 @@ class ShardStore:
             AbortedError: If its write key is refused.
         """
         kind = type(operation)
-        carry_out, fewest, most = _HANDLERS[kind]
-        if not fewest <= len(arrays) <= most:
-            wanted = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+        handler, min_arrays, max_arrays = _HANDLERS[kind]
+        if not min_arrays <= len(arrays) <= max_arrays:
+            expected = (
+                f"{min_arrays}" if min_arrays == max_arrays else f"{min_arrays} to {max_arrays}"
+            )
             raise InvalidArgumentError(
-                f"{kind.__name__} needs {wanted} arrays, but got {len(arrays)}"
+                f"{kind.__name__} needs {expected} arrays, but got {len(arrays)}"
             )
         key = getattr(operation, "key", None)
         if key is None:
-            return carry_out(self, operation, arrays)
+            return handler(self, operation, arrays)
         target = _target(operation)
         answer = self.write_keys.find_answer(key, target)
         if answer is not None:
             return self._repeat_reply(operation, arrays, answer)
-        answered, out = carry_out(self, operation, arrays)
-        assert isinstance(answered, Done | ops.Counted)
-        self.write_keys.record(key, target, answered)
-        return answered, out
+        new_answer, out = handler(self, operation, arrays)
+        assert isinstance(new_answer, Done | ops.Counted)
+        self.write_keys.record(key, target, new_answer)
+        return new_answer, out
 
     def _repeat_reply(
         self, operation: ops.Operation, arrays: Arrays, answer: Done | ops.Counted
@@ -141,15 +143,15 @@ class ShardStore:
                 raise AlreadyExistsError(
                     f"there is a shard {spec.name} of dtype {found.spec.dtype} and shape "
                     f"{found.spec.shape}, from row {found.spec.row} of {found.spec.variable} with "
-                    f"shape {found.spec.variable_shape}; it cannot be made of dtype {spec.dtype} "
-                    f"and shape {spec.shape}, from row {spec.row} of {spec.variable} with shape "
-                    f"{spec.variable_shape}: use another name"
+                    f"shape {found.spec.variable_shape}; it cannot be created with dtype "
+                    f"{spec.dtype} and shape {spec.shape}, from row {spec.row} of {spec.variable} "
+                    f"with shape {spec.variable_shape}: use another name"
                 )
             return ops.Created(existed=True), ()
         check_row_range(spec)
         if (operation.initializer is None) != (len(arrays) == 1):
             raise InvalidArgumentError(
-                f"shard {spec.name} is made from a value or from an initializer, but got "
+                f"shard {spec.name} needs a value or an initializer, but got "
                 + ("both" if arrays else "neither")
             )
         if operation.initializer is None:
@@ -190,13 +192,13 @@ class ShardStore:
     def _count(self, operation: ops.IncrementCounter, arrays: Arrays) -> OperationOutcome:
         if operation.delta < 0:
             raise InvalidArgumentError(
-                f"the counter {operation.counter} only grows, but got {operation.delta}"
+                f"the counter {operation.counter} cannot decrease, but got delta={operation.delta}"
             )
         before = self.counters.get(operation.counter, 0)
         if before < operation.last_seen and not self.is_restored:
             raise NotFoundError(
-                f"the counter {operation.counter} is at {before} on this server, and was at "
-                f"{operation.last_seen}"
+                f"the counter {operation.counter} is {before} on this server, but was "
+                f"{operation.last_seen} before"
             )
         self.counters[operation.counter] = after = before + operation.delta
         return ops.Counted(before=before, after=after), ()
@@ -210,13 +212,13 @@ class ShardStore:
             self.tables[spec.name] = TableShard(spec, self.period)
         elif found.spec != spec:
             others = [
-                f"{field}={there!r}, and not {getattr(spec, field)!r}"
+                f"{field}={existing!r} instead of {getattr(spec, field)!r}"
                 for field in spec.__struct_fields__
-                if (there := getattr(found.spec, field)) != getattr(spec, field)
+                if (existing := getattr(found.spec, field)) != getattr(spec, field)
             ]
             raise AlreadyExistsError(
-                f"there is a table {spec.table} that is made otherwise: with {'; '.join(others)}. "
-                "Use another name, or make it like that"
+                f"there is a table {spec.table} with other settings: {'; '.join(others)}. Use "
+                "another name, or the same settings"
             )
         return ops.Created(existed=found is not None), ()
 
@@ -251,8 +253,8 @@ class ShardStore:
     def _export(self, operation: ops.Export, arrays: Arrays) -> OperationOutcome:
         if operation.limit < 1:
             raise InvalidArgumentError(
-                f"a part of the table {operation.table} has at least 1 row, but got "
-                f"limit={operation.limit}"
+                f"`limit` must be at least 1 to export rows of the table {operation.table}, but "
+                f"got {operation.limit}"
             )
         table = self._table(operation.table)
         ids, values, following = table.export(operation.start, operation.limit)
@@ -260,7 +262,9 @@ class ShardStore:
 
     # --- write keys, terms and descriptions -------------------------------------------------------
 
-    def _settle(self, operation: ops.ForgetWriteKeys, arrays: Arrays) -> OperationOutcome:
+    def _forget_write_keys(
+        self, operation: ops.ForgetWriteKeys, arrays: Arrays
+    ) -> OperationOutcome:
         self.write_keys.forget_closures(
             operation.coordinator_term, operation.closures, operation.below
         )
@@ -331,7 +335,7 @@ _HANDLERS: dict[
     ops.AssignIds: (ShardStore._assign_ids, 2, 2),
     ops.Evict: (ShardStore._evict, 0, 0),
     ops.Export: (ShardStore._export, 0, 0),
-    ops.ForgetWriteKeys: (ShardStore._settle, 0, 0),
+    ops.ForgetWriteKeys: (ShardStore._forget_write_keys, 0, 0),
     ops.FenceWrites: (ShardStore._fence, 0, 0),
     ops.DescribeStore: (ShardStore._describe, 0, 0),
 }
@@ -343,7 +347,7 @@ def _target(operation: Any) -> str:
         name = getattr(operation, kind, None)
         if name is not None:
             return f"{kind} {name}"
-    raise TypeError(f"{type(operation).__name__} changes nothing that has a name")
+    raise TypeError(f"{type(operation).__name__} has no shard, table or counter")
 
 
 def _listed(names: Any) -> str:
@@ -376,13 +380,13 @@ def snapshot_server(store: ShardStore) -> ShardSnapshot[SavedServer]:
     return ShardSnapshot(record, {})
 
 
-def snapshot_shard(store: ShardStore, holding: StoredShard) -> ShardSnapshot[Any]:
+def snapshot_shard(store: ShardStore, shard: StoredShard) -> ShardSnapshot[Any]:
     """Return the current contents of a shard or table.
 
     Raises:
         NotFoundError: If it does not exist.
     """
-    part = _find(store, holding)
+    part = _find(store, shard)
     if isinstance(part, ArrayShard):
         return ShardSnapshot(_shard_record(part), {"value": part.value, **part.slots})
     rows = part.rows.index.rows()
@@ -391,38 +395,38 @@ def snapshot_shard(store: ShardStore, holding: StoredShard) -> ShardSnapshot[Any
     )
 
 
-def measure_rows(store: ShardStore, holding: StoredShard) -> tuple[int, int]:
+def measure_rows(store: ShardStore, shard: StoredShard) -> tuple[int, int]:
     """Return the number of rows of a shard or table, and the bytes of one row with its slots.
 
     For a table, rows without an id are counted as well.
     """
-    part = _find(store, holding)
+    part = _find(store, shard)
     if isinstance(part, ArrayShard):
-        held = [part.value, *part.slots.values()]
+        arrays = [part.value, *part.slots.values()]
         rows = len(part.value) if part.value.ndim else 1
-        return rows, sum(array.nbytes for array in held) // max(1, rows) or 1
+        return rows, sum(array.nbytes for array in arrays) // max(1, rows) or 1
     return part.rows.index.used, 8 + sum(
         column.nbytes // max(1, len(column)) for column in part.rows.columns.values()
     )
 
 
 def measure_dirty_bytes(
-    store: ShardStore, holding: StoredShard, since: int | None
+    store: ShardStore, shard: StoredShard, since: int | None
 ) -> tuple[int, bool]:
     """Return the bytes written since a mark (None: ever), and whether that is everything."""
-    rows, row_bytes = measure_rows(store, holding)
-    touched = None if since is None else _find(store, holding).dirty_rows.rows_since(since)
-    return (rows if touched is None else len(touched)) * row_bytes, touched is None
+    rows, row_bytes = measure_rows(store, shard)
+    dirty_rows = None if since is None else _find(store, shard).dirty_rows.rows_since(since)
+    return (rows if dirty_rows is None else len(dirty_rows)) * row_bytes, dirty_rows is None
 
 
 def snapshot_rows(
-    store: ShardStore, holding: StoredShard, start: int, stop: int
+    store: ShardStore, shard: StoredShard, start: int, stop: int
 ) -> ShardSnapshot[Any]:
     """Return the current contents of some rows of a shard or table.
 
     For a table, ids waiting for admission are not included.
     """
-    part = _find(store, holding)
+    part = _find(store, shard)
     if isinstance(part, ArrayShard):
         arrays = {"value": part.value, **part.slots}
         return ShardSnapshot(
@@ -444,15 +448,15 @@ def set_mark(store: ShardStore) -> int:
     return ended
 
 
-def snapshot_changes(store: ShardStore, holding: StoredShard, since: int) -> ShardChanges[Any]:
+def snapshot_changes(store: ShardStore, shard: StoredShard, since: int) -> ShardChanges[Any]:
     """Return the changes of a shard or table after a mark.
 
     Args:
         store: The store.
-        holding: The shard or table.
+        shard: The shard or table.
         since: Result of `set_mark`.
     """
-    part = _find(store, holding)
+    part = _find(store, shard)
     rows = part.dirty_rows.rows_since(since)
     if isinstance(part, ArrayShard):
         arrays = {"value": part.value, **part.slots}
@@ -516,7 +520,7 @@ def build_shard(saved: ShardSnapshot[Any]) -> ArrayShard | TableShard:
     check_value(record.spec, value)
     shard = ArrayShard(record.spec, value, 0)
     shard.slots = {name: array for name, array in arrays.items() if name != "value"}
-    shard.slot_firsts = dict(record.slot_firsts)
+    shard.slot_initial_values = dict(record.slot_initial_values)
     return shard
 
 
@@ -533,7 +537,7 @@ def put_shard(store: ShardStore, part: ArrayShard | TableShard) -> None:
 def _build_table(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> TableShard:
     table = TableShard(record.spec, 0)
     table.step = record.step
-    for name, first in record.slot_firsts.items():
+    for name, first in record.slot_initial_values.items():
         shape = arrays[name].shape[1:]
         table.rows.add_column(name, slot_column(shape, table.dtype, first))
     rows, _ = table.rows.find_or_add(np.ascontiguousarray(arrays["ids"]))
@@ -546,12 +550,12 @@ def _build_table(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> Tabl
 
 
 def _shard_record(shard: ArrayShard) -> SavedShard:
-    return SavedShard(spec=shard.spec, slot_firsts=dict(shard.slot_firsts))
+    return SavedShard(spec=shard.spec, slot_initial_values=dict(shard.slot_initial_values))
 
 
 def _table_record(table: TableShard) -> SavedTable:
-    firsts = {name: table.rows.initial_value(name) for name in table.slots}
-    return SavedTable(spec=table.spec, step=table.step, slot_firsts=firsts)
+    initial_values = {name: table.rows.initial_value(name) for name in table.slots}
+    return SavedTable(spec=table.spec, step=table.step, slot_initial_values=initial_values)
 
 
 def _table_columns(table: TableShard, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -567,8 +571,8 @@ def _waiting_columns(table: TableShard) -> dict[str, NDArray[Any]]:
     return {"waiting_ids": table.waiting_ids.index.ids_of(rows), **columns}
 
 
-def _find(store: ShardStore, holding: StoredShard) -> ArrayShard | TableShard:
-    kind, name = holding
+def _find(store: ShardStore, shard: StoredShard) -> ArrayShard | TableShard:
+    kind, name = shard
     found = store.shards.get(name) if kind == "shard" else store.tables.get(name)
     if found is None:
         raise NotFoundError(f"there is no {kind} {name} on this server")

@@ -43,7 +43,7 @@ from headrace.parameter_server.messages import (
     TransferShard,
     as_contiguous,
     buffer_of,
-    form_of,
+    buffer_spec,
     read_arrays,
 )
 from headrace.parameter_server.operation_executor import ExecutedWrite, OperationExecutor
@@ -108,11 +108,11 @@ class StoreReplica:
     @property
     def role_description(self) -> str:
         """Description of the replica's current role."""
-        seat = self._state
-        if seat.role is ReplicaRole.LEADER:
+        state = self._state
+        if state.role is ReplicaRole.LEADER:
             return "leader" if self._stream.has_synced_follower else "leader without follower"
-        if seat.role is ReplicaRole.FOLLOWER:
-            return "follower" if seat.is_complete else "catching up"
+        if state.role is ReplicaRole.FOLLOWER:
+            return "follower" if state.is_complete else "catching up"
         return "empty"
 
     def close(self) -> None:
@@ -127,8 +127,8 @@ class StoreReplica:
         clients: list[Request] = []
         for request in requests:
             message = request.message
-            hear = _PEER_REQUEST_HANDLERS.get(type(message))
-            if hear is None:
+            handler = _PEER_REQUEST_HANDLERS.get(type(message))
+            if handler is None:
                 clients.append(request)
             elif isinstance(
                 message, FollowLeader | TransferShard | ReplicateOperations
@@ -139,7 +139,7 @@ class StoreReplica:
             else:
                 self.executor.handle(clients)
                 clients = []
-                self.executor.call_in_order(partial(self._handle_peer_request, hear, request))
+                self.executor.call_in_order(partial(self._handle_peer_request, handler, request))
         self.executor.handle(clients)
 
     # --- called between two operations, or as part of one -----------------------------------------
@@ -160,15 +160,15 @@ class StoreReplica:
         """Return the reply to a request that this replica must not execute; None if it may."""
         if self.must_confirm_leadership:
             self._stream.confirm_leadership()
-        admission = self._state.decide(
+        decision = self._state.decide(
             message.state_id,
             peer_unavailable=message.peer_unavailable,
             required_position=message.required_position,
         )
-        if admission is RequestDecision.TAKE_OVER:
+        if decision is RequestDecision.TAKE_OVER:
             self._take_over()
         self.executor.state_id = self._state.state_id
-        match admission:
+        match decision:
             case RequestDecision.NOT_LEADER:
                 return NotLeader(is_empty=False)
             case RequestDecision.NO_STATE:
@@ -181,20 +181,19 @@ class StoreReplica:
 
     def _discard_stale_state(self, required_position: Position) -> Message:
         """Discard contents that lack acknowledged operations; return the reply that says so."""
-        had = self.executor.writes
+        writes = self.executor.writes
         _log.error(
-            "store %d is given up on this server: it stood still or was cut off, and lacks "
-            "operations that were acknowledged elsewhere (it is at %s, and %s was reached); it has "
-            "%d updates",
+            "store %d: discarding the contents of this server, which lack acknowledged operations "
+            "(position %s, acknowledged %s, %d updates): the server was paused or disconnected",
             self._store_number,
             self._state.position,
             required_position,
-            had,
+            writes,
         )
         self._stream.stop_leading()
         self._discard_state()
-        self._discarded_writes = had
-        return NotLeader(is_empty=True, discarded_writes=had)
+        self._discarded_writes = writes
+        return NotLeader(is_empty=True, discarded_writes=writes)
 
     def replicate(self, writes: Sequence[ExecutedWrite]) -> bool:
         """Have the other replica execute the writes; return False if this one no longer leads."""
@@ -267,7 +266,7 @@ class StoreReplica:
         assert isinstance(message, TransferShard)
         if not self._state.is_following(message.term, message.state_id):
             return NotLeader(is_empty=False)
-        (arrays,) = read_arrays([message.array_forms], request.buffers)
+        (arrays,) = read_arrays([message.buffer_specs], request.buffers)
         restore_snapshot(
             self._store,
             ShardSnapshot(message.saved, dict(zip(message.array_names, arrays, strict=True))),
@@ -278,19 +277,19 @@ class StoreReplica:
     def _handle_replicate(self, request: Request) -> Message:
         message = request.message
         assert isinstance(message, ReplicateOperations)
-        seat = self._state
-        if not seat.is_following(message.term, message.state_id):
+        state = self._state
+        if not state.is_following(message.term, message.state_id):
             return NotLeader(is_empty=False)
-        seat.is_complete = seat.is_complete or message.is_complete
-        given = read_arrays(message.array_forms, request.buffers)
-        for operation, arrays in zip(message.operations, given, strict=True):
+        state.is_complete = state.is_complete or message.is_complete
+        inputs = read_arrays(message.buffer_specs, request.buffers)
+        for operation, arrays in zip(message.operations, inputs, strict=True):
             try:
                 self._store.execute(operation, arrays)
             except NotFoundError:
-                if seat.is_complete:
+                if state.is_complete:
                     raise
                 # The follower lacks this shard so far; its transfer will include the write.
-        seat.position, self.executor.writes = message.position, message.writes
+        state.position, self.executor.writes = message.position, message.writes
         return Done()
 
 
@@ -336,19 +335,21 @@ class StoreReplicas:
     def add_to_status(self, status: ServerStatus) -> ServerStatus:
         """Return a server's status with the figures of its replicas added."""
         replicas = dict(self._replicas)
-        each = [replica.executor.status() for replica in replicas.values()]
-        seats = {number: replica.role_description for number, replica in replicas.items()}
-        sums = {
-            name: getattr(status, name) + sum(getattr(one, name) for one in each)
+        statuses = [replica.executor.status() for replica in replicas.values()]
+        roles = {number: replica.role_description for number, replica in replicas.items()}
+        totals = {
+            name: getattr(status, name) + sum(getattr(each, name) for each in statuses)
             for name in (
                 "requests", "bytes_in", "bytes_out", "busy_seconds", "failed", "waiting_requests",
                 "shards", "tables", "rows", "bytes_stored",
             )
         }  # fmt: skip
         operations = Counter(status.operations)
-        for one in each:
-            operations.update(one.operations)
-        return msgspec.structs.replace(status, operations=dict(operations), replicas=seats, **sums)
+        for each in statuses:
+            operations.update(each.operations)
+        return msgspec.structs.replace(
+            status, operations=dict(operations), replicas=roles, **totals
+        )
 
     def close(self) -> None:
         """Stop executing operations. Idempotent."""
@@ -364,8 +365,8 @@ class StoreReplicas:
 # Rule 1. A write is acknowledged when the follower has it, too, or is lost; then the leader is
 #         alone.
 # Rule 2. Contents are transferred one shard or table at a time, between two operations. Writes made
-#         meanwhile are replicated as well; if the follower lacks the shard, its transfer will
-#         include the write.
+#         during the transfer are replicated as well; if the follower lacks the shard, its transfer
+#         will include the write.
 # Rule 3. All messages are sent between two operations or as part of one (`OperationExecutor`), so
 #         their order is that of the operations. The state of this object changes only there and has
 #         no lock; its thread only waits and checks whether the other server replies.
@@ -457,7 +458,7 @@ class ReplicationStream:
         self._sync_requested.set()
         if self._thread is None and not self._closed.is_set():
             self._thread = threading.Thread(
-                target=self._run, name=f"headrace-mirror-{self._store_number}", daemon=True
+                target=self._run, name=f"headrace-replication-{self._store_number}", daemon=True
             )
             self._thread.start()
 
@@ -473,7 +474,7 @@ class ReplicationStream:
         arrays = [[as_contiguous(array) for array in each] for _, each in writes]
         message = self._build_replicate(
             operations=tuple(operation for operation, _ in writes),
-            array_forms=tuple(tuple(map(form_of, each)) for each in arrays),
+            buffer_specs=tuple(tuple(map(buffer_spec, each)) for each in arrays),
         )
         self._send(message, [buffer_of(array) for each in arrays for array in each])
         return self._state.role is ReplicaRole.LEADER
@@ -520,15 +521,15 @@ class ReplicationStream:
 
     def _run(self) -> None:
         while not self._closed.is_set():
-            is_wanted = self._sync_requested.wait(_CHECK_SECONDS)
+            needs_sync = self._sync_requested.wait(_CHECK_SECONDS)
             try:
-                if not is_wanted:
+                if not needs_sync:
                     self._executor.call_between_operations(self.confirm_leadership)
                 elif self._is_peer_reachable():
                     self._sync_follower()
             except CancelledError:
                 return
-            if is_wanted:
+            if needs_sync:
                 self._closed.wait(_RETRY_SECONDS)
 
     def _is_peer_reachable(self) -> bool:
@@ -545,8 +546,8 @@ class ReplicationStream:
         """Copy all contents to the other replica, one shard at a time."""
         if not self._executor.call_between_operations(self._begin_sync):
             return
-        for holding in self._executor.call_between_operations(partial(list_shards, self._store)):
-            if not self._executor.call_between_operations(partial(self._transfer_shard, holding)):
+        for shard in self._executor.call_between_operations(partial(list_shards, self._store)):
+            if not self._executor.call_between_operations(partial(self._transfer_shard, shard)):
                 return
         self._executor.call_between_operations(self._end_sync)
 
@@ -556,22 +557,22 @@ class ReplicationStream:
         return self._ask_peer_to_follow()
 
     def _ask_peer_to_follow(self) -> bool:
-        seat = self._state
-        is_new = self._starts_empty and seat.role is ReplicaRole.EMPTY
-        if seat.role is not ReplicaRole.LEADER and not is_new:
+        state = self._state
+        is_new = self._starts_empty and state.role is ReplicaRole.EMPTY
+        if state.role is not ReplicaRole.LEADER and not is_new:
             self.stop_leading()
             return False
-        life = secrets.token_hex(8) if is_new else seat.state_id
+        state_id = secrets.token_hex(8) if is_new else state.state_id
         message = FollowLeader(
             store=self._store_number,
             replica_addresses=self.replica_addresses,
             replica_index=1 - self.replica_index,
-            term=1 if is_new else seat.term,
-            state_id=life,
+            term=1 if is_new else state.term,
+            state_id=state_id,
             server=snapshot_server(self._store).record,
             is_restored=self._store.is_restored,
             writes=self._executor.writes,
-            position=INITIAL_POSITION if is_new else seat.position,
+            position=INITIAL_POSITION if is_new else state.position,
         )
         reply = self._call_peer(message)
         self._has_follower = isinstance(reply, Done)
@@ -579,7 +580,7 @@ class ReplicationStream:
             self.stop_leading()
             if not is_new:
                 _log.warning(
-                    "store %d is led by the server at %s now: what is here is given up",
+                    "store %d: the server at %s leads now; discarding the contents of this server",
                     self._store_number,
                     self.replica_addresses[1 - self.replica_index],
                 )
@@ -587,7 +588,7 @@ class ReplicationStream:
         if not self._has_follower:
             return False
         if is_new:
-            seat.become_leader(life)
+            state.become_leader(state_id)
             self._starts_empty = False
         return True
 
@@ -603,18 +604,20 @@ class ReplicationStream:
             state_id=self._state.state_id,
             saved=saved.record,
             array_names=tuple(saved.arrays),
-            array_forms=tuple(map(form_of, arrays)),
+            buffer_specs=tuple(map(buffer_spec, arrays)),
             coordinator_term=self._store.write_keys.coordinator_term,
             answers={target: self._store.write_keys.answers_for(target)},
         )
         return self._send(message, [buffer_of(array) for array in arrays])
 
     def _end_sync(self) -> None:
-        seat = self._state
+        state = self._state
         if self._has_follower and self._send(self._build_replicate(is_complete=True)):
             self._sync_requested.clear()
             self._logged_reason = ""
-            _log.info("store %d is on two servers (epoch %d)", self._store_number, seat.term)
+            _log.info(
+                "store %d: replicated on two servers (term %d)", self._store_number, state.term
+            )
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -628,13 +631,13 @@ class ReplicationStream:
         )
 
     def _build_replicate(self, **fields: Any) -> ReplicateOperations:
-        seat = self._state
+        state = self._state
         return ReplicateOperations(
             store=self._store_number,
-            term=seat.term,
-            state_id=seat.state_id,
+            term=state.term,
+            state_id=state.state_id,
             writes=self._executor.writes,
-            position=seat.position,
+            position=state.position,
             **fields,
         )
 
@@ -654,13 +657,13 @@ class ReplicationStream:
         try:
             if self._channel is None:
                 self._channel = self._connect()
-            began = time.monotonic()
-            ticket = self._channel.send(message, buffers)
+            sent_at = time.monotonic()
+            request_id = self._channel.send(message, buffers)
             while (reply := self._channel.receive(_POLL_SECONDS)) is None or (
-                reply.request_id != ticket
+                reply.request_id != request_id
             ):
                 if self._closed.is_set():
-                    raise UnavailableError("this server is stopped")
+                    raise UnavailableError("this server was stopped")
             if isinstance(reply.message, Exception):
                 raise reply.message
         except Exception as error:
@@ -668,19 +671,19 @@ class ReplicationStream:
             return None
         assert isinstance(reply.message, Message)
         if isinstance(reply.message, Done):
-            self._last_contact = began
+            self._last_contact = sent_at
         return reply.message
 
     def _record_peer_lost(self, error: Exception) -> None:
-        words = describe_error(error)
-        is_news = words != self._logged_reason  # retries repeat the same error
+        reason = describe_error(error)
+        is_news = reason != self._logged_reason  # retries repeat the same error
         if is_news and self._state.role is ReplicaRole.LEADER and not self._closed.is_set():
-            self._logged_reason = words
+            self._logged_reason = reason
             _log.warning(
-                "store %d is on this server alone until the one at %s is back: %s",
+                "store %d: not replicated until the server at %s is reachable: %s",
                 self._store_number,
                 self.replica_addresses[1 - self.replica_index],
-                words,
+                reason,
             )
         self._has_follower = False
         self._sync_requested.set()

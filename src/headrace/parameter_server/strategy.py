@@ -61,8 +61,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _NOT_SCHEDULED_MESSAGE = (
-    "A `ParameterServerStrategy` method is invoked without using `ClusterCoordinator.schedule`: it "
-    "runs here, in the coordinator's process, and not on a worker"
+    "A `ParameterServerStrategy` method is invoked without using `ClusterCoordinator.schedule`: "
+    "it runs in this process, not on a worker"
 )
 
 _READ_IN_PROGRAM_MESSAGE = (
@@ -139,7 +139,7 @@ class ParameterServerStrategy(Strategy):
             if isinstance(variable_partitioner, type):
                 raise TypeError(
                     "`variable_partitioner` must be a partitioner, but got the class "
-                    f"{variable_partitioner.__name__}: make one of it"
+                    f"{variable_partitioner.__name__}: pass an instance"
                 )
         check_security(security)
         check_seconds("server_timeout", server_timeout)
@@ -148,8 +148,8 @@ class ParameterServerStrategy(Strategy):
         addresses = _server_addresses(spec)
         if replication > len(addresses):
             raise ValueError(
-                f"`replication` is {replication}, but there is {len(addresses)} parameter server: "
-                "each shard is on as many servers, so add one"
+                f"`replication` must be at most the number of parameter servers, {len(addresses)}, "
+                f"but got {replication}: each shard is on {replication} servers, so add one"
             )
         self._placement = placement_named(placement, len(addresses))
         self._resolver: ClusterResolver | None = resolver
@@ -218,8 +218,8 @@ class ParameterServerStrategy(Strategy):
             return ServerVariable(*args, **kwargs)
         if self.make_per_worker_variable is None:
             raise FailedPreconditionError(
-                "a variable with per_worker_variable=True is kept by workers: make "
-                "hr.coordinator.ClusterCoordinator(strategy) before it"
+                "a variable with per_worker_variable=True is on the workers: create "
+                "hr.coordinator.ClusterCoordinator(strategy) first"
             )
         return self.make_per_worker_variable(*args, **kwargs)
 
@@ -305,13 +305,13 @@ class ParameterServerStrategy(Strategy):
             with self._lock:  # the n-th name gets the n-th placement, in every program
                 own_name = self._names.assign_name("Variable", name)
                 undo.callback(self._names.release, own_name)
-                beside = _colocated_with.get()
-                if beside is None:
+                colocated_with = _colocated_with.get()
+                if colocated_with is None:
                     shards = place_shards(
                         own_name, initial, self._partitioner, self._placement.place
                     )
                 else:
-                    server = beside.placed[0].server
+                    server = colocated_with.placed[0].server
                     shards = place_shards(own_name, initial, None, lambda size: server)
             self._create_shards(own_name, initial, shards)
             undo.pop_all()
@@ -326,8 +326,8 @@ class ParameterServerStrategy(Strategy):
         if create_shards(self._cluster.servers, shards, initial):
             self.existing.add(name)
             _log.warning(
-                "the parameter servers had a variable %r already, of another program or of this "
-                "one before it was started again; it keeps its value",
+                "variable %r already exists on the parameter servers and keeps its value; another "
+                "program created it, or this one before a restart",
                 name,
             )
 
@@ -453,20 +453,22 @@ def _checked_settings(
     check_int("replication", replication, minimum=1)
     check_int("replicas", replicas, minimum=1)
     if mode == "sync" and staleness is not None:
-        raise ValueError('`staleness` is for mode="async": in mode="sync" no write is stale')
+        raise ValueError('`staleness` requires mode="async": with mode="sync" no write is stale')
     if mode == "async" and round_size is not None:
-        raise ValueError('`round_size` is for mode="sync"')
+        raise ValueError('`round_size` requires mode="sync"')
     if replication > 2:
         raise ValueError(
-            f"`replication` must be 1 or 2, but got {replication}: what is on two servers is lost "
-            "with both alone, and checkpoints keep it then"
+            f"`replication` must be 1 or 2, but got {replication}: use checkpoints for the case "
+            "that two servers are lost together"
         )
     return StrategySettings(mode, staleness, round_size, replication, replicas)
 
 
 # --- `strategy.extended` for variables on servers -------------------------------------------------
 
-_colocated_with: ContextVar[ServerVariable | None] = ContextVar("headrace_beside", default=None)
+_colocated_with: ContextVar[ServerVariable | None] = ContextVar(
+    "headrace_colocated_with", default=None
+)
 
 
 class _ServerExtended(Extended):
@@ -500,14 +502,14 @@ def _check_resolver(resolver: object) -> None:
     """Raise TypeError if the value is not a resolver, and say where to find one."""
     if isinstance(resolver, ClusterResolver):
         return
-    cure = ""
+    fix = ""
     if isinstance(resolver, ClusterSpec):
-        cure = "; hr.distribute.SimpleClusterResolver(spec) is one"
+        fix = "; use hr.distribute.SimpleClusterResolver(spec)"
     elif isinstance(getattr(resolver, "cluster_resolver", None), ClusterResolver):
-        cure = "; its `cluster_resolver` is one"
+        fix = "; use its `cluster_resolver`"
     raise TypeError(
         f"`cluster_resolver` must be a ClusterResolver, but got {resolver!r:.80} of type "
-        f"{type(resolver).__name__}{cure}"
+        f"{type(resolver).__name__}{fix}"
     )
 
 
@@ -524,11 +526,11 @@ def _checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
             'the workers and of the parameter servers ("ps"), in a resolver or in TF_CONFIG'
         )
     allowed = ", ".join(map(repr, TYPES))
-    strange = [name for name in spec.jobs if name not in TYPES]
-    if strange:
+    disallowed = [name for name in spec.jobs if name not in TYPES]
+    if disallowed:
         raise ValueError(
             f"Disallowed task type found in cluster spec. Allowed types are {allowed}, and the "
-            f"cluster spec has {', '.join(map(repr, strange))}"
+            f"cluster spec has {', '.join(map(repr, disallowed))}"
         )
     task_type, task_id = resolver.task_type, resolver.task_id
     if task_type is not None and task_type not in TYPES:
@@ -594,12 +596,11 @@ class UniqueNames:
         with self._lock:
             if name in self._used:
                 raise ValueError(
-                    "`name` must be unique in a strategy, and there is a variable or table "
-                    f"{name!r}"
+                    f"`name` must be unique in a strategy, but a variable or table {name!r} exists"
                 )
-            free = name or number_name(kind, self._used)
-            self._used.add(free)
-            return free
+            assigned = name or number_name(kind, self._used)
+            self._used.add(assigned)
+            return assigned
 
     def find_unused(self, name: str) -> str:
         """Return a name, with a number appended if it is taken."""

@@ -166,8 +166,8 @@ class EmbeddingTable(Handle[TableRecord]):
         strategy = get_strategy()
         if current_closure_run() is not None or not hasattr(strategy, "place_table"):
             raise FailedPreconditionError(
-                f"EmbeddingTable {name!r} must be made in the scope of a ParameterServerStrategy, "
-                "and outside of functions that a coordinator schedules"
+                f"EmbeddingTable {name!r} must be created in the scope of a "
+                "ParameterServerStrategy, and outside of functions that a coordinator schedules"
             )
         spec = TableSpec(
             name=name,
@@ -224,10 +224,10 @@ class EmbeddingTable(Handle[TableRecord]):
 
     def _read(self, ids: Any, combiner: str | None, *, counts: bool) -> NDArray[Any]:
         if combiner is not None:
-            whose = f"EmbeddingTable {self.name!r}"
-            raise_if_tracing(whose)
+            owner = f"EmbeddingTable {self.name!r}"
+            raise_if_tracing(owner)
             ids = self.check_ids(ids)
-            check_combiner(combiner, ids, whose, owner_kind="f")
+            check_combiner(combiner, ids, owner, owner_kind="f")
         (found,) = pull([self], [ids], counts=counts)
         return found.expand() if combiner is None else found.pool(combiner)
 
@@ -245,7 +245,7 @@ class EmbeddingTable(Handle[TableRecord]):
             counts: Number of look-ups of each id; None counts and creates nothing.
             initialize: Whether, without `counts`, ids without a row get initial values, not zeros.
         """
-        asks, places = [], []
+        requests, positions = [], []
         shards = self._record.shards
         for shard, part in zip(shards, split_by_hash(unique_ids, len(shards)), strict=True):
             if not len(part):
@@ -253,14 +253,14 @@ class EmbeddingTable(Handle[TableRecord]):
             name = shard.spec.name
             if counts is None:
                 gather = GatherIds(name, self.wire_name, initialize)
-                asks.append(OperationRequest(shard.server, gather, [unique_ids[part]]))
+                requests.append(OperationRequest(shard.server, gather, [unique_ids[part]]))
             else:
                 operation = LookupIds(name, next_key(name), self.wire_name)
-                asks.append(
+                requests.append(
                     OperationRequest(shard.server, operation, [unique_ids[part], counts[part]])
                 )
-            places.append(part)
-        return asks, places
+            positions.append(part)
+        return requests, positions
 
     def check_ids(self, ids: Any) -> NDArray[np.int64]:
         """Return ids as int64, of the same shape.
@@ -270,9 +270,9 @@ class EmbeddingTable(Handle[TableRecord]):
             ValueError: If they are lists of different lengths.
             InvalidArgumentError: If an id is too large.
         """
-        whose = f"EmbeddingTable {self.name!r}"
-        plain = as_ids(ids, whose) if isinstance(ids, list | tuple) else as_array(ids)
-        return check_ids(plain, whose)
+        owner = f"EmbeddingTable {self.name!r}"
+        plain = as_ids(ids, owner) if isinstance(ids, list | tuple) else as_array(ids)
+        return check_ids(plain, owner)
 
     def export(self, limit: int = 65_536) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
         """Yield the ids that have a row, and their rows, in chunks.
@@ -307,12 +307,12 @@ class EmbeddingTable(Handle[TableRecord]):
         """
         target = Path(path)
         write = _choose_by_suffix(target, _WRITERS)
-        beside = target.with_name(f"{target.name}.{os.getpid()}.partial")
+        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
         try:
-            count = write(beside, self)
-            beside.replace(target)
+            count = write(partial, self)
+            partial.replace(target)
         finally:
-            beside.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
         return count
 
     def load(self, path: Any) -> int:
@@ -329,8 +329,8 @@ class EmbeddingTable(Handle[TableRecord]):
         for ids, rows in _choose_by_suffix(source, _READERS)(source):
             if rows.shape != (len(ids), self.dim) or not is_floating(rows.dtype):
                 raise InvalidArgumentError(
-                    f"{source} has rows of shape {rows.shape[1:]} and dtype {rows.dtype}, and "
-                    f"EmbeddingTable {self.name!r} has rows of {self.dim} floating numbers"
+                    f"{source} has rows of shape {rows.shape[1:]} and dtype {rows.dtype}, but "
+                    f"EmbeddingTable {self.name!r} needs rows of {self.dim} floating-point numbers"
                 )
             self.assign(ids, rows)
             count += len(ids)
@@ -340,18 +340,20 @@ class EmbeddingTable(Handle[TableRecord]):
 
     def assign(self, ids: Any, values: Any) -> None:
         """Write rows, and admit their ids; the last row of a repeated id is used."""
-        wanted = self.check_ids(ids).reshape(-1)
-        rows = np.broadcast_to(as_array(values), (len(wanted), self.dim))
+        row_ids = self.check_ids(ids).reshape(-1)
+        rows = np.broadcast_to(as_array(values), (len(row_ids), self.dim))
         rows = cast_exactly(rows, self.dtype, f"EmbeddingTable {self.name!r}")
-        last, place = np.unique(wanted[::-1], return_index=True)
-        rows = rows[::-1][place]
-        asks = []
+        distinct, positions = np.unique(row_ids[::-1], return_index=True)
+        rows = rows[::-1][positions]
+        requests = []
         shards = self._record.shards
-        for shard, part in zip(shards, split_by_hash(last, len(shards)), strict=True):
+        for shard, part in zip(shards, split_by_hash(distinct, len(shards)), strict=True):
             if len(part):
                 operation = AssignIds(shard.spec.name, next_key(shard.spec.name))
-                asks.append(OperationRequest(shard.server, operation, [last[part], rows[part]]))
-        self._cluster.servers.execute_all(asks)
+                requests.append(
+                    OperationRequest(shard.server, operation, [distinct[part], rows[part]])
+                )
+        self._cluster.servers.execute_all(requests)
 
     # --- training -----------------------------------------------------------------------------
 
@@ -384,14 +386,15 @@ class EmbeddingTable(Handle[TableRecord]):
                 f"a gradient of EmbeddingTable {self.name!r} must be an IndexedSlices(values, ids),"
                 f" but got a {type(gradient).__name__}"
             )
-        values, which = gradient.shared_values()
+        values, value_indices = gradient.shared_values()
         if values.shape[1:] != (self.dim,) or not is_floating(values.dtype):
             raise InvalidArgumentError(
-                f"rows of EmbeddingTable {self.name!r} have {self.dim} floating numbers, and those "
-                f"of its gradient have shape {values.shape[1:]} and dtype {values.dtype}"
+                f"gradient rows of EmbeddingTable {self.name!r} must have {self.dim} "
+                f"floating-point numbers, but have shape {values.shape[1:]} and dtype "
+                f"{values.dtype}"
             )
         found = values.astype(working_dtype(self.dtype), copy=False)
-        return Gradient.from_rows(gradient.indices, found, which)
+        return Gradient.from_rows(gradient.indices, found, value_indices)
 
     def step_requests(
         self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
@@ -402,14 +405,16 @@ class EmbeddingTable(Handle[TableRecord]):
         if self.wire_name:
             sent = gradient.values.astype(parse_dtype(self.wire_name), copy=False)
             gradient = gradient._replace(values=sent)
-        asks = []
+        requests = []
         shards = self._record.shards
         for shard, part in zip(shards, split_by_hash(ids, len(shards)), strict=True):
             if len(part):
                 name = shard.spec.name
                 operation = ApplyIds(name, optimizer, rule, step, next_key(name))
-                asks.append(OperationRequest(shard.server, operation, gradient.slice_arrays(part)))
-        return asks
+                requests.append(
+                    OperationRequest(shard.server, operation, gradient.slice_arrays(part))
+                )
+        return requests
 
     #: Called by `Optimizer.apply_gradients` and `Optimizer.begin_gradients`.
     push_gradients = staticmethod(push_gradients)
@@ -425,7 +430,7 @@ class EmbeddingTable(Handle[TableRecord]):
 def _floating(argument: str, dtype: Any) -> np.dtype[Any]:
     found = as_dtype(dtype)
     if not is_floating(found):
-        raise ValueError(f"`{argument}` of a table must be a floating one, but got {found}")
+        raise ValueError(f"`{argument}` of a table must be a floating dtype, but got {found}")
     return found
 
 
@@ -523,19 +528,19 @@ def pull(tables: Sequence[EmbeddingTable], ids: Sequence[Any], *, counts: bool) 
     for table in tables:
         raise_if_tracing(f"EmbeddingTable {table.name!r}")
     if len({id(table.cluster) for table in tables}) > 1:
-        raise ValueError("the tables of one look-up must be in one cluster, and are in several")
+        raise ValueError("the tables of one look-up must be in one cluster, but are in several")
     found: list[tuple[Ids, Ids]] = []
     pulls: list[TablePull] = []
-    for table, wanted in zip(tables, ids, strict=True):
-        distinct, inverse = unique_ids(table.check_ids(wanted))
-        often = None
+    for table, table_ids in zip(tables, ids, strict=True):
+        distinct, inverse = unique_ids(table.check_ids(table_ids))
+        occurrences = None
         if counts:
-            often = np.bincount(inverse.reshape(-1), minlength=len(distinct))
-            often = often.astype(np.int64, copy=False)
+            occurrences = np.bincount(inverse.reshape(-1), minlength=len(distinct))
+            occurrences = occurrences.astype(np.int64, copy=False)
         found.append((distinct, inverse))
-        pulls.append(TablePull(table, distinct, often))
-    asks = [ask for each in pulls for ask in each.requests]
-    answers = iter(execute_with_prefetch(tables[0].cluster.servers, asks) if asks else ())
+        pulls.append(TablePull(table, distinct, occurrences))
+    requests = [request for each in pulls for request in each.requests]
+    answers = iter(execute_with_prefetch(tables[0].cluster.servers, requests) if requests else ())
     return [
         PulledRows(distinct, inverse, each.rows([next(answers) for _ in each.requests]))
         for each, (distinct, inverse) in zip(pulls, found, strict=True)
@@ -551,11 +556,12 @@ T = TypeVar("T")
 _ROWS_PER_CHUNK = 65_536
 
 
-def _choose_by_suffix(path: Path, by_ending: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
-    found = by_ending.get(path.suffix)
+def _choose_by_suffix(path: Path, by_suffix: Mapping[str, Callable[..., T]]) -> Callable[..., T]:
+    found = by_suffix.get(path.suffix)
     if found is None:
         raise ValueError(
-            f"a table is saved as one of {', '.join(by_ending)}, but got {os.fspath(path)!r}"
+            f"`path` of a table must end in one of {', '.join(by_suffix)}, but got "
+            f"{os.fspath(path)!r}"
         )
     return found
 
@@ -575,7 +581,7 @@ def _read_safetensors(path: Path) -> Iterator[TableRowsChunk]:
     with safe_open(path, "numpy") as file:
         if not {"ids", "rows"} <= set(file.keys()):
             raise InvalidArgumentError(
-                f"{path} has tensors {sorted(file.keys())}, and a saved table `ids` and `rows`"
+                f"{path} has tensors {sorted(file.keys())}, but a saved table has `ids` and `rows`"
             )
         ids, rows = file.get_slice("ids"), file.get_slice("rows")
         count = ids.get_shape()[0]
@@ -604,7 +610,8 @@ def _read_parquet(path: Path) -> Iterator[TableRowsChunk]:
     with parquet.ParquetFile(path) as file:
         if not {"id", "row"} <= set(file.schema_arrow.names):
             raise InvalidArgumentError(
-                f"{path} has columns {file.schema_arrow.names}, and a saved table `id` and `row`"
+                f"{path} has columns {file.schema_arrow.names}, but a saved table has `id` and "
+                "`row`"
             )
         for batch in file.iter_batches(_ROWS_PER_CHUNK, columns=["id", "row"]):
             ids = batch.column("id").to_numpy(zero_copy_only=False)

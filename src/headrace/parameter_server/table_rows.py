@@ -51,10 +51,10 @@ class TableRows:
     """
 
     def __init__(self, **columns: RowColumn) -> None:
-        beside = [name for name, column in columns.items() if column.with_id]
+        id_columns = [name for name, column in columns.items() if column.with_id]
         #: Numbers of the columns that the index stores.
-        self._beside = {name: number for number, name in enumerate(beside)}
-        self.index = IdIndex(self._grow, len(beside))
+        self._id_columns = {name: number for number, name in enumerate(id_columns)}
+        self.index = IdIndex(self._grow, len(id_columns))
         self._columns = dict(columns)
         self._arrays = {
             name: _filled(column, 0) for name, column in columns.items() if not column.with_id
@@ -64,7 +64,7 @@ class TableRows:
         return len(self.index)
 
     def __getitem__(self, column: str) -> NDArray[Any]:
-        number = self._beside.get(column)
+        number = self._id_columns.get(column)
         return self._arrays[column] if number is None else self.index.id_column(number)
 
     @property
@@ -94,41 +94,41 @@ class TableRows:
             self[name][added] = column.initial_value
         return rows, added
 
-    def least_recently_used(self, count: int, but: Ids) -> Ids:
-        """Return the `count` rows with the smallest "touched", in no particular order.
+    def least_recently_used(self, count: int, exclude: Ids) -> Ids:
+        """Return the `count` rows with the smallest "last_used", in no particular order.
 
         Ties are resolved by the smallest "seen", then by id, so the choice does not depend on the
         position of a row.
 
         Args:
             count: Number of rows.
-            but: Rows to exclude.
+            exclude: Rows to exclude.
         """
-        spared = np.zeros(self.index.capacity, bool)
-        spared[but] = True
+        excluded = np.zeros(self.index.capacity, bool)
+        excluded[exclude] = True
         rows = self.index.rows()
-        rows = rows[~spared[rows]]
+        rows = rows[~excluded[rows]]
         if count >= len(rows):
             return rows
         if count < 1:
             return rows[:0]
-        when = self["touched"][rows]
-        last = np.partition(when, count - 1)[count - 1]
-        surely = rows[when < last]
-        tied = rows[when == last]
+        last_used = self["last_used"][rows]
+        last = np.partition(last_used, count - 1)[count - 1]
+        older = rows[last_used < last]
+        tied = rows[last_used == last]
         order = np.lexsort((self.index.ids_of(tied), self["seen"][tied]))
-        return np.concatenate([surely, tied[order[: count - len(surely)]]])
+        return np.concatenate([older, tied[order[: count - len(older)]]])
 
     def _grow(self, capacity: int) -> None:
-        for name, held in self._arrays.items():
-            if len(held) < capacity:
+        for name, array in self._arrays.items():
+            if len(array) < capacity:
                 larger = _filled(self._columns[name], capacity)
-                larger[: len(held)] = held
+                larger[: len(array)] = array
                 self._arrays[name] = larger
 
 
-def _filled(column: RowColumn, room: int) -> NDArray[Any]:
-    return fill_array((room, *column.shape), column.initial_value, column.dtype)
+def _filled(column: RowColumn, capacity: int) -> NDArray[Any]:
+    return fill_array((capacity, *column.shape), column.initial_value, column.dtype)
 
 
 # --- index from ids to rows: open addressing, vectorized over many ids ----------------------------
@@ -151,18 +151,20 @@ class IdIndex:
 
     Args:
         grow: Called with the new capacity before rows beyond the old one are assigned.
-        beside: Number of integers stored next to each id. The rows of a large table are not in the
-            CPU caches, so a search for an id loads these at no extra cost.
+        num_columns: Number of integers stored next to each id. The rows of a large table are not in
+            the CPU caches, so a search for an id loads these at no extra cost.
 
     Attributes:
         used: Rows below this number have been assigned.
     """
 
-    def __init__(self, grow: Callable[[int], None] = lambda room: None, beside: int = 0) -> None:
-        self._grow_beside = grow
+    def __init__(
+        self, grow: Callable[[int], None] = lambda capacity: None, num_columns: int = 0
+    ) -> None:
+        self._on_grow = grow
         self.used = 0
         #: Id of each row, followed by the integers stored next to it.
-        self._rows = np.zeros((0, 1 + beside), np.int64)
+        self._rows = np.zeros((0, 1 + num_columns), np.int64)
         self._live = np.zeros(0, bool)
         self._free = np.zeros(0, np.int64)
         self._make_slots(_FEWEST_SLOTS)
@@ -222,29 +224,29 @@ class IdIndex:
 
     def add(self, ids: Ids) -> Ids:
         """Return new rows for distinct ids that have none."""
-        again = min(len(ids), len(self._free))
-        fresh = np.arange(self.used, self.used + len(ids) - again)
-        rows = np.concatenate([self._free[len(self._free) - again :][::-1], fresh])
+        reused = min(len(ids), len(self._free))
+        new_rows = np.arange(self.used, self.used + len(ids) - reused)
+        rows = np.concatenate([self._free[len(self._free) - reused :][::-1], new_rows])
         # Allocate first: if that fails, nothing has changed.
-        self._grow_rows(self.used + len(fresh))
-        crowded = (self._filled + len(ids)) * 8 > len(self._slots) * 5
-        if crowded:
+        self._grow_rows(self.used + len(new_rows))
+        needs_rehash = (self._filled + len(ids)) * 8 > len(self._slots) * 5
+        if needs_rehash:
             # Twice the needed size; the freed slots disappear.
-            wanted = max(_FEWEST_SLOTS, (len(self) + len(ids)) * 2)
-            self._make_slots(1 << (wanted - 1).bit_length())
-        self._free = self._free[: len(self._free) - again]
-        self.used += len(fresh)
+            min_slots = max(_FEWEST_SLOTS, (len(self) + len(ids)) * 2)
+            self._make_slots(1 << (min_slots - 1).bit_length())
+        self._free = self._free[: len(self._free) - reused]
+        self.used += len(new_rows)
         self._ids[rows] = ids
         self._live[rows] = True
-        self._place(self.rows() if crowded else rows)
+        self._place(self.rows() if needs_rehash else rows)
         return rows
 
     def remove(self, ids: Ids) -> Ids:
         """Remove distinct ids, and return the rows of those that had one."""
         slots, rows = self._probe(ids)
-        there = rows >= 0
-        rows = rows[there]
-        self._slots[slots[there]] = _FREED
+        has_row = rows >= 0
+        rows = rows[has_row]
+        self._slots[slots[has_row]] = _FREED
         self._live[rows] = False
         self._free = np.concatenate([self._free, rows])
         return rows
@@ -257,10 +259,10 @@ class IdIndex:
 
     def _grow_rows(self, used: int) -> None:
         if used > self.capacity:
-            room = 1 << max(3, (used - 1).bit_length())
-            self._grow_beside(room)
+            capacity = 1 << max(3, (used - 1).bit_length())
+            self._on_grow(capacity)
             # Both are allocated before either is assigned, in case memory suffices for only one.
-            self._rows, self._live = _longer(self._rows, room), _longer(self._live, room)
+            self._rows, self._live = _longer(self._rows, capacity), _longer(self._live, capacity)
 
     def _home(self, ids: Ids) -> Ids:
         # The high bits of the product depend on all bits of the id.
@@ -274,37 +276,41 @@ class IdIndex:
         rows = self._slots.take(slots, mode="clip").astype(np.int64)
         # A slot without a row reads the id of row 0, hence the second condition. `take` needs
         # contiguous memory; indexing a column takes twice as long.
-        held, width = self._rows.reshape(-1), self._rows.shape[1]
-        going = np.flatnonzero((held.take(rows * width, mode="clip") != ids) | (rows < 0))
-        going = going[rows[going] != _NEVER_USED]
-        at, left = slots[going], ids[going]
+        flat, width = self._rows.reshape(-1), self._rows.shape[1]
+        pending = np.flatnonzero((flat.take(rows * width, mode="clip") != ids) | (rows < 0))
+        pending = pending[rows[pending] != _NEVER_USED]
+        positions, pending_ids = slots[pending], ids[pending]
         last = len(self._slots) - 1
-        while len(going):
-            at = (at + 1) & last
-            found = self._slots.take(at, mode="clip").astype(np.int64)
-            is_other = held.take(found * width, mode="clip") != left
-            on = (is_other | (found < 0)) & (found != _NEVER_USED)
-            done = ~on
-            rows[going[done]], slots[going[done]] = found[done], at[done]
-            going, at, left = going[on], at[on], left[on]
+        while len(pending):
+            positions = (positions + 1) & last
+            found = self._slots.take(positions, mode="clip").astype(np.int64)
+            is_other = flat.take(found * width, mode="clip") != pending_ids
+            continues = (is_other | (found < 0)) & (found != _NEVER_USED)
+            done = ~continues
+            rows[pending[done]], slots[pending[done]] = found[done], positions[done]
+            pending, positions, pending_ids = (
+                pending[continues],
+                positions[continues],
+                pending_ids[continues],
+            )
         return slots, rows
 
     def _place(self, rows: Ids) -> None:
         """Assign slots to rows whose ids have none."""
         self._filled += len(rows)
-        at, last = self._home(self._ids[rows]), len(self._slots) - 1
+        positions, last = self._home(self._ids[rows]), len(self._slots) - 1
         while len(rows):
             # If several rows want one slot, the last one gets it. Freed slots stay freed: the probe
             # sequence of another id may pass over them.
-            open_slots = self._slots.take(at, mode="clip") == _NEVER_USED
-            self._slots[at[open_slots]] = rows[open_slots]
-            on = self._slots.take(at, mode="clip") != rows
-            rows, at = rows[on], (at[on] + 1) & last
+            open_slots = self._slots.take(positions, mode="clip") == _NEVER_USED
+            self._slots[positions[open_slots]] = rows[open_slots]
+            unplaced = self._slots.take(positions, mode="clip") != rows
+            rows, positions = rows[unplaced], (positions[unplaced] + 1) & last
 
 
-def _longer(held: NDArray[Any], room: int) -> NDArray[Any]:
-    larger = np.zeros((room, *held.shape[1:]), held.dtype)
-    larger[: len(held)] = held
+def _longer(array: NDArray[Any], capacity: int) -> NDArray[Any]:
+    larger = np.zeros((capacity, *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
     return larger
 
 
@@ -338,11 +344,11 @@ def initial_rows(
         case _:
             block = max(1, _BLOCK // max(1, columns))
             for start in range(0, len(rows), block):
-                here = slice(start, start + block)
-                values[here] = (
-                    _uniform(initializer, rows[here], columns, dtype)
+                part = slice(start, start + block)
+                values[part] = (
+                    _uniform(initializer, rows[part], columns, dtype)
                     if isinstance(initializer, Uniform)
-                    else _normal(initializer, rows[here], columns)
+                    else _normal(initializer, rows[part], columns)
                 )
     return values
 

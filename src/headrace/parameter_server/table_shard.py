@@ -2,7 +2,7 @@
 
     looked up      the id is counted, and gets a row when it was seen `admission` times
     not admitted   it reads zeros, and its gradients are dropped
-    touched        by a look-up or a gradient: the row's age is reset to 0 steps
+    used           by a look-up or a gradient: the row's age is reset to 0 steps
     evicted        because of age or capacity: the row is dropped with its slots
 
 The clock is the highest step that an optimizer has reached on this shard.
@@ -64,14 +64,17 @@ class TableShard:
             0 <= spec.index < spec.shards
         ):
             raise InvalidArgumentError(
-                f"the table {spec.table} needs numbers of at least 1, and an index below `shards`, "
-                f"but got {spec}"
+                "`dim`, `admission`, `shards`, `evict_after` and `capacity` of the table "
+                f"{spec.table} must be at least 1, and `index` must be below `shards`, but got "
+                f"{spec}"
             )
         self.spec = spec
-        #: Columns: "value", "seen", "touched", and slots as "optimizer/name".
-        self.rows = TableRows(value=RowColumn((spec.dim,), self.dtype), seen=_COUNT, touched=_WHEN)
+        #: Columns: "value", "seen", "last_used", and slots as "optimizer/name".
+        self.rows = TableRows(
+            value=RowColumn((spec.dim,), self.dtype), seen=_COUNT, last_used=_WHEN
+        )
         #: Ids that have not been seen often enough.
-        self.waiting_ids = TableRows(seen=_COUNT, touched=_WHEN)
+        self.waiting_ids = TableRows(seen=_COUNT, last_used=_WHEN)
         self.step = 0
         self.dirty_rows = DirtyRows(period)
         #: Ids that lost their row, with the period in which they did.
@@ -112,29 +115,29 @@ class TableShard:
             )
         if occurrences is not None and occurrences.size and occurrences.min() < 1:
             raise InvalidArgumentError(
-                f"an id of the table {self.spec.table} is looked up at least once, but got a count "
-                f"of {occurrences.min()}"
+                f"counts of the table {self.spec.table} must be at least 1, but got "
+                f"{occurrences.min()}"
             )
         if not is_counted:
             return self._read(self.rows.index.find(found), allocate)
-        once, inverse = found, None
-        times = (
+        distinct, inverse = found, None
+        counts = (
             np.ones(len(found), np.int64) if occurrences is None else occurrences.astype(np.int64)
         )
         if not is_strictly_increasing(found):
-            once, inverse = unique_ids(found)
-            sums = np.zeros(len(once), np.int64)
-            np.add.at(sums, inverse, times)
-            times = sums
-        rows = self.rows.index.find(once)
+            distinct, inverse = unique_ids(found)
+            sums = np.zeros(len(distinct), np.int64)
+            np.add.at(sums, inverse, counts)
+            counts = sums
+        rows = self.rows.index.find(distinct)
         absent = np.flatnonzero(rows < 0)
         if len(absent):
-            rows[absent] = self._admit(once[absent], times[absent], rows[rows >= 0])
-        there = rows >= 0
-        kept = rows if there.all() else rows[there]
-        self.rows["seen"][kept] += times if kept is rows else times[there]
-        self.rows["touched"][kept] = self.step
-        self.dirty_rows.mark_rows(kept, self.rows.index.capacity)
+            rows[absent] = self._admit(distinct[absent], counts[absent], rows[rows >= 0])
+        has_row = rows >= 0
+        found_rows = rows if has_row.all() else rows[has_row]
+        self.rows["seen"][found_rows] += counts if found_rows is rows else counts[has_row]
+        self.rows["last_used"][found_rows] = self.step
+        self.dirty_rows.mark_rows(found_rows, self.rows.index.capacity)
         return self._read(rows if inverse is None else rows[inverse], allocate)
 
     def gather(
@@ -166,20 +169,20 @@ class TableShard:
                 f"of dtype {self.spec.dtype}; convert them first"
             )
         if not is_strictly_increasing(found):
-            once, inverse = unique_ids(found)
-            last = np.zeros(len(once), np.int64)
+            distinct, inverse = unique_ids(found)
+            last = np.zeros(len(distinct), np.int64)
             # For equal ids, the last value is used.
             last[inverse] = np.arange(len(found))
-            found, values = once, values[last]
-        here = self.rows.index.find(found)
-        absent = np.flatnonzero(here < 0)
+            found, values = distinct, values[last]
+        rows = self.rows.index.find(found)
+        absent = np.flatnonzero(rows < 0)
         if len(absent):
-            always = np.full(len(absent), self.spec.admission)
-            here[absent] = self._admit(found[absent], always, here[here >= 0])
-        there = here >= 0
-        self.rows["value"][here[there]] = values[there]
-        self.rows["touched"][here[there]] = self.step
-        self.dirty_rows.mark_rows(here[there], self.rows.index.capacity)
+            counts = np.full(len(absent), self.spec.admission)
+            rows[absent] = self._admit(found[absent], counts, rows[rows >= 0])
+        has_row = rows >= 0
+        self.rows["value"][rows[has_row]] = values[has_row]
+        self.rows["last_used"][rows[has_row]] = self.step
+        self.dirty_rows.mark_rows(rows[has_row], self.rows.index.capacity)
 
     def apply(
         self,
@@ -188,7 +191,7 @@ class TableShard:
         step: StepParameters,
         ids: Array,
         gradient: Array,
-        which: Array | None = None,
+        value_indices: Array | None = None,
     ) -> None:
         """Apply one step of an optimizer to existing rows.
 
@@ -198,28 +201,30 @@ class TableShard:
             step: Parameters of the step.
             ids: Ids of the rows.
             gradient: One gradient for each id, or gradients that ids share.
-            which: Index of the gradient of each id; None means one per id.
+            value_indices: Index of the gradient of each id; None means one per id.
         """
         found = self._checked(ids)
         check_gradient(gradient, self.spec.table)
-        self._check_values(found if which is None else gradient, gradient, "gradients")
-        check_value_indices(which, found, gradient, self.spec.table)
+        self._check_values(found if value_indices is None else gradient, gradient, "gradients")
+        check_value_indices(value_indices, found, gradient, self.spec.table)
         if not is_strictly_increasing(found):
-            found, gradient = sum_rows(found, gradient if which is None else gradient[which])
-            which = None
+            found, gradient = sum_rows(
+                found, gradient if value_indices is None else gradient[value_indices]
+            )
+            value_indices = None
         rows = self.rows.index.find(found)
-        there = rows >= 0
-        if not there.all():
-            rows = rows[there]
-            if which is None:
-                gradient = gradient[there]
+        has_row = rows >= 0
+        if not has_row.all():
+            rows = rows[has_row]
+            if value_indices is None:
+                gradient = gradient[has_row]
             else:
-                which = which[there]
+                value_indices = value_indices[has_row]
         slots = self._get_or_create_slots(optimizer, rule)
         self.step = max(self.step, step.iteration + 1)
         if len(rows):
-            apply_sparse(rule, step, self.rows["value"], rows, gradient, slots, which)
-            self.rows["touched"][rows] = self.step
+            apply_sparse(rule, step, self.rows["value"], rows, gradient, slots, value_indices)
+            self.rows["last_used"][rows] = self.step
             self.dirty_rows.mark_rows(rows, self.rows.index.capacity)
         if self.spec.evict_after is not None and self.step >= self._next_sweep:
             # The sweep visits all rows, so it does not run at each step: a row may exceed the age
@@ -228,17 +233,16 @@ class TableShard:
             self._next_sweep = self.step + max(1, self.spec.evict_after // 4)
 
     def evict(self, older_than: int | None) -> int:
-        """Evict rows not touched for `older_than` steps; return their number."""
+        """Evict rows not used for `older_than` steps; return their number."""
         age = self.spec.evict_after if older_than is None else older_than
         if age is None:
             raise InvalidArgumentError(
-                f"the table {self.spec.table} was made without `evict_after`; say how old rows may "
-                "be"
+                f"the table {self.spec.table} was created without `evict_after`; pass `older_than`"
             )
-        last = self.step - age
+        oldest_step = self.step - age
         for part in (self.waiting_ids, self.rows):
             rows = part.index.rows()
-            ids = part.index.ids_of(rows[part["touched"][rows] <= last])
+            ids = part.index.ids_of(rows[part["last_used"][rows] <= oldest_step])
             if part is self.waiting_ids:
                 part.index.remove(ids)
             else:
@@ -255,36 +259,36 @@ class TableShard:
 
     def removed_since(self, mark: int) -> Ids:
         """Return ids that lost their row in periods after `mark`, and have none now."""
-        gone = [ids for period, ids in self.removed_ids if period > mark]
-        ids = np.unique(np.concatenate(gone)) if gone else np.zeros(0, np.int64)
+        removed = [ids for period, ids in self.removed_ids if period > mark]
+        ids = np.unique(np.concatenate(removed)) if removed else np.zeros(0, np.int64)
         return ids[self.rows.index.find(ids) < 0]
 
-    def _admit(self, ids: Ids, times: Ids, in_use: Ids) -> Ids:
+    def _admit(self, ids: Ids, counts: Ids, in_use: Ids) -> Ids:
         """Count ids without a row; return the new row of each admitted id, else -1."""
         answer = np.full(len(ids), -1, np.int64)
-        seen = times
-        due = np.arange(len(ids))
+        seen = counts
+        admitted = np.arange(len(ids))
         if self.spec.admission > 1:
             waiting, _ = self.waiting_ids.find_or_add(ids)
-            self.waiting_ids["seen"][waiting] += times
-            self.waiting_ids["touched"][waiting] = self.step
+            self.waiting_ids["seen"][waiting] += counts
+            self.waiting_ids["last_used"][waiting] = self.step
             seen = self.waiting_ids["seen"][waiting]
-            due = np.flatnonzero(seen >= self.spec.admission)
+            admitted = np.flatnonzero(seen >= self.spec.admission)
             self._sweep_waiting_ids(waiting)
         if self.spec.capacity is not None:
-            due = due[: max(0, self.spec.capacity - len(in_use))]
-            self._free_capacity(len(due), self.spec.capacity, in_use)
-        if not len(due):
+            admitted = admitted[: max(0, self.spec.capacity - len(in_use))]
+            self._free_capacity(len(admitted), self.spec.capacity, in_use)
+        if not len(admitted):
             return answer
         if self.spec.admission > 1:
-            self.waiting_ids.index.remove(ids[due])
-        rows, _ = self.rows.find_or_add(ids[due])
+            self.waiting_ids.index.remove(ids[admitted])
+        rows, _ = self.rows.find_or_add(ids[admitted])
         self.rows["value"][rows] = initial_rows(
-            self.spec.initializer, ids[due], self.spec.dim, self.dtype
+            self.spec.initializer, ids[admitted], self.spec.dim, self.dtype
         )
         # The caller adds the current count.
-        self.rows["seen"][rows] = seen[due] - times[due]
-        answer[due] = rows
+        self.rows["seen"][rows] = seen[admitted] - counts[admitted]
+        answer[admitted] = rows
         return answer
 
     def _sweep_waiting_ids(self, in_use: Ids) -> None:
@@ -339,12 +343,12 @@ class TableShard:
             )
         return np.ascontiguousarray(ids)
 
-    def _check_values(self, ids: Ids, values: Array, what: str) -> None:
+    def _check_values(self, ids: Ids, values: Array, description: str) -> None:
         shape = (len(ids), self.spec.dim)
         if values.shape != shape:
             raise InvalidArgumentError(
-                f"{what} of shape {values.shape} do not fit {len(ids)} ids of the table "
-                f"{self.spec.table}: it needs {shape}"
+                f"{description} of shape {values.shape} do not fit {len(ids)} ids of the table "
+                f"{self.spec.table}: expected shape {shape}"
             )
 
 

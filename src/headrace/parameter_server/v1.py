@@ -167,21 +167,21 @@ class ParameterServerStrategy(WithCoordinator):
 def _check_task(resolver: ClusterResolver) -> None:
     if resolver.task_type not in (CHIEF, WORKER) or resolver.task_id is None:
         raise ValueError(
-            "each worker's program makes this strategy for itself, so the resolver must say which "
-            f'task it is: task_type "{WORKER}" or "{CHIEF}" and a task_id, but got '
+            "each worker's program creates its own strategy, so the resolver must name the task "
+            f'of this program: task_type "{WORKER}" or "{CHIEF}" and a task_id, but got '
             f"{resolver.task_type!r} and {resolver.task_id!r}"
         )
 
 
 def _wait_for(servers: ParameterServerClient, name: str, shards: Sequence[PlacedShard]) -> None:
     """Wait until the chief has created all shards of a variable."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     warnings = WaitWarningLimiter()
     missing = list(shards)
     while True:
-        asked = sorted({shard.server for shard in missing})
+        server_indices = sorted({shard.server for shard in missing})
         answers = servers.execute_all(
-            [OperationRequest(server, DescribeStore()) for server in asked]
+            [OperationRequest(server, DescribeStore()) for server in server_indices]
         )
         found = {
             each.spec.name: each.spec
@@ -194,17 +194,16 @@ def _wait_for(servers: ParameterServerClient, name: str, shards: Sequence[Placed
         missing = [shard for shard in missing if shard.spec.name not in found]
         if not missing:
             return
-        waited = time.monotonic() - began
+        waited = time.monotonic() - started_at
         if waited > servers.timeout:
             raise DeadlineExceededError(
-                f"Variable {name!r} was waited for for {waited:.0f} s: the chief (without one, the "
-                "first worker) gives it its first value. Does its program run, and make a variable "
-                "of this name, with the same partitioner?"
+                f"Variable {name!r} was not created within {waited:.0f} s: the chief (without one, "
+                "the first worker) initializes it. Is its program running, and does it create a "
+                "variable of this name with the same partitioner?"
             )
         if warnings.should_warn(waited):
             _log.warning(
-                "waiting for %.0f s for the chief (without one, the first worker) to make the "
-                "variable %r",
+                "waited %.0f s for the chief (without one, the first worker) to create variable %r",
                 waited,
                 name,
             )
@@ -215,7 +214,7 @@ def _check_same_shard(found: ShardSpec | None, shard: PlacedShard) -> None:
     spec = shard.spec
     if found is not None and found != spec:
         raise AlreadyExistsError(
-            f"there is a shard {spec.name} of dtype {found.dtype} and shape {found.shape}; "
-            f"this program makes it of dtype {spec.dtype} and shape {spec.shape}: all programs "
-            "must make the same variables, with the same partitioner"
+            f"there is a shard {spec.name} of dtype {found.dtype} and shape {found.shape}, but "
+            f"this program creates it with dtype {spec.dtype} and shape {spec.shape}: all programs "
+            "must create the same variables, with the same partitioner"
         )

@@ -125,11 +125,12 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         check_flag("trainable", trainable, or_none=False)
         if current_closure_run() is not None:
             raise FailedPreconditionError(
-                f"Variable {name or ''!r} is made inside a function that a coordinator scheduled, "
-                "where it would be made again each time: make it in strategy.scope(), outside"
+                f"Variable {name or ''!r} is created inside a function that a coordinator "
+                "scheduled, and would be created again by each call: create it in "
+                "strategy.scope(), outside of the function"
             )
-        how = str(getattr(synchronization, "name", synchronization)).upper()
-        if how not in ("AUTO", "ON_WRITE"):
+        sync_mode = str(getattr(synchronization, "name", synchronization)).upper()
+        if sync_mode not in ("AUTO", "ON_WRITE"):
             raise ValueError(
                 "a variable on parameter servers has one copy: `synchronization` must be AUTO or "
                 f"ON_WRITE, but got {synchronization!r}"
@@ -212,8 +213,8 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         raise_if_tracing(f"Variable {self.name!r}")
         rows = self._checked_rows(ids)
         if combiner is not None:
-            whose = f"Variable {self.name!r}"
-            check_combiner(combiner, rows, whose, owner_kind=dtype_kind(self.dtype))
+            owner = f"Variable {self.name!r}"
+            check_combiner(combiner, rows, owner, owner_kind=dtype_kind(self.dtype))
         cache = current_read_cache()
         if cache is None or not cache.has(self.sharded):
             return self.sharded.read_rows(IdBatch(rows), combiner)
@@ -235,7 +236,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(each, ServerVariable) for each in kwargs.get("out", ())):
             raise TypeError(
-                "a Variable is not written by operators; use assign, assign_add or assign_sub"
+                "operators cannot write to a Variable; use assign, assign_add or assign_sub"
             )
         plain = [each.read() if isinstance(each, ServerVariable) else each for each in inputs]
         return getattr(ufunc, method)(*plain, **kwargs)
@@ -249,8 +250,8 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         if self.shape and isinstance(first, slice):
             rows = range(self.shape[0])[first]
             if len(rows) < self.shape[0]:
-                named = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
-                return self.gather(named)[(slice(None), *rest)]
+                row_numbers = np.arange(rows.start, rows.stop, rows.step, dtype=np.int64)
+                return self.gather(row_numbers)[(slice(None), *rest)]
         elif self.shape and isinstance(first, int | np.integer) and not isinstance(first, bool):
             return self.gather([self._row(operator.index(first))])[(0, *rest)]
         return np.asarray(self.read())[key]
@@ -263,12 +264,12 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError(
-            "a Variable is not written by its parts; use scatter_update(ids, values), or assign"
+            "items of a Variable cannot be assigned; use scatter_update(ids, values), or assign"
         )
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a variable that is one number")
+            raise TypeError("len() of a scalar variable")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
@@ -380,32 +381,32 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         """
         if not is_floating(self.dtype):
             raise TypeError(
-                f"Variable {self.name!r} has dtype {self.dtype}, and an optimizer changes floating "
-                "numbers alone; use assign, or a dtype such as float32"
+                f"Variable {self.name!r} has dtype {self.dtype}, but an optimizer needs a floating "
+                "dtype; use assign, or a dtype such as float32"
             )
         dtype = working_dtype(self.dtype)
         if not isinstance(gradient, IndexedSlices):
             array = as_array(gradient)
             if array.shape != self.shape:
                 raise ValueError(
-                    f"Variable {self.name!r} has shape {self.shape}, and its gradient has shape "
-                    f"{array.shape}"
+                    f"the gradient of Variable {self.name!r} has shape {array.shape}, but the "
+                    f"variable has shape {self.shape}"
                 )
             return Gradient(None, self._check_floating(array).astype(dtype, copy=False))
         if gradient.dense_shape not in (None, self.shape):
             raise ValueError(
-                f"Variable {self.name!r} has shape {self.shape}, and its gradient is of rows of "
-                f"{gradient.dense_shape}"
+                f"the gradient of Variable {self.name!r} has dense_shape {gradient.dense_shape}, "
+                f"but the variable has shape {self.shape}"
             )
         rows = self._checked_rows(gradient.indices)
-        values, which = gradient.shared_values()
+        values, value_indices = gradient.shared_values()
         if values.shape[1:] != self.shape[1:]:
             raise ValueError(
-                f"rows of Variable {self.name!r} have shape {self.shape[1:]}, and those of its "
-                f"gradient {values.shape[1:]}"
+                f"gradient rows of Variable {self.name!r} have shape {values.shape[1:]}, but its "
+                f"rows have shape {self.shape[1:]}"
             )
         return Gradient.from_rows(
-            rows, self._check_floating(values).astype(dtype, copy=False), which
+            rows, self._check_floating(values).astype(dtype, copy=False), value_indices
         )
 
     def read_slot(self, optimizer: Optimizer, name: str) -> NDArray[Any]:
@@ -429,15 +430,15 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             name: Name of the slot, see `read_slot`.
             value: Array of the variable's shape.
         """
-        firsts = {slot.name: slot.initial_value for slot in slots_for_rule(optimizer.rule)}
+        initial_values = {slot.name: slot.initial_value for slot in slots_for_rule(optimizer.rule)}
         key = f"{optimizer.name_in(self.cluster)}/{name}"
-        self.sharded.assign("assign", value, key, firsts.get(name, 0.0))
+        self.sharded.assign("assign", value, key, initial_values.get(name, 0.0))
 
     def _check_floating(self, values: NDArray[Any]) -> NDArray[Any]:
         if is_floating(values.dtype):
             return values
         raise TypeError(
-            f"a gradient of Variable {self.name!r} must have floating numbers, but has dtype "
+            f"a gradient of Variable {self.name!r} must have a floating dtype, but has "
             f"{values.dtype}"
         )
 
@@ -454,8 +455,8 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
 
     def _write(self, mode: str, value: Any) -> ServerVariable:
         """Combine the values of all replicas of this worker, and write the result once."""
-        place = current_context.get()
-        if not isinstance(place, ReplicaView) or place.strategy.num_replicas_in_sync == 1:
+        replica = current_context.get()
+        if not isinstance(replica, ReplicaView) or replica.strategy.num_replicas_in_sync == 1:
             self._assign(mode, value)
             return self
         if self.aggregation is VariableAggregation.NONE:
@@ -463,10 +464,10 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
                 f"You must specify an aggregation method to update Variable {self.name!r} in "
                 'replica context, such as aggregation="SUM": each replica has a value for it'
             )
-        strategy = place.strategy
+        strategy = replica.strategy
 
-        def merged(brought: list[tuple[Any, str, Any]]) -> list[None]:
-            values = group_contributions(brought)
+        def merge(contributions: list[tuple[Any, str, Any]]) -> list[None]:
+            values = group_contributions(contributions)
             first_only = self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA
             self._assign(
                 mode,
@@ -477,7 +478,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             return [None] * len(values)
 
         method = mode if mode == "assign" else f"assign_{mode}"
-        place.merge(merged, (self, method, as_array(value)))  # type: ignore[attr-defined]
+        replica.merge(merge, (self, method, as_array(value)))  # type: ignore[attr-defined]
         return self
 
     def _is_integer_mean(self, values: list[Any]) -> bool:
@@ -491,13 +492,13 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         array = as_array(value.read() if isinstance(value, Variable) else value)
         if array.shape != shape:
             raise ValueError(
-                f"Variable {self.name!r} takes a value of shape {shape} here, and one of shape "
-                f"{array.shape} does not fit"
+                f"Variable {self.name!r} needs a value of shape {shape}, but got shape "
+                f"{array.shape}"
             )
         if array.dtype != self.dtype and not _is_safe_cast(array, self.dtype):
             raise TypeError(
-                f"Variable {self.name!r} has dtype {self.dtype}, which would lose what is in a "
-                f"value of dtype {array.dtype}; convert it with astype"
+                f"Variable {self.name!r} has dtype {self.dtype}, but got a value of dtype "
+                f"{array.dtype}, which cannot be cast safely; convert it with astype"
             )
         return cast_exactly(array, self.dtype, f"Variable {self.name!r}")
 
@@ -513,9 +514,11 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
 
     def __repr__(self) -> str:
         servers = sorted({each.server for each in self._record.shards})
-        where = f"server {servers[0]}" if len(servers) == 1 else f"servers {servers}"
+        location = f"server {servers[0]}" if len(servers) == 1 else f"servers {servers}"
         parts = "" if self.sharded.is_single else f", {len(self._record.shards)} shards"
-        return f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} on {where}{parts}>"
+        return (
+            f"<Variable {self.name!r} shape={self.shape} dtype={self.dtype} on {location}{parts}>"
+        )
 
 
 Variable.register(ServerVariable)
@@ -525,8 +528,8 @@ def _refuse_foreign(key: Any) -> None:
     parts = (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
     if any(is_framework_array(each) for each in parts):
         raise TypeError(
-            "arrays of a framework are not allowed as indices of a Variable; use integers, slices, "
-            "or arrays of NumPy, and gather(ids) for rows"
+            "arrays of a framework cannot be used as indices of a Variable; use integers, slices "
+            "or NumPy arrays, or gather(ids) for rows"
         )
 
 

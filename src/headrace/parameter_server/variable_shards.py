@@ -121,9 +121,7 @@ def resolve_initial_value(initial_value: Any, shape: Any, dtype: Any) -> Initial
     sizes = None if shape is None else _check_shape(shape)
     if isinstance(initial_value, _INITIALIZERS):
         if sizes is None:
-            raise ValueError(
-                f"`shape` must say how large the variable is that {initial_value} fills"
-            )
+            raise ValueError(f"`shape` is required with the initializer {initial_value}")
         found = np.dtype(np.float32 if dtype is None else dtype)
         return InitialValue(sizes, found, initializer=initial_value)
     if callable(initial_value):
@@ -163,8 +161,8 @@ def place_shards(
     """
     if _PART.search(name):
         raise ValueError(
-            f"`name` is {name!r}, which is what a part of the variable "
-            f"{_PART.sub('', name)!r} is called; use one that does not end in /part_ and a number"
+            f"`name` {name!r} is reserved for a shard of the variable {_PART.sub('', name)!r}; use "
+            "a name that does not end in /part_ and a number"
         )
     shape = initial.shape
     dtype = name_of(initial.dtype)
@@ -199,49 +197,50 @@ def create_shards(
         AlreadyExistsError: If a different variable of this name exists.
     """
     _check_existing(servers, shards)
-    asks = []
+    requests = []
     for shard in shards:
         arrays = (
             []
             if initial.initializer is not None
             else [_shard_value(shard, initial, len(shards) > 1)]
         )
-        asks.append(OperationRequest(shard.server, Create(shard.spec, initial.initializer), arrays))
-    return any(answer.existed for answer, _ in servers.execute_all(asks))  # type: ignore[union-attr]
+        requests.append(
+            OperationRequest(shard.server, Create(shard.spec, initial.initializer), arrays)
+        )
+    return any(answer.existed for answer, _ in servers.execute_all(requests))  # type: ignore[union-attr]
 
 
 def _check_existing(servers: ParameterServerClient, shards: Sequence[PlacedShard]) -> None:
     """Reject the name of an existing variable that is partitioned or placed differently."""
     spec = shards[0].spec
-    asks = [
+    requests = [
         OperationRequest(server, DescribeStore(spec.variable)) for server in range(len(servers))
     ]
     found: dict[str, ShardSpec] = {}
-    where: set[tuple[str, int]] = set()
-    for server, (answer, _) in enumerate(servers.execute_all(asks)):
+    locations: set[tuple[str, int]] = set()
+    for server, (answer, _) in enumerate(servers.execute_all(requests)):
         assert isinstance(answer, StoreDescription)
         for each in answer.shards:
             found[each.spec.name] = each.spec
-            where.add((each.spec.name, server))
-    wanted = {shard.spec.name: shard.spec for shard in shards}
-    if any(wanted.get(name) != one for name, one in found.items()):
+            locations.add((each.spec.name, server))
+    requested = {shard.spec.name: shard.spec for shard in shards}
+    if any(requested.get(name) != shard_spec for name, shard_spec in found.items()):
         known = next(iter(found.values()))
         raise AlreadyExistsError(
             f"the parameter servers have a variable {spec.variable!r} of shape "
-            f"{known.variable_shape} and dtype {known.dtype} in {_format_count(found)}, of another "
-            "program or of this one before it was started again; it cannot be made of shape "
-            f"{spec.variable_shape} and dtype {spec.dtype} in {_format_count(wanted)}: use another "
-            "name "
-            "or the same partitioner, or start the servers again"
+            f"{known.variable_shape} and dtype {known.dtype} in {_format_count(found)}, created by "
+            "another program or by this one before a restart; it cannot be created with shape "
+            f"{spec.variable_shape} and dtype {spec.dtype} in {_format_count(requested)}: use "
+            "another name or the same partitioner, or restart the servers"
         )
     for shard in shards:
-        if shard.spec.name in found and (shard.spec.name, shard.server) not in where:
-            elsewhere = next(server for name, server in where if name == shard.spec.name)
+        if shard.spec.name in found and (shard.spec.name, shard.server) not in locations:
+            existing_server = next(server for name, server in locations if name == shard.spec.name)
             raise AlreadyExistsError(
-                f"the parameter servers have the variable {spec.variable!r} already, with "
-                f"{shard.spec.name!r} on server {elsewhere}, and this program would place that on "
-                f"server {shard.server}: make the same variables in the same order, or start the "
-                "servers again"
+                f"the parameter servers have a variable {spec.variable!r} with {shard.spec.name!r} "
+                f"on server {existing_server}, but this program places it on server "
+                f"{shard.server}: create the same variables in the same order, or restart the "
+                "servers"
             )
 
 
@@ -257,23 +256,23 @@ def _shard_value(shard: PlacedShard, initial: InitialValue, is_part: bool) -> ND
     if is_part:
         offset = (spec.row, *[0] * (len(spec.shape) - 1))
         try:
-            made = as_array(
+            value = as_array(
                 initial.shard_function(partition_shape=spec.shape, partition_offset=offset)
             )
         except (TypeError, ValueError):
             # It does not take these arguments. If it raises for another reason, it will raise
             # again.
-            made = as_array(initial.shard_function())
+            value = as_array(initial.shard_function())
     else:
-        made = as_array(initial.shard_function())
-    if made.shape != spec.shape and made.shape == initial.shape:
-        made = made[shard.rows]
-    if made.shape != spec.shape:
+        value = as_array(initial.shard_function())
+    if value.shape != spec.shape and value.shape == initial.shape:
+        value = value[shard.rows]
+    if value.shape != spec.shape:
         raise InvalidArgumentError(
-            f"the function that makes {spec.name!r} returned shape {made.shape}, and neither "
-            f"{spec.shape} of the shard nor {initial.shape} of the variable"
+            f"the function that creates {spec.name!r} returned shape {value.shape}, but must "
+            f"return {spec.shape} for the shard or {initial.shape} for the variable"
         )
-    return made.astype(parse_dtype(spec.dtype), copy=False)
+    return value.astype(parse_dtype(spec.dtype), copy=False)
 
 
 def _check_shape(shape: Any) -> tuple[int, ...]:
@@ -318,10 +317,10 @@ class VariableShards:
 
     def read_slot(self, name: str) -> NDArray[Any]:
         """Return a slot, by "optimizer/name"."""
-        asks = [
+        requests = [
             OperationRequest(each.server, ReadShard(each.spec.name, name)) for each in self._shards
         ]
-        return self.join_value(self.servers.execute_all(asks))
+        return self.join_value(self.servers.execute_all(requests))
 
     def read_requests(self) -> list[OperationRequest]:
         """Return the requests that read the value."""
@@ -334,8 +333,8 @@ class VariableShards:
 
     def read_rows(self, batch: IdBatch, combiner: Combiner | None = None) -> NDArray[Any]:
         """Return the rows of a batch, or one row for each of its bags."""
-        asks = self.row_requests(batch.unique)
-        answers = execute_with_prefetch(self.servers, asks) if asks else []
+        requests = self.row_requests(batch.unique)
+        answers = execute_with_prefetch(self.servers, requests) if requests else []
         parts = [arrays[0] for _, arrays in answers]
         if combiner is None:
             return batch.expand(parts, self._row_shape, self._dtype)
@@ -383,37 +382,39 @@ class VariableShards:
             order = np.argsort(rows, kind="stable")
             rows, values = rows[order], values[order]
             parts = split_by_rows(rows, self._ranges)
-        asks = []
+        requests = []
         for shard, part in zip(self._shards, parts, strict=True):
             if part.stop > part.start:
                 operation = Scatter(shard.spec.name, mode, next_key(shard.spec.name))
-                asks.append(OperationRequest(shard.server, operation, [rows[part], values[part]]))
-        self.servers.execute_all(asks)
+                requests.append(
+                    OperationRequest(shard.server, operation, [rows[part], values[part]])
+                )
+        self.servers.execute_all(requests)
 
     def step_requests(
         self, optimizer: str, rule: OptimizerRule, step: StepParameters, gradient: Gradient
     ) -> list[OperationRequest]:
         """Return the requests of one optimizer step."""
         rows, values, _ = gradient
-        asks = []
+        requests = []
         if rows is None:
             for shard in self._shards:
                 name = shard.spec.name
                 operation = Apply(name, optimizer, rule, step, next_key(name))
-                asks.append(
+                requests.append(
                     OperationRequest(
                         shard.server, operation, [values if self.is_single else values[shard.rows]]
                     )
                 )
-            return asks
+            return requests
         for shard, part in zip(self._shards, split_by_rows(rows, self._ranges), strict=True):
             if part.stop > part.start:
                 name = shard.spec.name
                 operation = Apply(name, optimizer, rule, step, next_key(name))
                 sent = gradient.slice_arrays(part)
                 sent[0] = sent[0].astype(self._row_dtype)
-                asks.append(OperationRequest(shard.server, operation, sent))
-        return asks
+                requests.append(OperationRequest(shard.server, operation, sent))
+        return requests
 
 
 def add_to_variables(pairs: Sequence[tuple[Any, NDArray[Any]]]) -> None:
@@ -426,6 +427,8 @@ def add_to_variables(pairs: Sequence[tuple[Any, NDArray[Any]]]) -> None:
     wholes: list[tuple[VariableShards, NDArray[Any]]] = [
         (each.sharded, value) for each, value in pairs
     ]
-    asks = [ask for whole, value in wholes for ask in whole.assign_requests("add", value)]
-    if asks:
-        wholes[0][0].servers.execute_all(asks)
+    requests = [
+        request for whole, value in wholes for request in whole.assign_requests("add", value)
+    ]
+    if requests:
+        wholes[0][0].servers.execute_all(requests)

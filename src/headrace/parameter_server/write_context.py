@@ -91,17 +91,17 @@ class WriteContext:
 
     def next_key(self, target: str) -> WriteKey:
         """Return the key of the next write to a shard, table or counter."""
-        incarnation, closure, worker, first = self.run
-        place = current_context.get()
-        if isinstance(place, ReplicaView):
-            first += _REPLICA_NUMBER_STRIDE * (1 + place.replica_id_in_sync_group)
+        term, closure, worker_session, first = self.run
+        replica = current_context.get()
+        if isinstance(replica, ReplicaView):
+            first += _REPLICA_NUMBER_STRIDE * (1 + replica.replica_id_in_sync_group)
         with self._lock:
             if self._rejection is not None:
                 raise self._rejection
             number = self._write_counts.get((target, first), first)
             self._write_counts[target, first] = number + 1
         return WriteKey(
-            coordinator_term=incarnation, closure=closure, worker_session=worker, number=number
+            coordinator_term=term, closure=closure, worker_session=worker_session, number=number
         )
 
     def call_at_end(self, fn: Callable[[], None]) -> None:
@@ -141,11 +141,11 @@ _current: ContextVar[WriteContext | None] = ContextVar("headrace_closure", defau
 @contextmanager
 def write_as(run: ClosureRun, *, collects_steps: bool = False) -> Iterator[WriteContext]:
     """Give writes inside the context the keys of a closure; push steps, or collect them."""
-    attempt = WriteContext(run, collects_steps=collects_steps)
-    token = _current.set(attempt)
+    context = WriteContext(run, collects_steps=collects_steps)
+    token = _current.set(context)
     before = before_replicas_hook.set(_finish_pending_steps)
     try:
-        yield attempt
+        yield context
     finally:
         before_replicas_hook.reset(before)
         _current.reset(token)
@@ -157,29 +157,29 @@ def _finish_pending_steps() -> None:
 
 def current_closure_run() -> ClosureRun | None:
     """Return the closure run that the code belongs to, or None."""
-    attempt = _current.get()
-    return None if attempt is None else attempt.run
+    context = _current.get()
+    return None if context is None else context.run
 
 
 def current_collecting_context() -> WriteContext | None:
     """Return the context that collects optimizer steps, or None if steps are pushed."""
-    attempt = _current.get()
-    return attempt if attempt is not None and attempt.collects_steps else None
+    context = _current.get()
+    return context if context is not None and context.collects_steps else None
 
 
 def call_at_closure_end(fn: Callable[[], None]) -> None:
     """Call a function at the end of the current closure, or now if there is none."""
-    attempt = _current.get()
-    if attempt is None:
+    context = _current.get()
+    if context is None:
         fn()
     else:
-        attempt.call_at_end(fn)
+        context.call_at_end(fn)
 
 
 def next_key(target: str) -> WriteKey | None:
     """Return the key of the next write to a shard, table or counter; None outside of closures."""
-    attempt = _current.get()
-    return None if attempt is None else attempt.next_key(target)
+    context = _current.get()
+    return None if context is None else context.next_key(target)
 
 
 def current_background_context() -> WriteContext | None:
@@ -187,20 +187,22 @@ def current_background_context() -> WriteContext | None:
 
     Channels belong to one thread, and the writes of replicas are merged into one.
     """
-    attempt = _current.get()
-    place = current_context.get()
-    is_one = not (isinstance(place, ReplicaView) and place.strategy.num_replicas_in_sync > 1)
-    if attempt is None or attempt.collects_steps or attempt.thread_id != threading.get_ident():
+    context = _current.get()
+    replica = current_context.get()
+    has_one_replica = not (
+        isinstance(replica, ReplicaView) and replica.strategy.num_replicas_in_sync > 1
+    )
+    if context is None or context.collects_steps or context.thread_id != threading.get_ident():
         return None
-    return attempt if is_one else None
+    return context if has_one_replica else None
 
 
 def current_pending_steps() -> list[PendingStep]:
     """Return the pending steps of the current closure on this thread."""
-    attempt = _current.get()
-    if attempt is None or not attempt.pending_steps or attempt.thread_id != threading.get_ident():
+    context = _current.get()
+    if context is None or not context.pending_steps or context.thread_id != threading.get_ident():
         return []
-    return [each for each in attempt.pending_steps if not each.is_done]
+    return [each for each in context.pending_steps if not each.is_done]
 
 
 def wait_for_steps(steps: Sequence[PendingStep]) -> None:

@@ -80,9 +80,9 @@ class WriteKeys:
             AbortedError: If the write is refused.
         """
         self._adopt_term(key.coordinator_term)
-        refusal = self._rejection_reason(key)
-        if refusal:
-            raise AbortedError(f"a write to {target} is refused: {refusal}")
+        reason = self._rejection_reason(key)
+        if reason:
+            raise AbortedError(f"a write to {target} is rejected: {reason}")
         return self._answers.get(key.closure, {}).get((target, key.number))
 
     def record(self, key: WriteKey, target: str, answer: RecordedAnswer) -> None:
@@ -144,13 +144,16 @@ class WriteKeys:
     def _rejection_reason(self, key: WriteKey) -> str | None:
         if key.coordinator_term < self.coordinator_term:
             return (
-                f"it is of incarnation {key.coordinator_term} of the coordinator, and there is "
-                f"incarnation {self.coordinator_term} now"
+                f"its coordinator term is {key.coordinator_term}, but the current term is "
+                f"{self.coordinator_term}"
             )
         if key.worker_session in self._fenced_sessions:
-            return f"worker {key.worker_session} was given up, and its closures run elsewhere"
+            return (
+                f"worker session {key.worker_session} is fenced, and its closures run on other "
+                "workers"
+            )
         if self._is_forgotten(key.closure):
-            return f"closure {key.closure} has settled or was cancelled; this write comes late"
+            return f"closure {key.closure} has already finished or was cancelled"
         return None
 
     def _is_forgotten(self, closure: int) -> bool:

@@ -29,22 +29,24 @@ _INTERPRETER_VARIABLES = ("PYTHONINSPECT", "PYTHONSTARTUP")
 
 
 def clean_environment(
-    variables: Mapping[str, str], *given: Mapping[str, str], paths: tuple[str, ...] = ()
+    variables: Mapping[str, str], *overrides: Mapping[str, str], paths: tuple[str, ...] = ()
 ) -> dict[str, str]:
     """Return the environment of a child.
 
     Args:
         variables: Environment of this process; variables meant for its interpreter alone are
             removed.
-        given: Further variables; later mappings take precedence.
+        *overrides: Further variables; later mappings take precedence.
         paths: Module search path of the child, before any other.
     """
-    kept = {name: text for name, text in variables.items() if name not in _INTERPRETER_VARIABLES}
+    environment = {
+        name: text for name, text in variables.items() if name not in _INTERPRETER_VARIABLES
+    }
     if paths:
-        kept["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in paths)
-    for more in given:
-        kept.update(more)
-    return kept
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in paths)
+    for override in overrides:
+        environment.update(override)
+    return environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +148,11 @@ class ChildProcess:
                 self._unread += piece
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
-            word, _, text = line.decode(errors="replace").partition(" ")
-            if word == READY:
+            kind, _, text = line.decode(errors="replace").partition(" ")
+            if kind == READY:
                 self.ready_message = text
                 self._close_startup_output()
-            elif word == STOPPING:
+            elif kind == STOPPING:
                 self.stop_requested = True
 
     def read_startup_output(self) -> str:
@@ -178,10 +180,10 @@ class ChildProcess:
         self._process.wait()
         self.reap()
 
-    def wait(self, until: float) -> bool:
+    def wait(self, deadline: float) -> bool:
         """Wait until a time of the monotonic clock; return whether the process has ended."""
         try:
-            self._process.wait(max(0.0, until - time.monotonic()))
+            self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return False
         self.reap()
@@ -202,9 +204,9 @@ class ChildProcess:
             os.close(lifeline)
 
     def _close_startup_output(self) -> None:
-        words, self._startup_output = self._startup_output, None
-        if words is not None:
-            words.close()
+        output, self._startup_output = self._startup_output, None
+        if output is not None:
+            output.close()
 
 
 def _duplicate_stderr() -> int:

@@ -215,7 +215,7 @@ def report_hang(log: logging.Logger, message: str) -> None:
     # Logging and printing may block on a lock that the hung thread holds.
     faulthandler.dump_traceback_later(_MAX_INTERVAL_SECONDS, exit=True, file=_STDERR)
     try:
-        log.error("%s; this process ends, so that its supervisor starts another", message)
+        log.error("%s; exiting, so that the supervisor starts another process", message)
         sys.stderr.flush()
         sys.stdout.flush()
     finally:

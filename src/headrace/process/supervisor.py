@@ -60,17 +60,17 @@ def stop_children(
     """
     for child in children:
         child.request_stop()
-    until = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     left = list(children)
     asked_again = False
     while (left := [child for child in left if child.is_running]) and (
-        remaining := until - time.monotonic()
+        remaining := deadline - time.monotonic()
     ) > 0:
         if should_hurry is None:
-            left[0].wait(until)
+            left[0].wait(deadline)
         elif should_hurry(min(remaining, _STOP_POLL_SECONDS)) and not asked_again:
             asked_again = True
-            until = min(until, time.monotonic() + hurry_seconds)
+            deadline = min(deadline, time.monotonic() + hurry_seconds)
             for child in left:
                 child.terminate()
     for child in left:
@@ -194,7 +194,7 @@ class ProcessSet:
     @property
     def children(self) -> list[ChildProcess]:
         """Current processes."""
-        return [post.child for post in self._commands if post.child is not None]
+        return [supervised.child for supervised in self._commands if supervised.child is not None]
 
     @property
     def is_empty(self) -> bool:
@@ -207,10 +207,10 @@ class ProcessSet:
         Raises:
             OSError: If the operating system refuses to start it.
         """
-        post = SupervisedCommand(command)
-        post.start(now, self._spawn)
-        self._commands.append(post)
-        return post
+        supervised = SupervisedCommand(command)
+        supervised.start(now, self._spawn)
+        self._commands.append(supervised)
+        return supervised
 
     def remove(self, supervised: SupervisedCommand) -> None:
         """Stop supervising a command."""
@@ -220,35 +220,41 @@ class ProcessSet:
     def next_restart_at(self) -> float | None:
         """Return the time of the next planned restart, or None."""
         return min(
-            (post.restart_at for post in self._commands if post.restart_at is not None),
+            (
+                supervised.restart_at
+                for supervised in self._commands
+                if supervised.restart_at is not None
+            ),
             default=None,
         )
 
     def poll(self, now: float) -> list[ProcessEvent]:
         """Start the processes that are due, and return the events since the last call."""
         events: list[ProcessEvent] = []
-        for post in list(self._commands):
-            if post.restart_at is not None and post.restart_at <= now:
+        for supervised in list(self._commands):
+            if supervised.restart_at is not None and supervised.restart_at <= now:
                 try:
-                    post.start(now, self._spawn)
+                    supervised.start(now, self._spawn)
                 except OSError as error:
                     events.append(
-                        ProcessStartFailed(post, error, post.record_exit(now, self._retries) or 0.0)
+                        ProcessStartFailed(
+                            supervised, error, supervised.record_exit(now, self._retries) or 0.0
+                        )
                     )
-            child = post.child
+            child = supervised.child
             if child is None:
                 continue
             running = child.is_running
             # Read after the check, so that messages sent before the exit are not missed.
             child.read_messages()
-            if post.check_ready():
-                events.append(ProcessReady(post, child))
+            if supervised.check_ready():
+                events.append(ProcessReady(supervised, child))
             if not running:
                 child.reap()
-                again_in = post.record_exit(now, self._retries) if self._restarts else None
+                again_in = supervised.record_exit(now, self._retries) if self._restarts else None
                 if again_in is None:
-                    self._commands.remove(post)
-                events.append(ProcessExited(post, child, again_in))
+                    self._commands.remove(supervised)
+                events.append(ProcessExited(supervised, child, again_in))
         return events
 
 
@@ -301,21 +307,24 @@ class Supervisor:
             UnavailableError: If a child did not start; the message includes its output.
             CancelledError: If the supervisor was closed meanwhile.
         """
-        until = time.monotonic() + _START_TIMEOUT_SECONDS
-        posts: list[SupervisedCommand] = []
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        supervised_commands: list[SupervisedCommand] = []
         with self._changed:
             try:
                 for command in commands:
-                    posts.append(self._processes.add(command, time.monotonic()))
-                    self._starting[posts[-1]] = None
-                return [(post, self._wait_until_ready(post, until)) for post in posts]
+                    supervised_commands.append(self._processes.add(command, time.monotonic()))
+                    self._starting[supervised_commands[-1]] = None
+                return [
+                    (supervised, self._wait_until_ready(supervised, deadline))
+                    for supervised in supervised_commands
+                ]
             except BaseException:
-                for post in posts:
-                    self._kill_and_remove(post)
+                for supervised in supervised_commands:
+                    self._kill_and_remove(supervised)
                 raise
             finally:
-                for post in posts:
-                    self._starting.pop(post, None)
+                for supervised in supervised_commands:
+                    self._starting.pop(supervised, None)
 
     def kill(self, supervised: SupervisedCommand) -> None:
         """Kill a child (SIGKILL); it is not restarted."""
@@ -344,15 +353,17 @@ class Supervisor:
             with self._changed:
                 for event in self._processes.poll(time.monotonic()):
                     match event:
-                        case ProcessReady(post, child) if post in self._starting:
-                            self._starting[post] = child
-                        case ProcessExited(post, child, _) if post in self._starting:
-                            self._starting[post] = self._start_error(child, child.exit_description)
+                        case ProcessReady(supervised, child) if supervised in self._starting:
+                            self._starting[supervised] = child
+                        case ProcessExited(supervised, child, _) if supervised in self._starting:
+                            self._starting[supervised] = self._start_error(
+                                child, child.exit_description
+                            )
                         case _:
                             self._on_event(event)
                 self._changed.notify_all()
 
-    def _wait_until_ready(self, supervised: SupervisedCommand, until: float) -> ChildProcess:
+    def _wait_until_ready(self, supervised: SupervisedCommand, deadline: float) -> ChildProcess:
         while True:
             match self._starting[supervised]:
                 case ChildProcess() as child:
@@ -361,9 +372,9 @@ class Supervisor:
                     raise error
             if self._closing.is_set():
                 raise CancelledError("the cluster is closed")
-            if time.monotonic() > until and supervised.child is not None:
+            if time.monotonic() > deadline and supervised.child is not None:
                 raise self._start_error(
-                    supervised.child, f"is not ready after {_START_TIMEOUT_SECONDS:.0f} s"
+                    supervised.child, f"was not ready after {_START_TIMEOUT_SECONDS:.0f} s"
                 )
             self._changed.wait(_POLL_SECONDS)
 

@@ -71,8 +71,8 @@ def pyarrow() -> Any:
         import pyarrow.ipc  # noqa: PLC0415
     except ImportError as error:
         raise FailedPreconditionError(
-            "saving and loading datasets needs the package pyarrow, which is not installed here; "
-            "pip install 'headrace[arrow]'"
+            "saving and loading datasets requires the package pyarrow, which is not "
+            "installed; pip install 'headrace[arrow]'"
         ) from error
     return package
 
@@ -85,7 +85,7 @@ class LoneSurrogatesError(ValueError):
     """
 
     def __init__(self, index: int) -> None:
-        super().__init__(f"column {index} holds lone surrogates")
+        super().__init__(f"column {index} has lone surrogates")
         self.index = index
 
 

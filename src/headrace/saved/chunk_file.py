@@ -69,8 +69,8 @@ class ChunkFile:
         self._source = self._open_source(folder, name)
         if chunk.bytes not in (0, self._source.size):
             raise DataLossError(
-                f"{self.path!r} has {self._source.size} bytes where {chunk.bytes} were written; it "
-                "was cut short or changed: bring it back, or save the dataset again"
+                f"{self.path!r} must have {chunk.bytes} bytes, but has {self._source.size}; "
+                "it was truncated or changed: restore it, or save the dataset again"
             )
         try:
             self.schema: FileSchema = decode_schema(
@@ -101,14 +101,14 @@ class ChunkFile:
             return map_file(self.path) if folder.is_local else wrap_bytes(folder.read(name))
         except (FileNotFoundError, NotFoundError) as error:
             raise DataLossError(
-                f"{self.path!r} is missing; bring it back, or save the dataset again"
+                f"{self.path!r} is missing; restore it, or save the dataset again"
             ) from error
         except (OSError, ValueError) as error:
             raise self._corrupt_error(error) from error
 
     def _corrupt_error(self, error: Exception) -> DataLossError:
         return DataLossError(
-            f"{self.path!r} is damaged: {error}; bring it back, or save the dataset again"
+            f"{self.path!r} is damaged: {error}; restore it, or save the dataset again"
         )
 
     # --- Sequential reading -----------------------------------------------------------------------
@@ -218,10 +218,10 @@ class ChunkFile:
     ) -> None:
         """Copy the elements with these numbers to rows `targets` of `made` (`allocate_columns`)."""
         numbers = np.searchsorted(self._starts_array, rows, side="right") - 1
-        within = rows - self._starts_array[numbers]
+        row_in_batch = rows - self._starts_array[numbers]
         for index, (column, target) in enumerate(zip(self.schema.columns, made, strict=True)):
             if column.kind != NUMBERS_KIND:
-                self._gather_strings(index, column, numbers, within, target, targets)
+                self._gather_strings(index, column, numbers, row_in_batch, target, targets)
                 continue
             row_bytes = math.prod(column.lengths) * column.dtype.itemsize
             if not row_bytes:
@@ -229,7 +229,7 @@ class ChunkFile:
             if row_bytes >= _LARGE_ROW:
                 columns = [batch.columns[index].values for batch in self._batches]
                 for number, row, place in zip(
-                    numbers.tolist(), within.tolist(), targets.tolist(), strict=True
+                    numbers.tolist(), row_in_batch.tolist(), targets.tolist(), strict=True
                 ):
                     target[place] = columns[number][row]
                 continue
@@ -237,7 +237,7 @@ class ChunkFile:
             step = math.gcd(row_bytes, ALIGNMENT)
             count = (self._source.size - row_bytes) // step + 1
             windows = np.ndarray((count,), f"V{row_bytes}", self._source, strides=(step,))
-            found = windows[(self._offsets[index][numbers] + within * row_bytes) // step]
+            found = windows[(self._offsets[index][numbers] + row_in_batch * row_bytes) // step]
             target[targets] = found.view(target.dtype).reshape(-1, *column.lengths)
 
     def _gather_strings(
@@ -245,7 +245,7 @@ class ChunkFile:
         index: int,
         column: ColumnSchema,
         numbers: NDArray[np.int64],
-        within: NDArray[np.int64],
+        row_in_batch: NDArray[np.int64],
         target: NDArray[Any],
         targets: NDArray[np.int64],
     ) -> None:
@@ -253,7 +253,7 @@ class ChunkFile:
         for number in np.unique(numbers).tolist():
             self._verify(number)
             chosen = numbers == number
-            items = within[chosen][:, np.newaxis] * each.size + each
+            items = row_in_batch[chosen][:, np.newaxis] * each.size + each
             stored = self._batches[number].columns[index].values
             try:
                 found = take_strings(column, stored, items.reshape(-1))

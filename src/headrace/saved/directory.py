@@ -110,18 +110,18 @@ class SavedDirectory:
         Raises:
             AlreadyExistsError: If it may not.
         """
-        standing = self.read_status()
-        if standing.chunks is not None:
-            elements = sum(chunk.elements for chunk in standing.chunks)
+        status = self.read_status()
+        if status.chunks is not None:
+            elements = sum(chunk.elements for chunk in status.chunks)
             raise AlreadyExistsError(
-                f"{self.url!r} holds a saved dataset of {elements} elements already; name another "
-                "directory, or remove this one"
+                f"{self.url!r} already contains a saved dataset of {elements} elements; "
+                "choose another directory, or remove this one"
             )
-        if standing.header is None or standing.error is not None or standing.header.plan == plan:
+        if status.header is None or status.error is not None or status.header.plan == plan:
             return
         raise AlreadyExistsError(
-            f"{self.url!r} holds the unfinished save of another pipeline; name another directory, "
-            "or remove this one if nobody is saving there any more"
+            f"{self.url!r} contains an unfinished save of another pipeline; choose "
+            "another directory, or remove this one if no process is saving to it"
         )
 
     def begin(self, header: SaveHeader) -> None:
@@ -194,8 +194,12 @@ class SavedDirectory:
         data = self._read(METADATA)
         found = None if data is None else decode_header(data, self.folder.path(METADATA)).save_id
         if found != save_id:
-            what = "its record is gone" if found is None else "another process began to save there"
-            raise AbortedError(f"the save into {self.url!r} was given up: {what}")
+            reason = (
+                "its metadata file is missing"
+                if found is None
+                else "another process started a save there"
+            )
+            raise AbortedError(f"the save to {self.url!r} was aborted: {reason}")
 
     def _read(self, name: str) -> bytes | None:
         try:

@@ -91,7 +91,7 @@ class ChunkRecord(NamedTuple):
     def public_name(self, save_id: str) -> str:
         """Return the name under which the file is published."""
         if self.order < 0:
-            raise ValueError(f"the order of chunk file {self[:2]} was not decided yet")
+            raise ValueError(f"the order of chunk file {self[:2]} is not decided yet")
         return f"{self.order:08}-{self.name(save_id)}"
 
 
@@ -137,11 +137,11 @@ def decode_header(data: bytes, path: str) -> SaveHeader:
     """
     value = _decode(data, path)
     if value.get("format") != _FORMAT:
-        raise DataLossError(f"{path!r} is not the record of a saved dataset")
+        raise DataLossError(f"{path!r} is not the metadata of a saved dataset")
     if value.get("version") != _VERSION:
         raise FailedPreconditionError(
-            f"{path!r} is of a dataset that was saved in version {value.get('version')!r} of the "
-            f"format, and this version of headrace reads {_VERSION}; update headrace"
+            f"{path!r} has version {value.get('version')!r} of the format of saved "
+            f"datasets, but this version of headrace reads {_VERSION}; update headrace"
         )
     return SaveHeader(
         _check_text(value, "save", path), _check_text(value, "plan", path), value.get("spec")
@@ -196,7 +196,7 @@ def decode_done(data: bytes, path: str) -> tuple[str, tuple[ChunkRecord, ...]]:
         )
         _check_numbers(chunks)
         if sum(chunk.elements for chunk in chunks) != value["elements"]:
-            raise ValueError("the chunk files do not hold as many elements as it says")
+            raise ValueError("the number of elements in the chunk files does not match the total")
     except (LookupError, TypeError, ValueError) as error:
         raise DataLossError(f"{path!r} is damaged: {error}; save the dataset again") from error
     return _check_text(value, "save", path), chunks
@@ -220,7 +220,7 @@ def _check_numbers(chunks: Iterable[ChunkRecord]) -> None:
             raise ValueError(f"the chunk file of order {order} is missing")
         if chunk.number != counted.get(chunk.stream, 0):
             raise ValueError(
-                f"chunk file {chunk.number} of stream {chunk.stream} does not follow the one before"
+                f"chunk file {chunk.number} of stream {chunk.stream} is out of sequence"
             )
         counted[chunk.stream] = chunk.number + 1
 
@@ -235,7 +235,7 @@ def _decode(data: bytes, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DataLossError(f"{path!r} is damaged: {error}; save the dataset again") from error
     if not isinstance(value, dict):
-        raise DataLossError(f"{path!r} is damaged: it holds no record; save the dataset again")
+        raise DataLossError(f"{path!r} is damaged: it is not a JSON object; save the dataset again")
     return value
 
 

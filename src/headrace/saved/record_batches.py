@@ -98,7 +98,7 @@ def read_batches(source: Any, schema: FileSchema) -> list[RecordBatchView]:
     """
     reader = _open_arrow(source)
     if not reader.schema.equals(arrow_schema(schema)):
-        raise ValueError(f"its columns are not those of its form: {reader.schema.names}")
+        raise ValueError(f"its columns do not match its schema: {reader.schema.names}")
     batches = []
     for number in range(reader.num_record_batches):
         batch, metadata = reader.get_batch_with_custom_metadata(number)
@@ -131,13 +131,13 @@ def _view_column(
     starts = _view_buffer(array.buffers()[1], (size + 1,), OFFSET)
     count = int(starts[-1])
     if starts[0] != 0 or (np.diff(starts) < 0).any():
-        raise ValueError("the offsets of its lists do not go up")
+        raise ValueError("the list offsets are not ascending")
     sizes = np.diff(starts)
     shapes = None
     if len(column.shape) > 1:
         shapes = _view_buffer(next(arrays).buffers()[-1], (size, len(column.shape)), OFFSET)
         if (shapes < 0).any() or (shapes.prod(axis=1) != sizes).any():
-            raise ValueError("the shapes of its values are not those of its lists")
+            raise ValueError("the shapes of its values do not match its lists")
     if column.kind == NUMBERS_KIND:
         stored = _view_numbers(column, array, (count,), source)
         return ColumnView(stored.values, stored.offset, starts, shapes)
@@ -151,19 +151,21 @@ def _view_numbers(
     values = _view_buffer(buffer, shape, stored_dtype(column.dtype))
     offset = buffer.address - source.address if buffer else 0
     if offset % ALIGNMENT:
-        raise ValueError(f"a column begins at byte {offset}, which is no multiple of {ALIGNMENT}")
+        raise ValueError(
+            f"a column starts at byte {offset}, which is not a multiple of {ALIGNMENT}"
+        )
     return ColumnView(values, offset)
 
 
 def _view_strings(items: Array, count: int) -> Array:
     """Return an array of `count` bytes or str after checking that it stays within its buffers."""
     if len(items) != count:
-        raise ValueError(f"a column has {len(items)} items where there are {count}")
+        raise ValueError(f"a column has {len(items)} items, but expected {count}")
     if count:
         _, starts, data = items.buffers()
         found = _view_buffer(starts, (count + 1,), OFFSET)
         if found[0] < 0 or found[-1] > (data.size if data else 0) or (np.diff(found) < 0).any():
-            raise ValueError("the offsets of its strings do not stay within them")
+            raise ValueError("the string offsets exceed the data")
     return items
 
 
@@ -171,7 +173,7 @@ def _view_buffer(buffer: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> N
     needed = math.prod(shape) * dtype.itemsize
     found = buffer.size if buffer else 0
     if found < needed:
-        raise ValueError(f"a column has {found} bytes where its values take {needed}")
+        raise ValueError(f"a column has {found} bytes, but its values need {needed}")
     return np.ndarray(shape, dtype, buffer if needed else b"")
 
 

@@ -164,11 +164,10 @@ class FileSchema:
             column = old.merge(new)
             if column is None:
                 raise InvalidElementError(
-                    f"{describe_component(path)} cannot be saved: it is {_describe_column(old)} in "
-                    "the elements "
-                    f"before, and {_describe_column(new)} in element {first} or soon after it; a "
-                    "saved "
-                    "component has one dtype and one number of axes: convert it with map()"
+                    f"cannot save {describe_component(path)}: it is {_describe_column(old)} in "
+                    f"earlier elements, and {_describe_column(new)} in element {first} or soon "
+                    "after; a saved component has one dtype and one number of axes: convert it "
+                    "with map()"
                 )
             columns.append(column)
         return FileSchema(self.structure, tuple(columns))
@@ -189,9 +188,8 @@ class FileSchema:
                 n is not None and m != n for m, n in zip(found.shape, want.shape, strict=True)
             ):
                 raise InvalidElementError(
-                    f"{describe_component(path)} cannot be saved: it is "
-                    f"{_describe_column(column)}, but the "
-                    f"dataset's spec says {want}"
+                    f"cannot save {describe_component(path)}: it is {_describe_column(column)}, "
+                    f"but the dataset's spec is {want}"
                 )
 
     def allow_surrogates(self, index: int) -> FileSchema:
@@ -259,16 +257,16 @@ def infer_schema(
 def _infer_column(stacked: Any, path: str) -> ColumnSchema:
     if not isinstance(stacked, np.ndarray) or not stacked.ndim:
         raise InvalidElementError(
-            f"{describe_component(path)} of a batch is {stacked!r:.80}, which has no leading axis; "
-            "give every component the same leading axis"
+            f"{describe_component(path)} of a batch is {stacked!r:.80}, which has no "
+            "leading axis; give every component the same leading axis"
         )
     shape = stacked.shape[1:]
     if stacked.dtype.kind == "O":
         return ColumnSchema(_KIND_OF_TYPE[check_strings(stacked, path)], stacked.dtype, shape)
     if stacked.dtype.hasobject:
         raise InvalidElementError(
-            f"{describe_component(path)} cannot be saved: its dtype {stacked.dtype} holds Python "
-            "objects"
+            f"cannot save {describe_component(path)}: its dtype {stacked.dtype} "
+            "contains Python objects"
         )
     return ColumnSchema(NUMBERS_KIND, stacked.dtype, shape)
 
@@ -320,21 +318,20 @@ def _raise_mixed(values: Sequence[Any], path: str, first: int, shown: Any) -> No
         if shown(value) != before
     )
     raise InvalidElementError(
-        f"{describe_component(path)} cannot be saved: it is {before} in element {first}, and "
-        f"{found} in "
-        f"element {number}; a saved component has one dtype and one number of axes: convert it "
-        "with map()"
+        f"cannot save {describe_component(path)}: it is {before} in element "
+        f"{first}, and {found} in element {number}; a saved component has one dtype "
+        "and one number of axes: convert it with map()"
     )
 
 
 def _describe_column(column: ColumnSchema) -> str:
-    what = str(column.dtype) if column.kind == NUMBERS_KIND else column.kind
-    return f"{what} of shape {column.shape}" if column.shape else what
+    description = str(column.dtype) if column.kind == NUMBERS_KIND else column.kind
+    return f"{description} of shape {column.shape}" if column.shape else description
 
 
 def _decode_column(kind: Any, dtype: Any, shape: Any) -> ColumnSchema:
     if kind not in _KINDS:
-        raise ValueError(f"{kind!r} is not what a column holds")
+        raise ValueError(f"{kind!r} is not a column kind")
     lengths = tuple(shape)
     if any(n is not None and (type(n) is not int or n < 0) for n in lengths):
         raise ValueError(f"{shape!r} is not a shape")

@@ -106,14 +106,14 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 def _disk_full_message(path: str, seconds: float) -> str:
-    words = f"{path!r} cannot be written: {os.strerror(errno.ENOSPC)}"
+    message = f"cannot write {path!r}: {os.strerror(errno.ENOSPC)}"
     if seconds >= 1:
-        words += f", for {seconds:.0f} s"
+        message += f", for {seconds:.0f} s"
     folder = os.path.dirname(path)
     if os.path.isdir(folder):
         space = shutil.disk_usage(folder)
-        words += f" ({space.free:,} of {space.total:,} bytes are free there)"
-    return words
+        message += f" ({space.free:,} of {space.total:,} bytes are free there)"
+    return message
 
 
 CHUNK_BYTES = 64 << 20
@@ -293,4 +293,4 @@ class _OpenFile:
         except UnavailableError:
             raise  # already has a message
         except OSError as error:
-            raise UnavailableError(f"{self._path!r} cannot be written: {error}") from error
+            raise UnavailableError(f"cannot write {self._path!r}: {error}") from error

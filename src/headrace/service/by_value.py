@@ -36,25 +36,28 @@ def check_modules(modules: Sequence[ModuleType | str]) -> tuple[ModuleType, ...]
         ValueError: If no module has this name, or if it belongs to Python or Headrace.
     """
     if isinstance(modules, str | ModuleType) or not isinstance(modules, Iterable):
-        raise TypeError(f"`modules` must be a list of modules or their names, got {modules!r}")
-    return tuple(_checked(place, each) for place, each in enumerate(modules))
+        raise TypeError(f"`modules` must be a list of modules or module names, got {modules!r}")
+    return tuple(_check_module(index, each) for index, each in enumerate(modules))
 
 
-def _checked(place: int, module: object) -> ModuleType:
+def _check_module(index: int, module: object) -> ModuleType:
     if isinstance(module, str):
         try:
             module = importlib.import_module(module)
         except ImportError as error:
-            raise ValueError(f"`modules[{place}]` is {module!r}: {error}") from error
+            raise ValueError(f"`modules[{index}]`: cannot import {module!r}: {error}") from error
     if not isinstance(module, ModuleType):
-        raise TypeError(f"`modules[{place}]` must be a module or its name, got {module!r}")
+        raise TypeError(f"`modules[{index}]` must be a module or a module name, got {module!r}")
     name = module.__name__
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names or top == "headrace":
-        raise ValueError(f"`modules[{place}]` is {name!r}, which every worker has")
+    top_level = name.partition(".")[0]
+    if top_level in sys.stdlib_module_names or top_level == "headrace":
+        raise ValueError(
+            f"`modules[{index}]` is {name!r}, which is installed on every worker; remove it"
+        )
     if name not in sys.modules:
         raise ValueError(
-            f"`modules[{place}]` is the module {name!r}, which was not imported by this name"
+            f"`modules[{index}]` is the module {name!r}, which was not imported under this name; "
+            "import it under its own name"
         )
     return module
 
@@ -75,9 +78,9 @@ def _script() -> list[ModuleType]:
 def pickling_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
     """Context manager that pickles these modules, and the script of a spawned process, by value."""
     with _lock:
-        known = cloudpickle.list_registry_pickle_by_value()
-        all_ = dict.fromkeys([*modules, *_script()])
-        new = [module for module in all_ if module.__name__ not in known]
+        registered = cloudpickle.list_registry_pickle_by_value()
+        unique = dict.fromkeys([*modules, *_script()])
+        new = [module for module in unique if module.__name__ not in registered]
         try:
             for module in new:
                 cloudpickle.register_pickle_by_value(module)
@@ -103,9 +106,9 @@ def dump_with(modules: Sequence[ModuleType], plan: Node) -> bytes:
         if modules and _can_unpickle(plan):
             names = ", ".join(module.__name__ for module in modules)
             raise FailedPreconditionError(
-                "this dataset cannot be sent with the modules that are to travel with it "
-                f"(`modules`: {names}): {error.__cause__ or error}. Name modules of your own "
-                "alone; what is installed on the workers travels by name"
+                f"cannot pickle the dataset together with `modules` ({names}): "
+                f"{error.__cause__ or error}. List only your own modules; workers import "
+                "installed modules by name"
             ) from error
         raise
 

@@ -62,7 +62,7 @@ DeploymentMode: TypeAlias = Literal["COLOCATED", "REMOTE"]
 DEPLOYMENT_MODES: tuple[str | None, ...] = (None, *get_args(DeploymentMode))
 
 
-class _NamesOthers(enum.EnumMeta):
+class _ListsMembers(enum.EnumMeta):
     """Metaclass of enumerations that list their members in the error for an unknown name."""
 
     if not TYPE_CHECKING:  # otherwise type checkers would accept every name
@@ -71,15 +71,15 @@ class _NamesOthers(enum.EnumMeta):
             members = cls.__dict__.get("_member_map_", {})
             if name in members:
                 return members[name]
-            words = f"{cls.__name__} has no {name!r}"
+            message = f"{cls.__name__} has no member {name!r}"
             if not name.startswith("_"):
-                near = difflib.get_close_matches(name.upper(), members, n=1)
-                words += f"; it has {', '.join(members)}"
-                words += f". Did you mean {near[0]!r}?" if near else ""
-            raise AttributeError(words, name=name, obj=cls)
+                similar = difflib.get_close_matches(name.upper(), members, n=1)
+                message += f"; its members are {', '.join(members)}"
+                message += f". Did you mean {similar[0]!r}?" if similar else ""
+            raise AttributeError(message, name=name, obj=cls)
 
 
-class ShardingPolicy(enum.IntEnum, metaclass=_NamesOthers):
+class ShardingPolicy(enum.IntEnum, metaclass=_ListsMembers):
     """How the workers share a dataset.
 
     >>> with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
@@ -132,12 +132,12 @@ def parse_processing_mode(value: object) -> ShardingPolicy:
         return value
     if isinstance(value, str) and value in _MODE_NAMES:
         return _MODE_NAMES[value]
-    advice = ""
+    hint = ""
     if isinstance(value, str) and value.upper() in ShardingPolicy.__members__:
-        advice = f" Did you mean ShardingPolicy.{value.upper()}?"
+        hint = f" Did you mean ShardingPolicy.{value.upper()}?"
     raise ValueError(
         "processing_mode should be a `headrace.service.ShardingPolicy`, "
-        f'"parallel_epochs", or "distributed_epoch". Got {value!r}.{advice}'
+        f'"parallel_epochs", or "distributed_epoch". Got {value!r}.{hint}'
     )
 
 
@@ -175,8 +175,8 @@ def parse_service(service: object) -> str:
         _warn_of_alias()
     elif protocol != PROTOCOL:
         raise ValueError(
-            f"`service` names the protocol {protocol!r}; the service speaks {PROTOCOL!r}, as in "
-            f'"{PROTOCOL}://127.0.0.1:5050"; got service={service!r}'
+            f"`service` must have the protocol {PROTOCOL!r}, as in "
+            f'"{PROTOCOL}://127.0.0.1:5050", got {protocol!r} in service={service!r}'
         )
     try:
         addresses.split(address)
@@ -191,8 +191,8 @@ def parse_service(service: object) -> str:
 def _warn_of_alias() -> None:
     """Log, once per process, that gRPC is not supported."""
     _log.warning(
-        '`service` names the protocol "grpc", which is read as "tcp": Headrace does not speak '
-        'gRPC. Write "tcp://host:port" or "host:port"'
+        '`service` has the protocol "grpc", which is treated as "tcp": Headrace does not support '
+        'gRPC. Use "tcp://host:port" or "host:port"'
     )
 
 
@@ -203,14 +203,14 @@ def check_reachable(address: str) -> None:
         ValueError: If it is not "host:port", or the host stands for all addresses of its machine.
     """
     host, _ = addresses.split(address)
-    if not host.isprintable() or any(letter.isspace() for letter in host):
-        raise ValueError(f"address={address!r}: {host!r} is not the name of a host")
+    if not host.isprintable() or any(character.isspace() for character in host):
+        raise ValueError(f"address={address!r}: {host!r} is not a valid host name")
     if addresses.is_wildcard(host):
         raise ValueError(
-            f"address={address!r}: {host} stands for every address of its machine, and each client "
-            "would look for the worker on its own. Set `worker_address` (--worker-address) to the "
-            "name by which clients reach the worker, as in "
-            '"myhost:%port%", where "%port%" stands for its port'
+            f"address={address!r}: {host} is the wildcard address, at which each client would look "
+            "for the worker on its own machine. Set `worker_address` (--worker-address) to the "
+            'host name that clients connect to, as in "myhost:%port%"; "%port%" is replaced by the '
+            "worker's port"
         )
 
 
@@ -319,8 +319,8 @@ class DispatcherConfig:
         check_flag("gc_dynamic_sharding_jobs", self.gc_dynamic_sharding_jobs, or_none=False)
         if self.work_dir is not None and "://" in os.fspath(self.work_dir):
             raise ValueError(
-                f"work_dir={os.fspath(self.work_dir)!r} is a URL: the journal needs a directory of "
-                "a local disk or a block volume, with locks that hold"
+                f"work_dir={os.fspath(self.work_dir)!r} is a URL, but the journal requires a "
+                "directory on a local disk or block volume with working file locks"
             )
         if self.fault_tolerant_mode and self.work_dir is None:
             raise ValueError(
@@ -429,9 +429,7 @@ class WorkerConfig:
             try:
                 check_reachable(self.worker_address.replace("%port%", "1"))
             except ValueError as error:
-                raise ValueError(
-                    f"`worker_address` cannot be reached by clients: {error}"
-                ) from None
+                raise ValueError(f"clients cannot connect to `worker_address`: {error}") from None
         _check_number("hang_timeout_ms", self.hang_timeout_ms, least=0)
         _check_number("heartbeat_interval_ms", self.heartbeat_interval_ms, least=0)
         _check_number("dispatcher_timeout_ms", self.dispatcher_timeout_ms, least=0)
@@ -442,16 +440,16 @@ class WorkerConfig:
                     f"data_transfer_protocol={self.data_transfer_protocol!r} must be None or one "
                     f"of {', '.join(TRANSFER_PROTOCOLS)}"
                 )
-            _refuse(
+            _reject(
                 "data_transfer_protocol",
                 self.data_transfer_protocol,
-                "None here, and `data_transfer_protocol` of `distribute`",
+                "None, and set `data_transfer_protocol` of `distribute`",
             )
         for name in ("worker_tags", "preload"):
-            words = getattr(self, name)
-            if words is not None:
-                check_strings(name, words)
-                object.__setattr__(self, name, tuple(words))
+            value = getattr(self, name)
+            if value is not None:
+                check_strings(name, value)
+                object.__setattr__(self, name, tuple(value))
         _check_number(
             "cross_trainer_cache_size_bytes", self.cross_trainer_cache_size_bytes, least=1
         )
@@ -468,8 +466,8 @@ def default_cache_bytes(workers: int = 1) -> int:
     return min(_CACHE_BYTES, memory // 4 // max(1, workers))
 
 
-def _refuse(name: str, value: object, instead: str) -> None:
-    raise ValueError(f"{name}={value!r} is not supported by this version; use {instead}")
+def _reject(name: str, value: object, alternative: str) -> None:
+    raise ValueError(f"{name}={value!r} is not supported by this version; use {alternative}")
 
 
 def _check_address(port: object, host: object) -> None:

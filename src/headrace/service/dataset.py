@@ -157,11 +157,11 @@ def distribute(
     """
     if isinstance(processing_mode, Dataset):
         raise TypeError(
-            "distribute() takes no dataset, but returns what a dataset's `apply` takes: "
+            "`distribute` does not take a dataset; pass its result to `Dataset.apply`: "
             'dataset.apply(hr.service.distribute("distributed_epoch", "host:port"))'
         )
-    travelling = check_modules(modules)
-    with pickling_by_value(travelling):  # the cost function is sent, too
+    sent_modules = check_modules(modules)
+    with pickling_by_value(sent_modules):  # the cost function is sent, too
         options = make_read_options(
             processing_mode=processing_mode,
             service=service,
@@ -188,15 +188,15 @@ def distribute(
             _check_not_distributed(dataset)
         _check_infinite(options, traverse.cardinality(dataset.plan))
         if options.ordered and options.num_consumers is not None:
-            return _make_consumer_dataset(options, dataset.plan, compression, travelling)
-        made = partition_for(dataset.plan, options)
+            return _make_consumer_dataset(options, dataset.plan, compression, sent_modules)
+        partition = partition_for(dataset.plan, options)
         dataset_id = register_with_service(
-            service, dataset, compression, None, security, modules=travelling, anonymous=True
+            service, dataset, compression, None, security, modules=sent_modules, anonymous=True
         )
         plan = dataset.plan
         spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
         return _make_reading_dataset(
-            options, dataset_id, spec, size, job_name, compression, plan, made
+            options, dataset_id, spec, size, job_name, compression, plan, partition
         )
 
     return apply
@@ -292,26 +292,35 @@ def from_dataset_id(
         registered = decode_spec(known.element_spec)
         if element_spec is not None and not _covers(element_spec, registered):
             raise ValueError(
-                f"`element_spec` is {element_spec!r}, but dataset {name} was registered with "
-                f"{registered!r}; leave it out, or correct it"
+                f"`element_spec` {element_spec!r} does not match the spec that dataset {name} was "
+                f"registered with, {registered!r}; correct it or leave it out"
             )
         element_spec = element_spec or registered
     _check_infinite(options, known.cardinality)
-    scoped = None if job_name is None else f"dataset_id={name}/{job_name}"
+    scoped_name = None if job_name is None else f"dataset_id={name}/{job_name}"
     if options.ordered and options.num_consumers is not None:
-        whole = fetch_plan(parse_service(service), security, known.digest)
-        named = dataclasses.replace(options, job_name=scoped)
-        return _make_consumer_dataset(named, whole, known.compression, check_modules(modules))
-    plan, made = None, None
+        consumer_plan = fetch_plan(parse_service(service), security, known.digest)
+        options = dataclasses.replace(options, job_name=scoped_name)
+        return _make_consumer_dataset(
+            options, consumer_plan, known.compression, check_modules(modules)
+        )
+    plan, partition = None, None
     if (
         is_partitioned(options)
         and known.num_splits is not None
         and (options.ordered or not known.has_element_ids)
     ):
         plan = fetch_plan(parse_service(service), security, known.digest)
-        made = partition_for(plan, options)
+        partition = partition_for(plan, options)
     return _make_reading_dataset(
-        options, name, element_spec, known.cardinality, scoped, known.compression, plan, made
+        options,
+        name,
+        element_spec,
+        known.cardinality,
+        scoped_name,
+        known.compression,
+        plan,
+        partition,
     )
 
 
@@ -339,9 +348,9 @@ def delivery_report(dataset: Dataset) -> dict[str, int]:
     return report
 
 
-def _covers(wide: Spec, narrow: Spec) -> bool:
+def _covers(general: Spec, specific: Spec) -> bool:
     try:
-        return bool(relax(narrow, wide) == wide)
+        return bool(relax(specific, general) == general)
     except InvalidElementError:
         return False
 
@@ -354,7 +363,7 @@ def _make_reading_dataset(
     job_name: str | None,
     compression: str | None,
     plan: Node | None,
-    made: PlanPartition | None,
+    partition: PlanPartition | None,
 ) -> Dataset:
     """Return a dataset that reads a registered dataset.
 
@@ -366,17 +375,19 @@ def _make_reading_dataset(
         job_name: Job whose iterations to share.
         compression: "AUTO", or None.
         plan: The registered plan, if a part of it runs here.
-        made: Partition of the plan; None if workers run all of it.
+        partition: Partition of the plan; None if workers run all of it.
     """
-    is_ordered = made is not None and made.is_ordered
+    is_ordered = partition is not None and partition.is_ordered
     # The number of workers, and so of copies of the dataset, is unknown.
     is_known = is_ordered or cardinality in _known_sizes(options.processing_mode)
-    written = plan if made is not None or is_partitioned(options) else None
-    fixed: list[int] = []
-    if written is not None:
+    remote_plan = plan if partition is not None or is_partitioned(options) else None
+    fixed_seeds: list[int] = []
+    if remote_plan is not None:
         # Each reader of a job may have drawn different seeds; they share only the job's name.
-        fixed = (
-            collect_default_seeds(written) if job_name is None else derive_seeds(written, job_name)
+        fixed_seeds = (
+            collect_default_seeds(remote_plan)
+            if job_name is None
+            else derive_seeds(remote_plan, job_name)
         )
     counter = None if job_name is None else IterationCounter()
     source = RemoteSource(
@@ -386,12 +397,12 @@ def _make_reading_dataset(
         job_name=job_name,
         spec=consumer_spec(element_spec, options.remainder),
         compression=compression,
-        partition_mode="" if made is None else made.mode,
-        num_splits=None if made is None else made.num_splits,
-        exclusive_reason="" if made is None else find_exclusive_reason(made),
-        remote_plan=written,
-        ordered_partition=None if written is None else OrderedPartition(written),
-        fixed_seeds=tuple(fixed),
+        partition_mode="" if partition is None else partition.mode,
+        num_splits=None if partition is None else partition.num_splits,
+        exclusive_reason="" if partition is None else find_exclusive_reason(partition),
+        remote_plan=remote_plan,
+        ordered_partition=None if remote_plan is None else OrderedPartition(remote_plan),
+        fixed_seeds=tuple(fixed_seeds),
         _counter=counter,
         _job_check=ExhaustedJobCheck(counter),
     )
@@ -431,8 +442,8 @@ def _check_not_distributed(dataset: Dataset) -> None:
     sources = [node.source for node in traverse.walk(dataset.plan) if isinstance(node, FromSource)]
     if any(isinstance(source, RemoteSource | OrderedConsumerSource) for source in sources):
         raise FailedPreconditionError(
-            "this dataset reads a data service already, so there is nothing in it to be dealt: "
-            "apply `distribute` once, after the steps that workers are to run"
+            "this dataset already reads from a data service, so workers cannot divide it again; "
+            "apply `distribute` only once, after the steps to run on workers"
         )
 
 
@@ -444,13 +455,13 @@ def _check_spec(spec: object) -> None:
     """
     try:
         leaves, _ = flatten(spec)
-        strange = [leaf for leaf in leaves if not isinstance(leaf, ArraySpec)]
+        invalid = [leaf for leaf in leaves if not isinstance(leaf, ArraySpec)]
     except InvalidElementError:
-        strange = [spec]
-    if strange:
+        invalid = [spec]
+    if invalid:
         raise TypeError(
             "`element_spec` must be an ArraySpec, or dicts and tuples of them, but got "
-            f"{strange[0]!r} of type {type(strange[0]).__name__}"
+            f"{invalid[0]!r} of type {type(invalid[0]).__name__}"
         )
 
 

@@ -76,9 +76,9 @@ def register_dataset(
         FailedPreconditionError: If something in the dataset cannot be pickled.
         UnavailableError: If the dispatcher did not reply for a minute.
     """
-    travelling = check_modules(modules)
+    sent_modules = check_modules(modules)
     return register_with_service(
-        service, dataset, compression, dataset_id, security, modules=travelling, anonymous=False
+        service, dataset, compression, dataset_id, security, modules=sent_modules, anonymous=False
     )
 
 
@@ -115,20 +115,20 @@ def register_with_service(
     data = dump_with(modules, plan)
     if len(data) > _LARGE_PLAN_BYTES:
         _log.warning(
-            "this dataset is %d MB to send to workers, because it holds its data: read files on "
-            "the workers instead, or expect each worker to hold a copy",
+            "this dataset contains %d MB of data, which are sent to each worker: read files on the "
+            "workers instead, or provide memory for a copy on each worker",
             len(data) >> 20,
         )
-    deal = compute_split_space(canonicalize(plan).plan)
-    whole, steps = fingerprint_with_steps(plan)
+    split_space = compute_split_space(canonicalize(plan).plan)
+    fingerprint, steps = fingerprint_with_steps(plan)
     message = RegisterDataset(
         token=uuid.uuid4().hex,
         digest=hashlib.sha256(data).digest(),
-        fingerprint=whole,
+        fingerprint=fingerprint,
         # Empty if only execution can tell, which is left to the workers.
         element_spec=b"" if spec is None else encode_spec(spec),
         cardinality=traverse.cardinality(plan),
-        num_splits=None if deal is None else deal.size,
+        num_splits=None if split_space is None else split_space.size,
         compression=compression,
         dataset_id=dataset_id or None,
         anonymous=anonymous,
@@ -145,37 +145,37 @@ def _register(
     for _ in range(_MAX_UPLOADS):
         registered = call_dispatcher(address, security, message)
         if not registered.plan_needed:
-            if release_mismatch(registered.versions, mine := own_versions()):
+            if release_mismatch(registered.versions, own := own_versions()):
                 _log.warning(
-                    "this client runs %s, and the dispatcher at %s %s: the same release "
-                    "everywhere is tested",
-                    mine,
+                    "this client runs %s, but the dispatcher at %s runs %s; only equal releases "
+                    "are tested together",
+                    own,
                     address,
                     registered.versions,
                 )
             return registered.dataset_id
         _put_plan(address, security, message.digest, data)
     raise UnavailableError(
-        f"the dispatcher at {address} forgets the dataset's plan as often as it is sent: is it "
-        "restarted again and again?"
+        f"the dispatcher at {address} lost the plan of the dataset after each of {_MAX_UPLOADS} "
+        "uploads; is it being restarted repeatedly?"
     )
 
 
 def _put_plan(address: str, security: Security | None, digest: bytes, data: bytes) -> None:
     offset = 0
     while offset < len(data):
-        part = data[offset : offset + PLAN_CHUNK_BYTES]
-        put = PutPlan(digest=digest, offset=offset, total_bytes=len(data), chunk=part)
-        offset = call_dispatcher(address, security, put).received_bytes
+        chunk = data[offset : offset + PLAN_CHUNK_BYTES]
+        request = PutPlan(digest=digest, offset=offset, total_bytes=len(data), chunk=chunk)
+        offset = call_dispatcher(address, security, request).received_bytes
 
 
 def fetch_plan(address: str, security: Security | None, digest: bytes) -> Node:
     """Return the registered plan with this digest."""
     data = bytearray()
     while True:
-        got = call_dispatcher(address, security, GetPlan(digest=digest, offset=len(data)))
-        data += got.chunk
-        if len(data) >= got.total_bytes:
+        reply = call_dispatcher(address, security, GetPlan(digest=digest, offset=len(data)))
+        data += reply.chunk
+        if len(data) >= reply.total_bytes:
             return load_plan(bytes(data))
 
 
@@ -187,11 +187,11 @@ def check_compression(compression: object) -> None:
         )
 
 
-def call_dispatcher(address: str, security: Security | None, question: TypedRequest[A]) -> A:
+def call_dispatcher(address: str, security: Security | None, request: TypedRequest[A]) -> A:
     """Call the dispatcher, waiting for it if necessary; return the reply."""
     with DispatcherStub(address, security=security) as stub:
         return retry(
-            lambda timeout: stub.call(question, timeout=timeout),
+            lambda timeout: stub.call(request, timeout=timeout),
             deadline=_DEADLINE,
             peer=f"the dispatcher at {address}",
             attempt_timeout=_CALL_SECONDS,

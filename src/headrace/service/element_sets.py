@@ -67,14 +67,14 @@ class ElementSet:
     def partial_splits(self) -> PartialSplits:
         """Splits with some, but not all, elements in the set."""
         self._merge_pending()
-        return tuple((unit, _as_ranges(self._partial[unit])) for unit in sorted(self._partial))
+        return tuple((split, _as_ranges(self._partial[split])) for split in sorted(self._partial))
 
     def excluding(self, splits: Ranges) -> PartialSplits:
         """Return all splits with elements in the set, one by one, except `splits`."""
         whole = (
-            (unit, ALL_ORDINALS)
+            (split, ALL_ORDINALS)
             for start, stop in subtract(self.complete_splits, splits)
-            for unit in range(start, stop)
+            for split in range(start, stop)
         )
         return tuple(sorted((*exclude_splits(self.partial_splits, splits), *whole)))
 
@@ -82,41 +82,41 @@ class ElementSet:
         self._merge_pending()
         return bool(self._complete or self._partial)
 
-    def add(self, origins: Iterable[ElementIdRun]) -> None:
+    def add(self, runs: Iterable[ElementIdRun]) -> None:
         """Add elements."""
-        self._pending += origins
+        self._pending += runs
         if len(self._pending) >= _MAX_PENDING:
             self._merge_pending()
 
     def _merge_pending(self) -> None:
         """Merge queued runs into the set, and remove forgotten splits."""
         added, self._pending = self._pending, []
-        came: dict[int, list[tuple[int, int]]] = {}
-        whole: list[tuple[int, int]] = []
-        for unit, units, first, number in _join_runs(added):
-            stop = first + number
+        new_ordinals: dict[int, list[tuple[int, int]]] = {}
+        complete: list[tuple[int, int]] = []
+        for first_split, num_splits, first, count in _join_runs(added):
+            stop = first + count
             if first == 0 and stop >= END_ORDINAL:
-                whole.append((unit, unit + units))
-            elif units == 1:
-                came.setdefault(unit, []).append((first, stop))
+                complete.append((first_split, first_split + num_splits))
+            elif num_splits == 1:
+                new_ordinals.setdefault(first_split, []).append((first, stop))
             else:
-                for each in range(unit, unit + units):
-                    came.setdefault(each, []).append((first, stop))
-        for each, more in came.items():
+                for split in range(first_split, first_split + num_splits):
+                    new_ordinals.setdefault(split, []).append((first, stop))
+        for split, new_ranges in new_ordinals.items():
             # Once per split, because an interleaved split may have many ranges.
-            rows = _union(self._partial.get(each, ()), more)
-            if isinstance(rows, tuple) and rows == ALL_ORDINALS:
-                whole.append((each, each + 1))
+            ordinals = _union(self._partial.get(split, ()), new_ranges)
+            if isinstance(ordinals, tuple) and ordinals == ALL_ORDINALS:
+                complete.append((split, split + 1))
             else:
-                self._partial[each] = rows
-        if whole:
-            self._complete = list(union((*self._complete, *whole)))
+                self._partial[split] = ordinals
+        if complete:
+            self._complete = list(union((*self._complete, *complete)))
         if self._complete and self._complete[0][0] < self._forgotten_before:
             self._complete = list(drop_below(tuple(self._complete), self._forgotten_before))
         self._partial = {
-            each: self._partial[each]
-            for each in _exclude(self._partial, self._complete)
-            if each >= self._forgotten_before
+            split: self._partial[split]
+            for split in _exclude(self._partial, self._complete)
+            if split >= self._forgotten_before
         }
 
     def add_complete(self, start: int, stop: int) -> None:
@@ -124,16 +124,16 @@ class ElementSet:
         if start >= stop:
             return
         if self._pending:
-            unit, units, first, number = self._pending[-1]
-            if unit + units == start and first == 0 and number == END_ORDINAL:  # usual case
-                self._pending[-1] = (unit, stop - unit, 0, END_ORDINAL)
+            split, num_splits, first, count = self._pending[-1]
+            if split + num_splits == start and first == 0 and count == END_ORDINAL:  # usual case
+                self._pending[-1] = (split, stop - split, 0, END_ORDINAL)
                 return
         self.add([(start, stop - start, 0, END_ORDINAL)])
 
-    def add_with_complete(self, origins: Iterable[ElementIdRun], start: int, stop: int) -> None:
+    def add_with_complete(self, runs: Iterable[ElementIdRun], start: int, stop: int) -> None:
         """Add elements, and all of splits `start` to `stop` - 1, which contain most of them."""
         self.add_complete(start, stop)
-        others = [run for run in origins if run[0] < start or run[0] + run[1] > stop]
+        others = [run for run in runs if run[0] < start or run[0] + run[1] > stop]
         if others:
             self.add(others)
 
@@ -142,74 +142,78 @@ class ElementSet:
         self._forgotten_before = max(self._forgotten_before, before)
 
 
-def _as_ranges(rows: Ranges | NDArray[np.int64]) -> Ranges:
-    return rows if isinstance(rows, tuple) else tuple((a, b) for a, b in rows.tolist())
+def _as_ranges(ordinals: Ranges | NDArray[np.int64]) -> Ranges:
+    if isinstance(ordinals, tuple):
+        return ordinals
+    return tuple((start, stop) for start, stop in ordinals.tolist())
 
 
 def _union(
-    rows: Ranges | NDArray[np.int64], more: list[tuple[int, int]]
+    ordinals: Ranges | NDArray[np.int64], new_ranges: list[tuple[int, int]]
 ) -> Ranges | NDArray[np.int64]:
-    """Return the union of `rows` and the other ranges."""
-    if len(rows) + len(more) <= _NUMPY_ABOVE:
-        return union((*_as_ranges(rows), *more))
-    ranges = np.array(more, np.int64)
-    if len(rows):
-        ranges = np.concatenate([np.asarray(rows, np.int64), ranges])
+    """Return the union of `ordinals` and the new ranges."""
+    if len(ordinals) + len(new_ranges) <= _NUMPY_ABOVE:
+        return union((*_as_ranges(ordinals), *new_ranges))
+    ranges = np.array(new_ranges, np.int64)
+    if len(ordinals):
+        ranges = np.concatenate([np.asarray(ordinals, np.int64), ranges])
     ranges = ranges[ranges[:, 0].argsort(kind="stable")]
     stops = np.maximum.accumulate(ranges[:, 1])
     is_last = np.ones(len(ranges), np.bool_)
     np.greater(ranges[1:, 0], stops[:-1], out=is_last[:-1])
     is_first = np.roll(is_last, 1)  # index 0 follows the very last
-    found = np.stack([ranges[is_first, 0], stops[is_last]], axis=1)
-    return _as_ranges(found) if len(found) <= _NUMPY_ABOVE else found
+    merged = np.stack([ranges[is_first, 0], stops[is_last]], axis=1)
+    return _as_ranges(merged) if len(merged) <= _NUMPY_ABOVE else merged
 
 
-def _join_runs(origins: Iterable[ElementIdRun]) -> list[ElementIdRun]:
+def _join_runs(runs: Iterable[ElementIdRun]) -> list[ElementIdRun]:
     """Return the same elements with adjacent runs of the same splits joined."""
-    found: list[ElementIdRun] = []
-    places: dict[tuple[int, int], int] = {}
-    for unit, units, first, number in origins:
-        place = places.get((unit, units))
-        if place is not None and found[place][2] + found[place][3] == first:
-            found[place] = (unit, units, found[place][2], found[place][3] + number)
+    joined: list[ElementIdRun] = []
+    indices: dict[tuple[int, int], int] = {}
+    for split, num_splits, first, count in runs:
+        index = indices.get((split, num_splits))
+        if index is not None and joined[index][2] + joined[index][3] == first:
+            joined[index] = (split, num_splits, joined[index][2], joined[index][3] + count)
         else:
-            places[unit, units] = len(found)
-            found.append((unit, units, first, number))
-    return found
+            indices[split, num_splits] = len(joined)
+            joined.append((split, num_splits, first, count))
+    return joined
 
 
-def first_elements(origins: Iterable[ElementIdRun], number: int) -> list[ElementIdRun]:
+def first_elements(runs: Iterable[ElementIdRun], number: int) -> list[ElementIdRun]:
     """Return the first `number` elements of runs in the order of the elements."""
     found: list[ElementIdRun] = []
-    for unit, units, first, each in origins:
-        whole = min(units, number // each)
-        if whole:
-            found.append((unit, whole, first, each))
-        number -= whole * each
-        if whole < units:
+    for split, num_splits, first, count in runs:
+        num_complete = min(num_splits, number // count)
+        if num_complete:
+            found.append((split, num_complete, first, count))
+        number -= num_complete * count
+        if num_complete < num_splits:
             if number:
-                found.append((unit + whole, 1, first, number))
+                found.append((split + num_complete, 1, first, number))
             break
     return found
 
 
 def count_elements(runs: Iterable[ElementIdRun]) -> int:
     """Return the number of elements in runs, without ordinals after the end of a split."""
-    return sum(units * number for _, units, first, number in runs if first + number < END_ORDINAL)
+    return sum(
+        num_splits * count for _, num_splits, first, count in runs if first + count < END_ORDINAL
+    )
 
 
-def exclude_splits(parts: PartialSplits, units: Ranges) -> PartialSplits:
-    """Return the parts of splits that are not among `units`."""
-    left = set(_exclude([each for each, _ in parts], units))
-    return tuple(each for each in parts if each[0] in left)
+def exclude_splits(partial_splits: PartialSplits, excluded: Ranges) -> PartialSplits:
+    """Return the partial splits that are not in the excluded ranges."""
+    included = set(_exclude([split for split, _ in partial_splits], excluded))
+    return tuple(each for each in partial_splits if each[0] in included)
 
 
 def _exclude(numbers: Iterable[int], ranges: Sequence[tuple[int, int]]) -> list[int]:
     """Return the numbers that are in none of the ranges."""
     starts = [start for start, _ in ranges]
 
-    def is_among(number: int) -> bool:
-        place = bisect_right(starts, number) - 1
-        return place >= 0 and number < ranges[place][1]
+    def is_excluded(number: int) -> bool:
+        index = bisect_right(starts, number) - 1
+        return index >= 0 and number < ranges[index][1]
 
-    return [number for number in numbers if not is_among(number)]
+    return [number for number in numbers if not is_excluded(number)]

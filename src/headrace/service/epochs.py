@@ -1,4 +1,4 @@
-"""Names of epochs in messages: "pass 0", or "pass 0.2" for nested repetitions."""
+"""Names of epochs in messages: "epoch 0", or "epoch 0.2" for nested repetitions."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ def format_epoch(epoch: tuple[int, ...]) -> str:
     Args:
         epoch: Indices from the user's iteration inwards; empty for a single epoch.
     """
-    return f"pass {'.'.join(map(str, epoch)) or '0'}"
+    return f"epoch {'.'.join(map(str, epoch)) or '0'}"

@@ -120,7 +120,9 @@ class LocalCluster:
         register_fork_sensitive(self)
         try:
             if processes:
-                self._supervisor = Supervisor("worker process", self._note, restarts=restart)
+                self._supervisor = Supervisor(
+                    "worker process", self._handle_event, restarts=restart
+                )
             self._add(num_workers)
         except BaseException:
             self.close()
@@ -165,8 +167,7 @@ class LocalCluster:
         """
         if self._config.work_dir is None:
             raise FailedPreconditionError(
-                "the dispatcher cannot be restarted: it keeps no journal. "
-                "Use LocalCluster(work_dir=...)"
+                "cannot restart a dispatcher without a journal; use LocalCluster(work_dir=...)"
             )
         self._dispatcher.stop()
         self._dispatcher = DispatchServer(self._config)
@@ -199,30 +200,30 @@ class LocalCluster:
 
     # --- supervision ------------------------------------------------------------------------------
 
-    def _note(self, event: ProcessEvent) -> None:
+    def _handle_event(self, event: ProcessEvent) -> None:
         """Handle an event of a worker process that no caller waits for."""
         match event:
             case ProcessReady(_, child):
                 self._workers.append(ProcessWorker(child))
-            case ProcessExited(_, child, again_in) if not child.stop_requested:
-                self._report(child, again_in)
-            case ProcessStartFailed(_, error, again_in):
-                _log.warning("no worker could be started: %s; next try in %g s", error, again_in)
+            case ProcessExited(_, child, restart_in) if not child.stop_requested:
+                self._log_exit(child, restart_in)
+            case ProcessStartFailed(_, error, retry_in):
+                _log.warning("starting a worker failed: %s; retry in %g s", error, retry_in)
 
-    def _report(self, child: ChildProcess, again_in: float | None) -> None:
+    def _log_exit(self, child: ChildProcess, restart_in: float | None) -> None:
         """Log that a process died unexpectedly."""
-        where = "that was not ready yet"
+        address = "not ready yet"
         for worker in self._workers:
             if isinstance(worker, ProcessWorker) and worker.child is child:
                 worker.exit_reason = child.exit_description
-                where = f"at {worker.address}"
+                address = worker.address
         _log.warning(
-            "worker process %d %s %s; %d of the cluster's workers are left%s",
+            "worker process %d (%s) %s; remaining workers: %d%s",
             child.pid,
-            where,
+            address,
             child.exit_description,
-            sum(other.is_running for other in self._workers),
-            "" if again_in is None else f", and another starts in {again_in:g} s",
+            sum(worker.is_running for worker in self._workers),
+            "" if restart_in is None else f"; replacement starts in {restart_in:g} s",
         )
 
     # --- starting -----------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class ThreadWorker:
 
     def kill(self) -> None:
         raise FailedPreconditionError(
-            f"the worker at {self.address} runs in this process and cannot be killed alone; "
+            f"the worker at {self.address} runs in this process and cannot be killed separately; "
             "use LocalCluster(processes=True), or stop_worker()"
         )
 

@@ -48,22 +48,22 @@ def subtract(whole: Ranges, part: Ranges) -> Ranges:
         return ()
     if not part:
         return tuple([each for each in whole if each[0] < each[1]])
-    left: list[tuple[int, int]] = []
-    gone = iter(part)
-    gap = next(gone, None)
+    difference: list[tuple[int, int]] = []
+    removed_ranges = iter(part)
+    removed = next(removed_ranges, None)
     for start, stop in whole:
-        while gap is not None and gap[1] <= start:
-            gap = next(gone, None)
-        while gap is not None and gap[0] < stop:
-            if start < gap[0]:
-                left.append((start, gap[0]))
-            start = gap[1]
+        while removed is not None and removed[1] <= start:
+            removed = next(removed_ranges, None)
+        while removed is not None and removed[0] < stop:
+            if start < removed[0]:
+                difference.append((start, removed[0]))
+            start = removed[1]
             if start >= stop:
                 break
-            gap = next(gone, None)
+            removed = next(removed_ranges, None)
         if start < stop:
-            left.append((start, stop))
-    return tuple(left)
+            difference.append((start, stop))
+    return tuple(difference)
 
 
 def intersect(one: Ranges, other: Ranges) -> Ranges:
@@ -92,20 +92,20 @@ def drop_below(ranges: Ranges, least: int) -> Ranges:
 
 def drop_first(runs: list[tuple[int, int]], number: int) -> None:
     """Remove the first `number` splits from the front of runs, in place."""
-    whole = 0
+    num_complete = 0
     for start, stop in runs:
         if number < stop - start:
             break
         number -= stop - start
-        whole += 1
-    del runs[:whole]
+        num_complete += 1
+    del runs[:num_complete]
     if number:
         start, stop = runs[0]
         runs[0] = (start + number, stop)
 
 
 def locate_in_stream(runs: Iterable[tuple[int, int]], first: int, splits: Ranges) -> Ranges:
-    """Return the places in the stream of splits given in assignment order.
+    """Return the indices in the stream of splits given in assignment order.
 
     Args:
         runs: Assigned ranges, starting with the split that has number `first` in assignment order.
@@ -122,24 +122,24 @@ def to_assignment_order(runs: Iterable[tuple[int, int]], first: int, splits: Ran
     """
     found: list[tuple[int, int]] = []
     for start, stop in runs:
-        inside = intersect(((start, stop),), splits)
-        found += [(first + begin - start, first + end - start) for begin, end in inside]
+        common = intersect(((start, stop),), splits)
+        found += [(first + begin - start, first + end - start) for begin, end in common]
         first += stop - start
     return union(found)
 
 
 def _locate_pieces(
-    runs: Iterable[tuple[int, int]], first: int, dealt: Ranges
+    runs: Iterable[tuple[int, int]], first: int, splits: Ranges
 ) -> Iterator[tuple[int, int]]:
     # Both ascend in assignment order, so each is traversed once.
-    at = 0
+    index = 0
     for start, stop in runs:
         last = first + stop - start
-        while at < len(dealt) and dealt[at][0] < last:
-            begin, end = dealt[at]
+        while index < len(splits) and splits[index][0] < last:
+            begin, end = splits[index]
             if end > first:
                 yield start + max(begin, first) - first, start + min(end, last) - first
             if end > last:
                 break
-            at += 1
+            index += 1
         first = last

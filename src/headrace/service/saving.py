@@ -39,8 +39,8 @@ __all__ = ["DistributedSave", "SaveProgress", "distributed_save"]
 
 _log = logging.getLogger(__name__)
 
-_FIRST_LOOK = 0.01
-_LAST_LOOK = 0.5
+_FIRST_POLL_SECONDS = 0.01
+_MAX_POLL_SECONDS = 0.5
 
 
 class SaveProgress(NamedTuple):
@@ -95,7 +95,7 @@ class DistributedSave:
             NotFoundError: If the dispatcher does not know the save.
             UnavailableError: If the dispatcher did not reply for a minute.
         """
-        return _progress(self._ask())
+        return _progress(self._get_status())
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until the save is finished.
@@ -108,29 +108,29 @@ class DistributedSave:
             DeadlineExceededError: If it is not finished within `timeout`.
             NotFoundError: If the dispatcher does not know the save.
         """
-        until = None if timeout is None else time.monotonic() + timeout
-        delay = _FIRST_LOOK
-        while not (update := self._ask()).is_closed:
-            left = delay if until is None else min(delay, until - time.monotonic())
-            if left <= 0:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        delay = _FIRST_POLL_SECONDS
+        while not (status := self._get_status()).is_closed:
+            pause = delay if deadline is None else min(delay, deadline - time.monotonic())
+            if pause <= 0:
                 raise DeadlineExceededError(
-                    f"the save into {self._path!r} is not finished after {timeout:g} s: "
-                    f"{update.elements} elements are in {update.files} files"
+                    f"the save into {self._path!r} did not finish within {timeout:g} s; "
+                    f"{status.elements} elements in {status.files} files are complete"
                 )
-            time.sleep(left)
-            delay = min(delay * 1.5, _LAST_LOOK)
-        _raise_failure(update, self._path)
+            time.sleep(pause)
+            delay = min(delay * 1.5, _MAX_POLL_SECONDS)
+        _raise_failure(status, self._path)
 
     def wait_until_open(self) -> None:
         """Wait until the directory exists, so that it can be loaded."""
-        delay = _FIRST_LOOK
-        while not ((update := self._ask()).is_open or update.error):
+        delay = _FIRST_POLL_SECONDS
+        while not ((status := self._get_status()).is_open or status.error):
             time.sleep(delay)
-            delay = min(delay * 1.5, _LAST_LOOK)
-        if not update.is_open:
-            _raise_failure(update, self._path)
+            delay = min(delay * 1.5, _MAX_POLL_SECONDS)
+        if not status.is_open:
+            _raise_failure(status, self._path)
 
-    def _ask(self) -> SaveStatus:
+    def _get_status(self) -> SaveStatus:
         return call_dispatcher(self._service, self._security, GetSaveStatus(save_id=self._save))
 
     def __repr__(self) -> str:
@@ -187,11 +187,11 @@ def distributed_save(
     plan = dataset.plan
     if traverse.cardinality(plan) == INFINITE:
         raise InvalidArgumentError(
-            "Saving an infinite dataset is not allowed: choose how many elements with take(n)"
+            "Saving an infinite dataset is not allowed: limit it with take(n)"
         )
     folder = open_folder(path)
     saved.arrow.pyarrow()  # loading will require it
-    where = os.path.abspath(folder.url) if folder.is_local else folder.url
+    url = os.path.abspath(folder.url) if folder.is_local else folder.url
     dataset_id = register_with_service(
         service,
         dataset,
@@ -205,32 +205,32 @@ def distributed_save(
     if spec is None:
         spec = traverse.element_spec(prepare(plan).plan)
     own_seed = traverse.merged_options(plan).seed
-    save = secrets.token_hex(8)
-    begin = StartSave(
-        save_id=save,
+    save_id = secrets.token_hex(8)
+    request = StartSave(
+        save_id=save_id,
         dataset_id=dataset_id,
-        path=where,
+        path=url,
         plan_digest=identity_digest(plan),
         spec=b"" if spec is None else json.dumps(describe_spec(spec)).encode(),
         seed=draw_seed() if own_seed is None else own_seed,
         chunk_bytes=chunk_bytes,
     )
-    call_dispatcher(address, security, begin)
-    handle = DistributedSave(address, save, where, security)
+    call_dispatcher(address, security, request)
+    handle = DistributedSave(address, save_id, url, security)
     handle.wait_until_open()
     return handle
 
 
-def _progress(update: SaveStatus) -> SaveProgress:
-    return SaveProgress(update.is_closed, update.elements, update.files, update.bytes, update.error)
+def _progress(status: SaveStatus) -> SaveProgress:
+    return SaveProgress(status.is_closed, status.elements, status.files, status.bytes, status.error)
 
 
-def _raise_failure(update: SaveStatus, path: str) -> None:
-    if not update.error:
+def _raise_failure(status: SaveStatus, path: str) -> None:
+    if not status.error:
         return
-    kind = getattr(errors, update.error_class, FailedPreconditionError)
-    if kind is AlreadyExistsError:
-        raise AlreadyExistsError(update.error)
-    if not (isinstance(kind, type) and issubclass(kind, HeadraceError)):
-        kind = FailedPreconditionError
-    raise kind(f"the dataset could not be saved into {path!r}: {update.error}")
+    error_class = getattr(errors, status.error_class, FailedPreconditionError)
+    if error_class is AlreadyExistsError:
+        raise AlreadyExistsError(status.error)
+    if not (isinstance(error_class, type) and issubclass(error_class, HeadraceError)):
+        error_class = FailedPreconditionError
+    raise error_class(f"the dataset could not be saved into {path!r}: {status.error}")

@@ -97,8 +97,8 @@ class PeerConnections(Generic[Peer, Q]):
         """
         connection = self._by_peer[peer]
         requests, now = connection.requests, time.monotonic()
-        for ticket, (until, _) in list(requests.items()):
-            if now <= until:
+        for ticket, (deadline, _) in list(requests.items()):
+            if now <= deadline:
                 break
             del requests[ticket]
         ticket = connection.channel.send(message, buffers)

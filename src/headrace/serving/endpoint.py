@@ -72,8 +72,8 @@ class Endpoint:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"metrics cannot be served at port {port} of {host} ({error.strerror}); choose "
-                "another port, or 0 for one that is free",
+                f"cannot serve metrics at port {port} of {host} ({error.strerror}); choose "
+                "another port, or 0 for a free one",
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever,
@@ -148,7 +148,7 @@ class _Server(socketserver.ThreadingTCPServer):
                     request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("an answer to %s was not sent", client_address, exc_info=True)
+        _log.debug("cannot send a reply to %s", client_address, exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -164,15 +164,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
-            found = "there are " + ", ".join(self.server.pages) + "\n"
-            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, found.encode()
+            pages_text = "there are " + ", ".join(self.server.pages) + "\n"
+            status, kind, body = HTTPStatus.NOT_FOUND, _TEXT, pages_text.encode()
         else:
             try:
                 status, kind, body = page(self.headers.get("Accept") or "")
             except Exception as error:
-                _log.debug("no answer to %s", self.path, exc_info=True)
-                words = f"{type(error).__name__}: {error}\n"
-                status, kind, body = HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, words.encode()
+                _log.debug("cannot serve %s", self.path, exc_info=True)
+                message = f"{type(error).__name__}: {error}\n"
+                status, kind, body = HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, message.encode()
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

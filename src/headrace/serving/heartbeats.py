@@ -28,7 +28,7 @@ class LastHeard(dict[K, float]):
     @classmethod
     def all_at(cls, known: Iterable[K], now: float) -> Self:
         """Return a mapping in which all peers were heard from now."""
-        return cls((who, now) for who in known)
+        return cls((peer, now) for peer in known)
 
     def record(self, peer: object, now: float) -> bool:
         """Record a message from a peer; return whether the peer is known."""
@@ -39,12 +39,12 @@ class LastHeard(dict[K, float]):
 
     def expired(self, now: float, timeout: float) -> list[K]:
         """Return the peers that were silent for longer than `timeout` seconds."""
-        return [who for who, heard in self.items() if now - heard > timeout]
+        return [peer for peer, last_heard in self.items() if now - last_heard > timeout]
 
     def extend(self, pause: float, now: float) -> None:
         """Subtract a pause of `pause` seconds of this process from the silence of all peers."""
-        for who, heard in self.items():
-            self[who] = min(now, heard + pause)
+        for peer, last_heard in self.items():
+            self[peer] = min(now, last_heard + pause)
 
 
 class PauseDetector:

@@ -79,8 +79,8 @@ class HighWaterMark:
             if not self._has_logged:
                 self._has_logged = True
                 _log.warning(
-                    "the high-water mark %s cannot be used (%s): should records be missing at the "
-                    "journal's end when it is read again, nobody would notice",
+                    "cannot use the high-water mark %s (%s): records missing at the end of the "
+                    "journal would not be detected when it is read again",
                     self.path,
                     error,
                 )

@@ -111,16 +111,16 @@ class MemoryJournal(Journal[F, S]):
             state = self._format.initial_state()
         else:
             state = self._format.decode_state(self._snapshot)
-        for fact in self._events:
-            self._format.apply(state, fact)
+        for event in self._events:
+            self._format.apply(state, event)
         return state
 
     def append(self, events: Sequence[F], blobs: Sequence[BlobPart] = ()) -> None:
         for key, offset, part in blobs:
-            kept = self._blobs.setdefault(key, {})
+            stored = self._blobs.setdefault(key, {})
             if offset == 0:
-                kept.clear()
-            kept[offset] = part
+                stored.clear()
+            stored[offset] = part
         self._events += events
 
     def read_blob(self, position: BlobPosition) -> bytes:

@@ -55,7 +55,7 @@ class JournalCopy(Generic[F, S]):
         self.path = directory / format.file_name
         if not self.path.is_file():
             raise NotFoundError(
-                f"there is no journal in {directory}: it would be the file {format.file_name}"
+                f"no journal in {directory}: the file {format.file_name} does not exist"
             )
         self._resources = contextlib.ExitStack()
         try:
@@ -68,8 +68,8 @@ class JournalCopy(Generic[F, S]):
                 (version,) = self._database.execute("PRAGMA user_version").fetchone()
             if version != format.number:
                 raise FailedPreconditionError(
-                    f"the journal {self.path} has format {version}, this version of Headrace reads "
-                    f"format {format.number}: use the version that wrote it"
+                    f"journal {self.path} has format {version}, but this version of Headrace "
+                    f"reads format {format.number}: use the version that wrote it"
                 )
         except BaseException:
             self.close()
@@ -109,14 +109,14 @@ class JournalCopy(Generic[F, S]):
         if isinstance(body, bytes) and zlib.crc32(body) == checksum:
             with contextlib.suppress(msgspec.DecodeError):
                 return decode(body)
-        raise DataLossError(f"the journal {self.path} is damaged: record {number}")
+        raise DataLossError(f"journal {self.path} is damaged: record {number}")
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            raise DataLossError(f"the journal {self.path} is damaged: {error}") from error
+            raise DataLossError(f"journal {self.path} is damaged: {error}") from error
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -132,7 +132,7 @@ def _copy(source: Path, target: Path) -> None:
         if _version(source, log) == before:
             return
     raise UnavailableError(
-        f"the journal {source} is written to so fast that no copy is of one moment; try again"
+        f"cannot copy journal {source} consistently, because it is written too fast; try again"
     )
 
 

@@ -131,8 +131,8 @@ class JournaledCore(Generic[F, S, D]):
         with self._lock:
             if self._closed.is_set():
                 return
-            answers = self._decide([request.message for request in requests])
-        for request, answer in zip(requests, answers, strict=True):
+            replies = self._decide([request.message for request in requests])
+        for request, answer in zip(requests, replies, strict=True):
             if isinstance(answer, Exception):
                 request.fail(answer)
             else:
@@ -140,7 +140,7 @@ class JournaledCore(Generic[F, S, D]):
 
     def _decide(self, requests: Sequence[msgspec.Struct]) -> list[msgspec.Struct | Exception]:
         decided: list[D | Exception] = []
-        facts: list[F] = []
+        events: list[F] = []
         blobs: list[BlobPart] = []
         kept: list[F] = []
         try:
@@ -161,15 +161,15 @@ class JournaledCore(Generic[F, S, D]):
                     decided.append(self._internal_error(request, error))
                     # The state is inconsistent now; the events of earlier requests are complete.
                     self._decider = None
-                    self._journal.append(facts, blobs)
-                    kept += facts
-                    facts, blobs = [], []
+                    self._journal.append(events, blobs)
+                    kept += events
+                    events, blobs = [], []
                     continue
                 decided.append(decision)
-                facts += found
+                events += found
                 blobs += decision.blobs
-            self._journal.append(facts, blobs)
-            kept += facts
+            self._journal.append(events, blobs)
+            kept += events
             if kept:
                 self._journal_problem = ""
         except BaseException as error:
@@ -200,9 +200,9 @@ class JournaledCore(Generic[F, S, D]):
             try:
                 decider = self._open()
                 before = set(decider.blobs)
-                facts = decider.tick(self._clock())
-                self._journal.append(facts)
-                if facts:
+                events = decider.tick(self._clock())
+                self._journal.append(events)
+                if events:
                     self._journal_problem = ""
                 after = decider.blobs
                 if any(key not in after for key in before):
@@ -211,7 +211,7 @@ class JournaledCore(Generic[F, S, D]):
                 self._decider = None
                 self._log_problem(error)
                 raise
-            self._on_journaled(facts)
+            self._on_journaled(events)
             self._compact(decider)
 
     def maintain(self, interval: float) -> None:
@@ -222,7 +222,7 @@ class JournaledCore(Generic[F, S, D]):
             except UnavailableError:
                 pass  # an unusable journal, already logged
             except Exception:
-                _log.exception("maintenance failed; trying again in %.1f s", interval)
+                _log.exception("maintenance failed; retrying in %.1f s", interval)
 
     def _log_problem(self, error: BaseException) -> None:
         """Log that the journal is unusable, unless that was logged recently."""
@@ -232,12 +232,12 @@ class JournaledCore(Generic[F, S, D]):
         recently = self._last_logged is not None and now - self._last_logged < _LOG_INTERVAL_SECONDS
         if isinstance(error, UnavailableError) and not recently:
             self._last_logged = now
-            _log.error("no request that changes anything is carried out: %s", error)
+            _log.error("requests that change state fail: %s", error)
 
     def _open(self) -> Decider[F, S, D]:
         if self._decider is None:
-            decider, facts = self._make_decider(self._journal.replay(), self._clock())
-            self._journal.append(facts)
+            decider, events = self._make_decider(self._journal.replay(), self._clock())
+            self._journal.append(events)
             self._decider = decider
         return self._decider
 
@@ -246,16 +246,16 @@ class JournaledCore(Generic[F, S, D]):
             self._journal.compact(decider.state)
         except UnavailableError:
             # The events are durable nevertheless; compaction is retried with the next ones.
-            _log.exception("the journal stays long")
+            _log.exception("cannot compact the journal; retrying with the next events")
 
     def _internal_error(self, request: msgspec.Struct, error: Exception) -> HeadraceError:
         _log.error(
-            "the %s failed at %s; nothing of it was kept", self._owner, request, exc_info=error
+            "the %s failed at %s; its changes were discarded", self._owner, request, exc_info=error
         )
         return HeadraceError(
-            f"the {self._owner} could not carry out {type(request).__name__}: "
-            f"{type(error).__name__} inside it, which is an error of Headrace and not of the one "
-            f"who asked. Nothing was changed; the {self._owner}'s log has the story"
+            f"internal error in the {self._owner}: {type(error).__name__} during "
+            f"{type(request).__name__}; this is a bug in Headrace, not in the caller. "
+            f"Nothing was changed; see the {self._owner}'s log for the traceback"
         )
 
     def close(self) -> None:

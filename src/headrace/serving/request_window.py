@@ -102,13 +102,13 @@ class RequestWindow(Generic[A]):
         if not count:
             return True
         last = first + count
-        place = bisect_left(self._seen_ranges, (first, first))
-        if place and self._seen_ranges[place - 1][1] > first:
+        index = bisect_left(self._seen_ranges, (first, first))
+        if index and self._seen_ranges[index - 1][1] > first:
             return False
-        if place < len(self._seen_ranges) and self._seen_ranges[place][0] < last:
+        if index < len(self._seen_ranges) and self._seen_ranges[index][0] < last:
             return False
-        self._seen_ranges.insert(place, (first, last))
-        self._merge_ranges(place)
+        self._seen_ranges.insert(index, (first, last))
+        self._merge_ranges(index)
         return True
 
     def _merge_ranges(self, index: int) -> None:
@@ -169,9 +169,9 @@ class UnacknowledgedReplies(Generic[P]):
     def batches(self) -> list[P]:
         """Return the result batches sent and not acknowledged."""
         return [
-            portion
+            result_batch
             for client in self._clients.values()
-            for portion, _ in client.unacknowledged.values()
+            for result_batch, _ in client.unacknowledged.values()
         ]
 
     def count_unacknowledged(self, client_id: str) -> tuple[int, int]:
@@ -193,8 +193,8 @@ class UnacknowledgedReplies(Generic[P]):
         if acknowledged > client.acknowledged:
             client.acknowledged = acknowledged
             for number in [n for n in client.unacknowledged if n < acknowledged]:
-                portion, size = client.unacknowledged.pop(number)
-                used.append(portion)
+                result_batch, size = client.unacknowledged.pop(number)
+                used.append(result_batch)
                 client.size -= size
                 self._size -= size
             client.expired = {n for n in client.expired if n >= acknowledged}
@@ -220,7 +220,7 @@ class UnacknowledgedReplies(Generic[P]):
         """Record that a known client gets a result batch of `size` bytes."""
         client = self._clients[client_id]
         assert number not in client.unacknowledged, (
-            f"number {number} of {client_id} was answered already"
+            f"request {number} of {client_id} was already answered"
         )
         client.unacknowledged[number] = batch, size
         client.size += size
@@ -229,7 +229,11 @@ class UnacknowledgedReplies(Generic[P]):
     def unacknowledged_by(self, client_id: str) -> list[P]:
         """Return the result batches that a client has not acknowledged."""
         client = self._clients.get(client_id)
-        return [] if client is None else [portion for portion, _ in client.unacknowledged.values()]
+        return (
+            []
+            if client is None
+            else [result_batch for result_batch, _ in client.unacknowledged.values()]
+        )
 
     def drop_client(self, client_id: str) -> None:
         """Drop the result batches of a lost client."""
@@ -248,7 +252,7 @@ class UnacknowledgedReplies(Generic[P]):
         lost: list[P] = []
         for client in self._clients.values():
             if client.unacknowledged and now - client.last_heard > timeout:
-                lost.extend(portion for portion, _ in client.unacknowledged.values())
+                lost.extend(result_batch for result_batch, _ in client.unacknowledged.values())
                 client.expired.update(client.unacknowledged)
                 client.unacknowledged.clear()
                 self._size -= client.size

@@ -53,7 +53,9 @@ def reply_type(request_type: type[TypedRequest[A]]) -> type[A]:
             (found,) = get_args(base)
             if isinstance(found, type):
                 return found
-    raise TypeError(f"{request_type.__name__} names no reply: derive it from TypedRequest[...]")
+    raise TypeError(
+        f"{request_type.__name__} declares no reply type: derive it from TypedRequest[...]"
+    )
 
 
 class Stub:
@@ -85,9 +87,9 @@ class Stub:
         reply, _ = self._channel.call(request, timeout=timeout)
         if not isinstance(reply, expected):
             raise TypeError(
-                f"the {self._peer} at {self._channel.address} answered "
-                f"{type(request).__name__} with {type(reply).__name__} where "
-                f"{expected.__name__} is due; is it of another version of Headrace?"
+                f"the {self._peer} at {self._channel.address} replied to "
+                f"{type(request).__name__} with {type(reply).__name__}, expected "
+                f"{expected.__name__}; is it another version of Headrace?"
             )
         return reply
 

@@ -134,18 +134,18 @@ class SessionRunner:
             if condition():
                 return True
             self._waiters.append(waiter)
-        until = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
             while True:
                 if check is not None:
                     check()
-                event.wait(max(0.0, min(_SLICE_SECONDS, until - time.monotonic())))
+                event.wait(max(0.0, min(_SLICE_SECONDS, deadline - time.monotonic())))
                 with self.lock:
                     event.clear()
                     if condition():
                         return True
                 has_ended = self._thread is None or not self._thread.is_alive()
-                if has_ended or time.monotonic() >= until:
+                if has_ended or time.monotonic() >= deadline:
                     if check is not None:
                         check()
                     return False

@@ -116,8 +116,8 @@ class SqliteJournal(Journal[F, S]):
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                     raise
                 raise FailedPreconditionError(
-                    f"another {self._format.owner} uses the journal {self.path}: stop it first, or "
-                    f"choose another directory than {self.path.parent}"
+                    f"journal {self.path} is in use by another {self._format.owner}: stop it "
+                    f"first, or choose another directory than {self.path.parent}"
                 ) from None
             (version,) = execute("PRAGMA user_version").fetchone()
             (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -127,7 +127,7 @@ class SqliteJournal(Journal[F, S]):
             elif version != self._format.number:
                 execute("ROLLBACK")
                 raise FailedPreconditionError(
-                    f"the journal {self.path} has format {version}, this version of Headrace "
+                    f"journal {self.path} has format {version}, but this version of Headrace "
                     f"reads format {self._format.number}: use the version that wrote it, or "
                     f"{self._format.fresh_start}"
                 )
@@ -160,26 +160,26 @@ class SqliteJournal(Journal[F, S]):
             ):
                 if number != last + 1:
                     raise self._damage_error(f"record {last + 1} is missing")
-                facts = self._read(self._format.decode_events, "record", number, body, checksum)
+                events = self._read(self._format.decode_events, "record", number, body, checksum)
                 last = number
-                self._since_snapshot += len(facts)
-                for fact in facts:
-                    self._format.apply(state, fact)
-        kept = self._mark.read()
-        if kept is not None and kept > last:
+                self._since_snapshot += len(events)
+                for event in events:
+                    self._format.apply(state, event)
+        mark = self._mark.read()
+        if mark is not None and mark > last:
             raise self._damage_error(
-                f"records up to {kept} were kept, and those after {last} are gone",
-                f", or go on without them (also after restoring an older copy): delete "
+                f"records up to {mark} were written, but those after {last} are missing",
+                ", or continue without them (also after restoring an older copy): delete "
                 f"{self._mark.path}",
             )
-        if kept is None and last:
+        if mark is None and last:
             _log.warning(
-                "the journal %s has no high-water mark that can be read, as copies have none: "
-                "whether records are missing after %d, nobody can tell",
+                "journal %s has no readable high-water mark (copies have none): cannot "
+                "detect whether records after %d are missing",
                 self.path,
                 last,
             )
-        if kept != last:
+        if mark != last:
             self._mark.write(last)
         self._last_record = last
         return state
@@ -218,9 +218,7 @@ class SqliteJournal(Journal[F, S]):
             part: bytes = row[1][position.offset - row[0] :]
             if part:
                 return part
-        raise self._damage_error(
-            f"the blob {position.key.hex()} is {found} at byte {position.offset}"
-        )
+        raise self._damage_error(f"blob {position.key.hex()} is {found} at byte {position.offset}")
 
     def drop_blobs(self, except_for: Container[bytes]) -> None:
         with self._damage_reported():
@@ -257,7 +255,7 @@ class SqliteJournal(Journal[F, S]):
 
     def _damage_error(self, found: object, else_do: str = "") -> DataLossError:
         return DataLossError(
-            f"the journal {self.path} is damaged: {found}. Restore it from a copy, or "
+            f"journal {self.path} is damaged: {found}. Restore it from a copy, or "
             f"{self._format.fresh_start}{else_do}"
         )
 
@@ -271,20 +269,20 @@ class SqliteJournal(Journal[F, S]):
 
         SQLite takes a damaged log for a short one, and deletes it when the file is closed.
         """
-        kept = self.path.with_name(f"{self.path.name}-wal-damaged")
+        saved_path = self.path.with_name(f"{self.path.name}-wal-damaged")
         if self._initial_log:
-            earlier = kept
+            first_path = saved_path
             for number in itertools.count(2):
-                if not kept.exists():
+                if not saved_path.exists():
                     break
-                kept = earlier.with_name(f"{earlier.name}-{number}")
+                saved_path = first_path.with_name(f"{first_path.name}-{number}")
             try:
-                kept.write_bytes(self._initial_log)
+                saved_path.write_bytes(self._initial_log)
             except OSError as failure:
-                return DataLossError(f"{error}. SQLite's log cannot be kept: {failure}")
-        elif not kept.exists():  # saved by an earlier start
+                return DataLossError(f"{error}. Cannot save SQLite's log: {failure}")
+        elif not saved_path.exists():  # saved by an earlier start
             return error
-        return DataLossError(f"{error}. SQLite's log as it was found is kept in {kept}")
+        return DataLossError(f"{error}. SQLite's log was saved in {saved_path}")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -296,17 +294,17 @@ class SqliteJournal(Journal[F, S]):
             with contextlib.suppress(sqlite3.Error):
                 self._database.execute("ROLLBACK")
             raise JournalUnavailableError(
-                f"the journal {self.path} cannot be written: {error}; nothing was changed. Make "
-                "room on the disk, or see why it refuses"
+                f"cannot write journal {self.path}: {error}; nothing was changed. Free disk "
+                "space, or check why the disk refuses writes"
             ) from error
 
     def _read(
-        self, decode: Callable[[bytes], T], what: str, number: int, body: bytes, checksum: int
+        self, decode: Callable[[bytes], T], kind: str, number: int, body: bytes, checksum: int
     ) -> T:
         if isinstance(body, bytes) and zlib.crc32(body) == checksum:
             with contextlib.suppress(msgspec.DecodeError):
                 return decode(body)
-        raise self._damage_error(f"{what} {number}")
+        raise self._damage_error(f"{kind} {number}")
 
     @contextlib.contextmanager
     def _damage_reported(self) -> Iterator[None]:
@@ -317,12 +315,12 @@ class SqliteJournal(Journal[F, S]):
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in _DISK_ERRORS:
                 raise UnavailableError(
-                    f"the journal {self.path} cannot be read or written: {error}; make room on the "
-                    "disk, or see whether it is sound"
+                    f"cannot read or write journal {self.path}: {error}; free disk space, or "
+                    "check the disk for errors"
                 ) from error
             if code in _ACCESS_ERRORS:
                 raise FailedPreconditionError(
-                    f"the journal {self.path} cannot be used: {error}; see who may write there"
+                    f"cannot use journal {self.path}: {error}; check its permissions"
                 ) from error
             raise self._damage_error(error) from error
 
@@ -332,12 +330,12 @@ def _make(directory: Path, owner: str) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise FailedPreconditionError(
-            f"{directory} is a file and cannot hold the {owner}'s journal: name a directory"
+            f"{directory} is a file, but the {owner}'s journal requires a directory"
         ) from None
     except OSError as error:
         raise FailedPreconditionError(
-            f"the directory {directory} for the {owner}'s journal cannot be made "
-            f"({error.strerror}): name another, or see who may write there"
+            f"cannot create the directory {directory} of the {owner}'s journal "
+            f"({error.strerror}): choose another one, or check the permissions"
         ) from error
 
 

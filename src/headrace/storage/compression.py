@@ -97,8 +97,7 @@ class InflatingStream:
         if not self._is_inside_stream:
             return False
         self._pending_error = DataLossError(
-            f"{self._name}: the {self._compression} stream ends before it is complete; the file "
-            f"was cut short"
+            f"{self._name}: the {self._compression} stream is incomplete; the file is truncated"
         )
         raise self._pending_error
 

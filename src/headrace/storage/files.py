@@ -189,12 +189,12 @@ def _convert_errors(path: str) -> Iterator[None]:
         raise NotFoundError(f"No such file: {path!r}") from error
     except (NotADirectoryError, FileExistsError) as error:
         raise FailedPreconditionError(
-            f"{path!r} cannot be used: a part of the path is a file, and a folder is needed"
+            f"cannot use {path!r}: a parent of it is a file, but must be a folder"
         ) from error
     except (PermissionError, IsADirectoryError) as error:
-        raise FailedPreconditionError(f"{path!r} cannot be used: {error.strerror}") from error
+        raise FailedPreconditionError(f"cannot use {path!r}: {error.strerror}") from error
     except OSError as error:
-        raise UnavailableError(f"{path!r} cannot be used: {error.strerror or error}") from error
+        raise UnavailableError(f"cannot use {path!r}: {error.strerror or error}") from error
 
 
 _PARTIAL = ".partial"
@@ -253,7 +253,7 @@ def create_file(name: str) -> BinaryIO:
     except FileNotFoundError as error:
         folder = os.path.dirname(name)
         raise NotFoundError(
-            f"{name!r} cannot be written: the folder {folder!r} does not exist; create it first"
+            f"cannot write {name!r}: the folder {folder!r} does not exist; create it first"
         ) from error
     except OSError as error:
         raise _file_error(name, error) from error
@@ -276,8 +276,8 @@ def _seek(stream: BinaryIO, offset: int, name: str) -> None:
 
 def _short_file_error(name: str, size: int, offset: int) -> DataLossError:
     return DataLossError(
-        f"{name!r} has {size} bytes, but {offset} were read before the state was saved; restore it "
-        "with the same data"
+        f"{name!r} has {size} bytes, but {offset} had been read when the state was "
+        "saved; restore it with the same data"
     )
 
 
@@ -289,5 +289,5 @@ def _file_error(name: str, error: OSError) -> Exception:
     if isinstance(error, IsADirectoryError):
         return FailedPreconditionError(f"{name!r} is a folder; name the files in it")
     if isinstance(error, PermissionError):
-        return FailedPreconditionError(f"{name!r} may not be opened: {error.strerror or error}")
-    return UnavailableError(f"{name!r} cannot be opened: {error}")
+        return FailedPreconditionError(f"no permission to open {name!r}: {error.strerror or error}")
+    return UnavailableError(f"cannot open {name!r}: {error}")

@@ -38,23 +38,22 @@ def as_names(argument: str, names: FileName | Iterable[FileName]) -> tuple[str, 
         ValueError: If a name is empty, or there are no names.
     """
     given: Any = names
-    only = _as_name(given)
-    if only is None and (hasattr(given, "read") or not isinstance(given, Iterable)):
+    single_name = _as_name(given)
+    if single_name is None and (hasattr(given, "read") or not isinstance(given, Iterable)):
         raise TypeError(
             f"{argument} must be a name (str, bytes or os.PathLike) or a sequence of these, got "
             f"{_name_type_error(given)}"
         )
     found: list[str] = []
-    for name in given if only is None else (only,):
+    for name in given if single_name is None else (single_name,):
         text = _as_name(name)
         if text is None:
             raise TypeError(
-                f"{argument} must hold names (str, bytes or os.PathLike), got "
-                f"{_name_type_error(name)} "
-                f"at index {len(found)}"
+                f"{argument} must contain names (str, bytes or os.PathLike), got "
+                f"{_name_type_error(name)} at index {len(found)}"
             )
         if not text:
-            raise ValueError(f"{argument} holds an empty name at index {len(found)}")
+            raise ValueError(f"{argument} has an empty name at index {len(found)}")
         found.append(text)
     if not found:
         raise ValueError(f"{argument} is empty; give at least one name")
@@ -76,8 +75,8 @@ def _as_name(value: Any) -> str | None:
 def _name_type_error(value: Any) -> str:
     if hasattr(value, "read"):
         name = getattr(value, "name", None)
-        cure = f"pass its name, {name!r}" if isinstance(name, str) else "pass the file's name"
-        return f"an open file ({type(value).__name__}); {cure}"
+        fix = f"pass its name, {name!r}" if isinstance(name, str) else "pass the file's name"
+        return f"an open file ({type(value).__name__}); {fix}"
     return f"{value!r} ({type(value).__name__})"
 
 
@@ -129,7 +128,7 @@ def _expand_range(first: str, last: str, pattern: str) -> Iterable[str]:
 
 
 def _too_many_names_error(pattern: str) -> ValueError:
-    return ValueError(f"the braces of {pattern!r} stand for more than {_MAX_NAMES} names; use *")
+    return ValueError(f"the braces of {pattern!r} expand to more than {_MAX_NAMES} names; use *")
 
 
 def match_files(patterns: FileName | Iterable[FileName]) -> tuple[str, ...]:
@@ -142,9 +141,9 @@ def match_files(patterns: FileName | Iterable[FileName]) -> tuple[str, ...]:
     Raises:
         NotFoundError: If no file matches at all, or a name without wildcards does not exist.
     """
-    wanted = as_names("patterns", patterns)
+    patterns_given = as_names("patterns", patterns)
     found: set[str] = set()
-    for given in wanted:
+    for given in patterns_given:
         pattern = given.removeprefix("file://")
         if is_local(pattern) and os.path.isfile(pattern):
             found.add(pattern)
@@ -159,13 +158,13 @@ def match_files(patterns: FileName | Iterable[FileName]) -> tuple[str, ...]:
                 raise _missing_file_error(expanded)
             found.update(names)
     if not found:
-        raise _no_match_error(wanted)
+        raise _no_match_error(patterns_given)
     return tuple(sorted(found))
 
 
 def _missing_file_error(name: str) -> NotFoundError:
-    what = "folder, not a file; write" if is_local(name) and os.path.isdir(name) else ""
-    advice = f": it is a {what} {os.path.join(name, '*')!r} for the files in it" if what else ""
+    kind = "folder, not a file; write" if is_local(name) and os.path.isdir(name) else ""
+    advice = f": it is a {kind} {os.path.join(name, '*')!r} for the files in it" if kind else ""
     return NotFoundError(f"No such file: {name!r}{advice}")
 
 
@@ -200,11 +199,14 @@ def _describe_existing_prefix(pattern: str) -> str:
     while not os.path.isdir(folder):
         missing, folder = folder, os.path.dirname(folder) or "."
     if missing:
-        return f"; there is no folder {missing!r}{'' if folder != '.' else f' in {os.getcwd()!r}'}"
+        return (
+            f"; the folder {missing!r} does not "
+            f"exist{'' if folder != '.' else f' in {os.getcwd()!r}'}"
+        )
     try:
         is_empty = not os.listdir(folder)
     except OSError as error:
-        return f"; the folder {folder!r} cannot be read: {error.strerror}"
+        return f"; cannot read the folder {folder!r}: {error.strerror}"
     return (
         f"; the folder {folder!r} is empty"
         if is_empty

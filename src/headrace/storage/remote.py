@@ -30,7 +30,7 @@ def match_urls(pattern: str) -> list[str]:
             return []
         listed = system.glob(path, detail=True)
     except OSError as error:
-        raise UnavailableError(f"files of {pattern!r} cannot be listed: {error}") from error
+        raise UnavailableError(f"cannot list the files of {pattern!r}: {error}") from error
     except (ValueError, ImportError) as error:
         raise _unknown_file_system_error(pattern, error) from error
     paths = [str(found) for found, info in listed.items() if info["type"] == "file"]
@@ -57,7 +57,7 @@ def open_url(url: str, mode: str) -> Any:
 def _unknown_file_system_error(url: str, error: ValueError | ImportError) -> Exception:
     """Return an error that names the URL of a file system unknown to fsspec."""
     kind = ImportError if isinstance(error, ImportError) else ValueError
-    return kind(f'{url!r}: {error} (of this name before "://", fsspec has no file system here)')
+    return kind(f"{url!r}: {error} (fsspec has no file system for this URL scheme)")
 
 
 _PUBLISHED_SUFFIX = ".whole"
@@ -73,7 +73,7 @@ class RemoteFolder(Folder):
         except (ValueError, ImportError) as error:
             kind = ImportError if isinstance(error, ImportError) else ValueError
             raise kind(
-                f'{url!r}: {error} (of this name before "://", fsspec has no file system here)'
+                f"{url!r}: {error} (fsspec has no file system for this URL scheme)"
             ) from error
         self._system = system
         self._root = str(root).rstrip("/")
@@ -152,4 +152,4 @@ class RemoteFolder(Folder):
         except FileNotFoundError as error:
             raise NotFoundError(f"No such file: {self.path(name)!r}") from error
         except OSError as error:
-            raise UnavailableError(f"{self.path(name)!r} cannot be used: {error}") from error
+            raise UnavailableError(f"cannot use {self.path(name)!r}: {error}") from error

@@ -32,6 +32,8 @@ class ManualClock:
             ValueError: If `seconds` is negative.
         """
         if seconds < 0:
-            raise ValueError(f"seconds={seconds!r}: a clock does not go back")
+            raise ValueError(
+                f"seconds={seconds!r} must be at least 0: a clock does not run backwards"
+            )
         self.now += seconds
         return self.now

@@ -40,7 +40,7 @@ def check_source(source: Source, expected: list[Any]) -> None:
         AssertionError: If a rule is violated; the message names it.
     """
     _require(isinstance(source, Source), f"{type(source).__name__} does not derive from Source")
-    _require(source.size != INFINITE, "a source without end cannot be checked; bound it")
+    _require(source.size != INFINITE, "an infinite source cannot be checked; limit its size")
     for limit in _LIMITS:
         assert_equal(read_all(source.open(0, source.size), limit), expected)
     _check_description(source, expected)
@@ -61,7 +61,7 @@ def read_all(reader: Reader, limit: int = 1000) -> list[Any]:
         while (chunk := reader.read(limit)) is not None:
             _require(1 <= chunk.size <= limit, f"read({limit}) returned {chunk.size} elements")
             rows += chunk.rows()
-        _require(reader.read(limit) is None, "an element came after the end")
+        _require(reader.read(limit) is None, "read() returned an element after the end")
         return rows
     finally:
         reader.close()
@@ -86,7 +86,7 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
         AssertionError: If they differ; the message names the first difference.
     """
     for index, (a, b) in enumerate(zip(found, expected, strict=False)):
-        _require(are_equal(a, b), f"element {index} is {a!r}, but {b!r} was expected")
+        _require(are_equal(a, b), f"element {index} is {a!r}, but expected {b!r}")
     _require(
         len(found) == len(expected), f"found {len(found)} elements, but expected {len(expected)}"
     )
@@ -104,28 +104,30 @@ def _check_description(source: Source, expected: list[Any]) -> None:
     if each is not None:
         _require(
             len(expected) == source.size * each,
-            f"{source.size} indices of {each} elements are not {len(expected)}",
+            f"{source.size} indices of {each} elements each do not give {len(expected)} elements",
         )
     count = source.element_count
-    _require(count in (None, len(expected)), f"element_count is {count}, not {len(expected)}")
+    _require(
+        count in (None, len(expected)), f"element_count is {count}, but expected {len(expected)}"
+    )
     holds, names = source.index_kind, source.paths
-    _require(holds in ("element", "file", "part"), f"index_holds is {holds!r}")
+    _require(holds in ("element", "file", "part"), f"index_kind is {holds!r}")
     if holds == "element":
-        _require(each == 1, f'index_holds is "element", but elements_per_index is {each}')
+        _require(each == 1, f'index_kind is "element", but elements_per_index is {each}')
     if holds == "file":
         _require(
             len(names) == source.size and all(type(name) is str for name in names),
-            f"{source.size} indices are files, but paths is {names!r}",
+            f'index_kind is "file" with {source.size} indices, but paths is {names!r}',
         )
     else:
-        _require(names == (), f"an index is no file, but paths is {names!r}")
+        _require(names == (), f'index_kind is not "file", but paths is {names!r}')
     if source.runs_user_code and len(expected) > 1:
         reader = source.open(0, source.size)
         chunk = reader.read(len(expected) - 1)
         reader.close()
         _require(
             chunk is not None and chunk.size == len(expected) - 1,
-            "reading runs user code, so that read(n) must return n elements",
+            "runs_user_code is true, so read(n) must return n elements",
         )
 
 
@@ -139,38 +141,41 @@ def _check_splits(source: Source, expected: list[Any]) -> None:
             for row in read_all(source.open(start, min(start + step, size)), 7)
         ]
         assert_equal(parts, expected)
-    _require(read_all(source.open(size, size)) == [], "an empty range of indices holds elements")
+    _require(read_all(source.open(size, size)) == [], "an empty index range has elements")
     source.open(0, size, pass_number=(0, 3)).close()
 
 
 def _check_positions(source: Source, expected: list[Any], limit: int) -> None:
     """Restore a reader at each of its states; the remaining elements must be the same."""
     reader = source.open(0, source.size)
-    at = 0
+    num_read = 0
     while True:
         position = reader.get_position()
-        _require(position == reader.get_position(), "asking for the position moved it")
+        _require(position == reader.get_position(), "get_position() changed the position")
         text = json.dumps(position)
-        _require(len(text) < _MAX_POSITION_BYTES, f"the position {text:.80}... is too long")
+        _require(
+            len(text) < _MAX_POSITION_BYTES,
+            f"the position {text:.80}... is too long",
+        )
         restored = source.open(0, source.size, json.loads(text))
-        _require(restored.get_position() == position, "restoring alone moved the position")
-        assert_equal(read_all(restored, 5), expected[at:])
+        _require(restored.get_position() == position, "opening at a position changed the position")
+        assert_equal(read_all(restored, 5), expected[num_read:])
         chunk = reader.read(limit)
         if chunk is None:
             break
-        at += chunk.size
+        num_read += chunk.size
     reader.close()
-    _require(at == len(expected), f"found {at} elements, but expected {len(expected)}")
+    _require(num_read == len(expected), f"found {num_read} elements, but expected {len(expected)}")
 
 
 def _check_ownership(source: Source, expected: list[Any]) -> None:
     """Write into all elements that were read; no other element may change."""
-    kept = [_arrays_of(row) for row in expected]
+    originals = [_arrays_of(row) for row in expected]
     rows = read_all(source.open(0, source.size))
     for index, row in enumerate(rows):
         found = [array.copy() for array in _arrays_of(row)]
         _require(
-            all(map(np.array_equal, found, kept[index])),
+            all(map(np.array_equal, found, originals[index])),
             f"writing into an earlier element changed element {index}",
         )
         for array in _arrays_of(row):
@@ -185,8 +190,11 @@ def _arrays_of(element: Any) -> list[Any]:
 
 def _check_pickles(source: Source, expected: list[Any]) -> None:
     copy = pickle.loads(cloudpickle.dumps(source))
-    _require(copy.size == source.size, "a copy made by pickle has another size")
-    _require(copy.element_spec == source.element_spec, "a copy made by pickle has another spec")
+    _require(copy.size == source.size, "the unpickled source has a different size")
+    _require(
+        copy.element_spec == source.element_spec,
+        "the unpickled source has a different element_spec",
+    )
     assert_equal(read_all(copy.open(0, copy.size)), expected)
 
 
@@ -194,22 +202,28 @@ def _check_closing(source: Source) -> None:
     untouched = source.open(0, source.size)
     untouched.close()
     untouched.close()
-    begun = source.open(0, source.size)
-    begun.read(1)
-    position = begun.get_position()
-    begun.close()
-    begun.close()
+    partly_read = source.open(0, source.size)
+    partly_read.read(1)
+    position = partly_read.get_position()
+    partly_read.close()
+    partly_read.close()
     source.open(0, source.size, position).close()
 
 
 def _check_gather(source: IndexedSource, expected: list[Any]) -> None:
     """Gather with index arrays of several shapes; check that the result is fresh and correct."""
     size = len(expected)
-    many = np.random.default_rng(7).integers(0, size, (3, 4))
-    for indices in (many, many[0], many[:, 0], np.arange(size), np.array([], np.int64)):
+    index_grid = np.random.default_rng(7).integers(0, size, (3, 4))
+    for indices in (
+        index_grid,
+        index_grid[0],
+        index_grid[:, 0],
+        np.arange(size),
+        np.array([], np.int64),
+    ):
         leaves, _ = flatten(source.gather(indices))
-        again, _ = flatten(source.gather(indices))
-        for leaf, other in zip(leaves, again, strict=True):
+        second, _ = flatten(source.gather(indices))
+        for leaf, other in zip(leaves, second, strict=True):
             _require(
                 leaf.shape[: indices.ndim] == indices.shape,
                 f"gather of indices of shape {indices.shape} returned shape {leaf.shape}",
@@ -217,15 +231,16 @@ def _check_gather(source: IndexedSource, expected: list[Any]) -> None:
             _require(leaf.flags.writeable, "gather returned a read-only array")
             _require(not np.shares_memory(leaf, indices), "gather returned its argument")
             _require(not np.shares_memory(leaf, other), "two gathers returned the same memory")
-        for place in np.ndindex(indices.shape):
-            wanted, _ = flatten(expected[indices[place]])
-            for leaf, value in zip(leaves, wanted, strict=True):
-                found = leaf[place]
+        for position in np.ndindex(indices.shape):
+            expected_leaves, _ = flatten(expected[indices[position]])
+            for leaf, value in zip(leaves, expected_leaves, strict=True):
+                found = leaf[position]
                 _require(
                     bool(np.array_equal(found, value)),
-                    f"gather returned {found!r} for index {indices[place]}, not {value!r}",
+                    f"gather returned {found!r} for index {indices[position]}, "
+                    f"but expected {value!r}",
                 )
                 _require(
                     isinstance(value, bytes | str) or leaf.dtype == value.dtype,
-                    f"gather returned dtype {leaf.dtype} for index {indices[place]}",
+                    f"gather returned dtype {leaf.dtype} for index {indices[position]}",
                 )

@@ -60,7 +60,7 @@ class HeldResources:
                 (number, target): f"file descriptor {number} -> {target}"
                 for number, target in _descriptors()
             },
-            mappings={key: f"mapped memory {words}" for key, words in _mappings()},
+            mappings={key: f"mapped memory {description}" for key, description in _mappings()},
             shared_memory={
                 entry.name: f"shared memory /dev/shm/{entry.name}"
                 for entry in Path("/dev/shm").glob("headrace*")
@@ -76,7 +76,7 @@ class HeldResources:
             allowed: Resources whose description contains one of these do not count.
         """
         new = [
-            words
+            description
             for held, had in (
                 (self.threads, before.threads),
                 (self.processes, before.processes),
@@ -84,10 +84,12 @@ class HeldResources:
                 (self.mappings, before.mappings),
                 (self.shared_memory, before.shared_memory),
             )
-            for key, words in held.items()
+            for key, description in held.items()
             if key not in had
         ]
-        return [words for words in new if not any(part in words for part in allowed)]
+        return [
+            description for description in new if not any(part in description for part in allowed)
+        ]
 
 
 @contextmanager
@@ -108,22 +110,22 @@ def assert_no_leaks(*, grace: float = 2.0, allowed: Sequence[str] = ()) -> Itera
     """
     before = HeldResources.capture()
     yield
-    left = HeldResources.capture().describe_leaks(before, allowed)
-    looks = 0
-    while left and looks < max(1, math.ceil(grace / _POLL_SECONDS)):
-        if looks in _COLLECTIONS:
+    leaks = HeldResources.capture().describe_leaks(before, allowed)
+    checks = 0
+    while leaks and checks < max(1, math.ceil(grace / _POLL_SECONDS)):
+        if checks in _COLLECTIONS:
             # Iterators in reference cycles are closed by the garbage collector. A thread that has
             # ended since the last check may have leaked another one.
             gc.collect()
         else:
             time.sleep(_POLL_SECONDS)
-        looks += 1
-        left = HeldResources.capture().describe_leaks(before, allowed)
-    if left:
+        checks += 1
+        leaks = HeldResources.capture().describe_leaks(before, allowed)
+    if leaks:
         # Descriptors do not show who opened them; the live threads often do.
         alive = ", ".join(thread.name for thread in threading.enumerate())
         raise AssertionError(
-            "left behind:\n" + "\n".join(f"  {words}" for words in left) + f"\nthreads: {alive}"
+            "leaked resources:\n" + "\n".join(f"  {leak}" for leak in leaks) + f"\nthreads: {alive}"
         )
 
 
@@ -139,11 +141,11 @@ def _children() -> list[int]:
 
 def _command(pid: int) -> str:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
     except OSError:
         return "ended"
     # A child that has ended but was not reaped has an empty command line.
-    return words.decode(errors="replace").strip() or "ended, not waited for"
+    return arguments.decode(errors="replace").strip() or "ended, but not reaped"
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:

@@ -30,8 +30,8 @@ def split(address: str) -> tuple[str, int]:
     bare = host.removeprefix("[").removesuffix("]")
     if not colon or not bare or "/" in host or (":" in host and host != f"[{bare}]"):
         raise ValueError(
-            f'address={address!r} is not written "host:port", as in "127.0.0.1:5050"; an IPv6 host '
-            'stands in brackets, as in "[::1]:5050"'
+            f'address={address!r} must have the form "host:port", as in '
+            '"127.0.0.1:5050"; an IPv6 host is written in brackets, as in "[::1]:5050"'
         )
     if not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise ValueError(f"address={address!r}: {port!r} is not a port between 1 and 65535")
@@ -62,11 +62,11 @@ def local_address_for(address: str) -> str:
     host, port = split(resolve(*split(address)))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM) as asked:
-            asked.connect((host, port))
-            return str(asked.getsockname()[0])
+        with socket.socket(family, socket.SOCK_DGRAM) as destination:
+            destination.connect((host, port))
+            return str(destination.getsockname()[0])
     except OSError as error:
-        raise UnavailableError(f"no way leads to {address}: {error}") from error
+        raise UnavailableError(f"no route to {address}: {error}") from error
 
 
 def is_loopback(host: str) -> bool:
@@ -132,7 +132,7 @@ def resolve(host: str, port: int) -> str:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UnavailableError(
-            f"the host name {host!r} of {join(host, port)} cannot be resolved: {error}"
+            f"cannot resolve the host name {host!r} in {join(host, port)}: {error}"
         ) from error
     # IPv4 first: a server that listens on "localhost" listens on 127.0.0.1.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)

@@ -49,10 +49,10 @@ class ArenaBudget:
     def available(self) -> int:
         return self._available
 
-    def reserve(self, wanted: int, minimum: int) -> int:
-        """Reserve up to `wanted` bytes; return their number, 0 if `minimum` are not available."""
+    def reserve(self, requested: int, minimum: int) -> int:
+        """Reserve up to `requested` bytes; return their number, or 0 if fewer than `minimum`."""
         with self._lock:
-            granted = min(wanted, self._available)
+            granted = min(requested, self._available)
             granted -= granted % PAGE
             if granted < minimum:
                 return 0
@@ -242,8 +242,8 @@ class Arena:
             return None  # one offer at a time
         allowed = self._options.total_bytes - sum(s.free.size for s in self._segments.values())
         pages = -(-size // PAGE) * PAGE
-        wanted = min(max(self._options.segment_bytes, 4 * pages), allowed)
-        granted = self._budget.reserve(wanted, pages)
+        requested = min(max(self._options.segment_bytes, 4 * pages), allowed)
+        granted = self._budget.reserve(requested, pages)
         if not granted:
             return None
         try:
@@ -251,7 +251,7 @@ class Arena:
         except OSError as error:
             self._budget.release(granted)
             self._is_usable = False
-            _log.info("no shared memory with process %d: %s", self.identity.pid, error)
+            _log.info("cannot share memory with process %d: %s", self.identity.pid, error)
             return None
         except BaseException:
             self._budget.release(granted)
@@ -295,7 +295,11 @@ class Arena:
             for number, segment in overdue.items():
                 self._slots = {n: s for n, s in self._slots.items() if s.segment is not segment}
                 self._close_segment(segment)
-                _log.debug("segment %d is left to process %d", number, self.identity.pid)
+                _log.debug(
+                    "segment %d not returned in time; abandoned to process %d",
+                    number,
+                    self.identity.pid,
+                )
         return tuple(overdue)
 
     @property

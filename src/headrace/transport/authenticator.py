@@ -54,7 +54,7 @@ class Authenticator:
             and len(self._warned_addresses) < _MAX_WARNED_ADDRESSES
         ):
             self._warned_addresses.add(host)
-            _log.warning("refused a connection from %s: its key is on no list", host)
+            _log.warning("refused a connection from %s: its key is not authorized", host)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Return whether a public key is accepted; called by pyzmq's authenticator."""

@@ -68,11 +68,13 @@ class ChannelPoller:
             return events
         for channel in self._watched:
             self._watch(channel, channel.sockets())
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while True:
-            left = until - time.monotonic()
+            remaining = deadline - time.monotonic()
             # Rounded up: a wait of less than a millisecond must not become a busy loop.
-            ready = self._poller.poll(None if left == math.inf else max(0, math.ceil(left * 1000)))
+            ready = self._poller.poll(
+                None if remaining == math.inf else max(0, math.ceil(remaining * 1000))
+            )
             woken = any(each == self._wakeup_fd for each, _ in ready)
             if woken:
                 # In this order: a wake-up in between is covered by this return.
@@ -82,7 +84,7 @@ class ChannelPoller:
             if woken:  # possibly by a channel without sockets
                 channels.update(each for each, sockets in self._watched.items() if not sockets)
             events = self._collect(list(channels))
-            if events or woken or left <= 0:
+            if events or woken or remaining <= 0:
                 return events
 
     def _collect(self, channels: Sequence[Channel]) -> list[tuple[Channel, Reply | HeadraceError]]:

@@ -134,12 +134,12 @@ _warned = False
 def raise_file_limit() -> None:
     """Raise this process's limit on open files as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MAX_FILE_LIMIT if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    new_limit = _MAX_FILE_LIMIT if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < new_limit:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_limit, hard))
         except (OSError, ValueError) as error:
-            _log.info("the limit of %d open files stays: %s", soft, error)
+            _log.info("cannot raise the limit of %d open files: %s", soft, error)
 
 
 def warn_near_file_limit(number: int) -> None:
@@ -152,8 +152,8 @@ def warn_near_file_limit(number: int) -> None:
     if not _warned and soft != resource.RLIM_INFINITY and number >= _WARN_FRACTION * soft:
         _warned = True
         _log.warning(
-            "%d of the %d files that this process may open are open; beyond that no connection "
-            "can be made: raise the limit (ulimit -n)",
+            "%d of at most %d files of this process are open, and connections fail at "
+            "the limit; raise it (ulimit -n)",
             number,
             soft,
         )

@@ -167,9 +167,9 @@ def _error_text(error: Exception) -> str:
         return message
     try:
         return str(error)
-    except Exception as second:
+    except Exception as failure:
         # An error whose text cannot be computed must still be sent.
-        return f"(its text cannot be made: {type(second).__name__})"
+        return f"(no message: __str__ raised {type(failure).__name__})"
 
 
 def decode_error(body: Any) -> Exception:
@@ -241,7 +241,7 @@ def join_frames(frames: list[memoryview], frame_counts: tuple[int, ...]) -> list
     if len(frame_counts) == len(frames) and frame_counts.count(1) == len(frames):
         return frames
     if min(frame_counts, default=0) < 1 or sum(frame_counts) != len(frames):
-        raise ValueError(f"{len(frames)} frames came where {frame_counts} were announced")
+        raise ValueError(f"received {len(frames)} frames, but {frame_counts} were announced")
     rest = iter(frames)
     return [_join_one([next(rest) for _ in range(count)]) for count in frame_counts]
 

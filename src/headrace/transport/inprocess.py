@@ -58,7 +58,7 @@ def serve(
         if address in _servers:
             raise OSError(
                 errno.EADDRINUSE,
-                f"port {port} on {host} is in use by another server of this process",
+                f"port {port} on {host} is in use by another server in this process",
             )
         server = InProcessServer(handler, request_type, address)
         try:
@@ -143,7 +143,7 @@ class InProcessServer(TransportServer):
             try:
                 self._answer(batch)
             except BaseException:
-                _log.exception("the server at %s goes on after an error", self._address)
+                _log.exception("error in server %s, which continues", self._address)
 
     def _answer(self, batch: list[_InProcessRequest]) -> None:
         known = [request for request in batch if self._understands(request)]
@@ -152,7 +152,7 @@ class InProcessServer(TransportServer):
         try:
             self._handler(known)
         except BaseException as error:
-            _log.debug("the handler of %s raised", self._address, exc_info=True)
+            _log.debug("the handler of %s failed", self._address, exc_info=True)
             for request in known:
                 request.fail(error if isinstance(error, Exception) else _as_cancelled(error))
 
@@ -167,7 +167,7 @@ class InProcessServer(TransportServer):
             return True
         request.fail(
             FailedPreconditionError(
-                f"the server at {self._address} does not understand this request: "
+                f"server {self._address} does not support the request "
                 f"{type(request.message).__name__}"
             )
         )
@@ -234,8 +234,8 @@ class _InProcessRequest(Request):
             return
         if self._server.forked:
             raise FailedPreconditionError(
-                f"the server at {self._server.address} was started before a fork; it answers in "
-                "the process that started it"
+                f"server {self._server.address} was started before a fork and replies only "
+                "in the parent process"
             )
         self._server.deliver(self.peer, Reply(self._ticket, message, buffers))
 
@@ -303,10 +303,10 @@ class InProcessChannel(RequestTrackingChannel):
 
     def receive(self, timeout: float) -> Reply | None:
         self._check_usable()
-        until = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while True:
             try:
-                reply = self._inbox.get(timeout=max(0.0, until - time.monotonic()))
+                reply = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 return None
             if reply is None:
@@ -316,9 +316,9 @@ class InProcessChannel(RequestTrackingChannel):
                     continue
                 self._unanswered.clear()
                 error = UnavailableError(
-                    f"the server at {self._address} closed"
+                    f"server {self._address} was closed"
                     if found
-                    else f"no server of this process answers at {self._address}"
+                    else f"no server in this process listens at {self._address}"
                 )
                 error.refused = True
                 raise error
@@ -353,4 +353,4 @@ def _as_received(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
 
 
 def _as_cancelled(error: BaseException) -> HeadraceError:
-    return HeadraceError(f"the handler was stopped by {describe_error(error)}")
+    return HeadraceError(f"the handler failed with {describe_error(error)}")

@@ -55,10 +55,10 @@ class SegmentMappings:
             self._mappings[offer.segment] = _open_mapping(offer)
         except _NotASegmentError as error:
             count_shared_memory_refused()
-            _log.warning("refused memory of process %d: %s", offer.pid, error)
+            _log.warning("refused shared memory of process %d: %s", offer.pid, error)
             self._refused.append(offer.segment)
         except (OSError, ValueError, OverflowError) as error:
-            _log.info("no shared memory with process %d: %s", offer.pid, error)
+            _log.info("cannot share memory with process %d: %s", offer.pid, error)
             self._refused.append(offer.segment)
         else:
             self._accepted.append(offer.segment)
@@ -150,9 +150,11 @@ def _open_mapping(offer: SegmentOffer) -> mmap.mmap:
         _check_name(f"/proc/self/fd/{fd}", offer)
         found = os.fstat(fd)
         if (found.st_ino, found.st_size) != (offer.inode, offer.size):
-            raise _NotASegmentError(f"{path} is another file, of {found.st_size:,} bytes")
+            raise _NotASegmentError(f"{path} is a different file, of {found.st_size:,} bytes")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
-            raise _NotASegmentError(f"{path} is not sealed: it could be cut short under our feet")
+            raise _NotASegmentError(
+                f"{path} is not sealed, so that it could be truncated while in use"
+            )
         return mmap.mmap(fd, offer.size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
     finally:
         os.close(fd)
@@ -161,4 +163,6 @@ def _open_mapping(offer: SegmentOffer) -> mmap.mmap:
 def _check_name(path: str, offer: SegmentOffer) -> None:
     name = os.readlink(path)
     if not name.startswith(_SEGMENT_FILE_PREFIX):
-        raise _NotASegmentError(f"file {offer.fd} of that process is {name}, no segment of ours")
+        raise _NotASegmentError(
+            f"file descriptor {offer.fd} refers to {name}, which is not a Headrace segment"
+        )

@@ -27,14 +27,14 @@ class RequestErrorLog:
         """Log a handler's exception: Headrace errors at DEBUG level, others once a minute."""
         now = time.monotonic()
         if isinstance(error, HeadraceError) or now < self._next_failure:
-            _log.debug("the handler of %s raised", address, exc_info=error)
+            _log.debug("the handler of %s failed", address, exc_info=error)
             return
         self._next_failure = now + _WARNING_INTERVAL_SECONDS
-        _log.error("the handler of %s raised", address, exc_info=error)
+        _log.error("the handler of %s failed", address, exc_info=error)
 
     def log_refusal(self, message: str) -> None:
         """Count a rejected request, and log the first."""
         count_request_too_large()
         if not self._has_refused:
             self._has_refused = True
-            _log.warning("refused %s; more of them will be counted, not logged", message)
+            _log.warning("refused %s; further refusals are counted but not logged", message)

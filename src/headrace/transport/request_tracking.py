@@ -43,8 +43,8 @@ class RequestTrackingChannel(Channel):
             raise FailedPreconditionError(f"the channel to {self._address} is closed")
         if self._forked:
             raise FailedPreconditionError(
-                f"the channel to {self._address} was opened before a fork; it belongs to the "
-                "process that opened it: open another one in this process"
+                f"the channel to {self._address} was opened before a fork and belongs to "
+                "the parent process; open another one in this process"
             )
 
     def call(
@@ -53,14 +53,14 @@ class RequestTrackingChannel(Channel):
         self._check_usable()
         if self._unanswered:
             raise FailedPreconditionError(
-                f"call() while {len(self._unanswered)} earlier requests are unanswered"
+                f"call() requires that no other request is pending, but {len(self._unanswered)} are"
             )
         ticket = self.send(message, buffers)
         reply = self.receive(timeout)
         if reply is None:
             self._unanswered.discard(ticket)
             raise DeadlineExceededError(
-                f"{self._address} did not answer {type(message).__name__} in {timeout:g} s"
+                f"{self._address} did not reply to {type(message).__name__} within {timeout:g} s"
             )
         if isinstance(reply.message, Exception):
             raise reply.message

@@ -62,8 +62,8 @@ class Security:
         # it would not stay secret. Only its directory is pickled.
         if self.directory is None:
             raise TypeError(
-                "secret keys do not travel: load them with Security.load(directory, "
-                f"{self.role!r}), and have the same directory on the machine that reads"
+                "secret keys are not pickled: load them with Security.load(directory, "
+                f"{self.role!r}) on each machine, which needs the same directory"
             )
         return Security.load, (str(self.directory), self.role)
 
@@ -72,9 +72,9 @@ class Security:
             raise ValueError(f'role={self.role!r} must be "server" or "client"')
         for name, key in (("public_key", self.public_key), ("secret_key", self.secret_key)):
             if len(key) != 40:
-                raise ValueError(f"{name} has {len(key)} characters; a key has 40")
+                raise ValueError(f"{name} must have 40 characters, but has {len(key)}")
         if self.role == "client" and len(self.server_key) != 40:
-            raise ValueError("a client needs server_key, the public key of its servers")
+            raise ValueError("a client requires server_key, the public key of its servers")
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str], role: Literal["server", "client"]) -> Security:
@@ -138,8 +138,8 @@ class Security:
         """
         if self.role != role:
             raise ValueError(
-                f"security= holds the keys of a {self.role}; this end is a {role}: "
-                f'use Security.load(directory, "{role}")'
+                f"security= has the keys of a {self.role}, but a {role} needs them: use "
+                f'Security.load(directory, "{role}")'
             )
 
 
@@ -218,7 +218,8 @@ def new_keys(directory: str | os.PathLike[str]) -> Path:
     for name in (_SERVER_PUBLIC, _SERVER_SECRET, _CLIENT_PUBLIC, _CLIENT_SECRET):
         if (folder / name).exists():
             raise FileExistsError(
-                f"{folder / name} exists; choose another directory or remove the old keys first"
+                f"{folder / name} already exists; choose another directory or remove the "
+                "old keys first"
             )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (_CLIENTS, _WORKERS):
@@ -242,8 +243,8 @@ def _read_key(path: Path) -> str:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"no key can be read from {path}: {error}; create keys with `headrace keys new DIR`"
+            f"cannot read a key from {path}: {error}; create keys with `headrace keys new DIR`"
         ) from error
     if len(key) != 40:
-        raise ValueError(f"{path} holds {len(key)} characters where a key has 40")
+        raise ValueError(f"{path} must contain a key of 40 characters, but has {len(key)}")
     return key

@@ -162,7 +162,7 @@ def current_process_identity() -> ProcessIdentity | None:
             _start_time(os.getpid()),
         )
     except (OSError, ValueError, IndexError) as error:
-        _log.info("no shared memory, /proc does not tell who this process is: %s", error)
+        _log.info("shared memory disabled, /proc does not show this process's identity: %s", error)
         return None
 
 

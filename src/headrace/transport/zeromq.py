@@ -55,8 +55,8 @@ def serve(
         raise ValueError(f"port={port} must be between 0 and 65535")
     if security is None and not addresses.is_loopback(host):
         raise ValueError(
-            f"host={host!r} needs security=...: anyone who reaches this port can run code here; "
-            "create keys with `headrace keys new DIR`"
+            f"host={host!r} requires security=..., since any client that can connect "
+            "can run code in this process; create keys with `headrace keys new DIR`"
         )
     if security is not None:
         security.check_role("server")

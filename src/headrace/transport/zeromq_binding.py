@@ -22,24 +22,28 @@ def bind(router: zmq.Socket[bytes], host: str, port: int) -> str:
     Raises:
         OSError: If the port is in use, or the host is not one of this machine.
     """
-    number = "127.0.0.1" if host == "localhost" else host
-    endpoint = f"tcp://{addresses.join(number, port)}" if port else f"tcp://{_wildcard_for(number)}"
+    ip_address = "127.0.0.1" if host == "localhost" else host
+    endpoint = (
+        f"tcp://{addresses.join(ip_address, port)}"
+        if port
+        else f"tcp://{_wildcard_for(ip_address)}"
+    )
     try:
         _bind_with_retry(router, endpoint)
     except zmq.ZMQError as error:
         if error.errno == errno.EADDRINUSE:
             raise OSError(
                 errno.EADDRINUSE,
-                f"port {port} on {host} is in use by another server; "
-                "choose another port, or 0 for one that is free",
+                f"port {port} on {host} is in use by another server; choose another port, "
+                "or 0 for a free one",
             ) from error
-        words = f"cannot listen at {addresses.join(host, port)}: {explain_open_error(error)}"
+        message = f"cannot listen at {addresses.join(host, port)}: {explain_open_error(error)}"
         if error.errno in _FOREIGN_ADDRESS_ERRORS:
-            words += (
-                f". {host} is no address of this machine, nor a name of one: give 127.0.0.1, "
+            message += (
+                f". {host} is not an address or host name of this machine: use 127.0.0.1, "
                 "another address of this machine, or 0.0.0.0 for all of them"
             )
-        raise OSError(error.errno, words) from error
+        raise OSError(error.errno, message) from error
     bound = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
     return addresses.join(host, int(bound.rpartition(":")[2]))
 
@@ -50,12 +54,12 @@ def _bind_with_retry(router: zmq.Socket[bytes], endpoint: str) -> None:
     ZeroMQ closes sockets with a delay, on its own thread, so a former owner may still hold the
     port.
     """
-    until = time.monotonic() + _REBIND_SECONDS
+    deadline = time.monotonic() + _REBIND_SECONDS
     while True:
         try:
             router.bind(endpoint)
         except zmq.ZMQError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() > until:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise
         else:
             return

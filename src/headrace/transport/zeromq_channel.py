@@ -120,8 +120,8 @@ class ZeroMQChannel(RequestTrackingChannel):
             size += view.nbytes
         if size > self._request_bytes:
             raise ValueError(
-                f"a request of {size:,} bytes is larger than the {self._request_bytes:,} that a "
-                "server takes; send it in parts"
+                f"a request of {size:,} bytes exceeds the server's limit of "
+                f"{self._request_bytes:,}; send it in parts"
             )
         connection = self._get_connection()
         ticket = next(self._request_ids)
@@ -144,24 +144,24 @@ class ZeroMQChannel(RequestTrackingChannel):
     ) -> None:
         """Write a request; place its buffers in shared memory if possible."""
         arena = self._arena
-        placed: BufferLocation | SegmentOffer | None = None
+        location: BufferLocation | SegmentOffer | None = None
         if views and arena is not None:
-            placed = arena.write(views)
-        if isinstance(placed, BufferLocation) and arena is not None:
+            location = arena.write(views)
+        if isinstance(location, BufferLocation) and arena is not None:
             header = RequestHeader(
-                ticket, REQUEST, body, self._take_memory_report(), location=placed
+                ticket, REQUEST, body, self._take_memory_report(), location=location
             )
             try:
                 self._write(connection, header)
             except BaseException:
-                arena.release(placed)
+                arena.release(location)
                 raise
             finally:
-                arena.mark_sent(placed)
+                arena.mark_sent(location)
             return
-        offer = placed if isinstance(placed, SegmentOffer) else None
+        offer = location if isinstance(location, SegmentOffer) else None
         # If there is no space, segments with slots held for too long are left to the server.
-        full = arena is not None and bool(views) and placed is None
+        full = arena is not None and bool(views) and location is None
         retired = arena.retire_overdue() if full and arena is not None else ()
         views, pieces = split_frames(views)
         header = RequestHeader(
@@ -253,9 +253,9 @@ class ZeroMQChannel(RequestTrackingChannel):
             connection = self._connection
             if connection is None:
                 # No request is pending, so no reply will arrive: wait for the timeout.
-                left = until - time.monotonic()
-                if left > 0:  # even a sleep of zero seconds lets other threads run
-                    time.sleep(left)
+                remaining = until - time.monotonic()
+                if remaining > 0:  # even a sleep of zero seconds lets other threads run
+                    time.sleep(remaining)
                 return None
             if connection.had_handshake and until - time.monotonic() > POLL_SECONDS:
                 # Most replies arrive soon; this costs half of a wait that also checks the monitor.
@@ -328,8 +328,8 @@ class ZeroMQChannel(RequestTrackingChannel):
                     buffers = self._mappings.view(header.location)
             except (msgspec.MsgspecError, LookupError, ValueError, RecursionError) as error:
                 message = FailedPreconditionError(
-                    f"the answer of {self._address} cannot be understood ({error}); "
-                    "is this its address, and do both ends run the same version?"
+                    f"cannot decode the reply from {self._address} ({error}); is a Headrace "
+                    "server of the same version running at this address?"
                 )
             return Reply(header.request_id, message, buffers)
 
@@ -389,7 +389,8 @@ class ZeroMQChannel(RequestTrackingChannel):
         """Finish dropping a connection if that was interrupted."""
         if self._is_dropping:
             self._loss_error = self._loss_error or UnavailableError(
-                f"the connection to {self._address} was given up in the middle of a request"
+                f"the connection to {self._address} was closed because a request was "
+                "interrupted while it was sent"
             )
             self._drop_connection()
 

@@ -56,7 +56,7 @@ _EVENTS = (
 )
 
 _NO_KEYS_HINT = (
-    "If it has no keys at all, leave yours out (`security=`, on the command line --keys)"
+    "If the server has no keys, connect without keys (`security=`, on the command line --keys)"
 )
 
 
@@ -185,19 +185,19 @@ class Connection:
         """Read the monitor's events; return whether the connection is lost (`reason` says why)."""
         if self._is_reading_events and self.reason is None:
             self.reason = UnavailableError(
-                f"the connection to {self._address} was given up: this process was interrupted as "
-                "it looked how it is"
+                f"the connection to {self._address} was closed because this process was "
+                "interrupted while it read the connection's state"
             )
         while not self._is_reading_events and _is_readable(self._monitor):
             self._is_reading_events = True
             # Blocks for the second frame, which may arrive a moment after the first.
-            news = recv_monitor_message(self._monitor)
+            monitor_event = recv_monitor_message(self._monitor)
             self._is_reading_events = False
-            event = zmq.Event(news["event"])
+            event = zmq.Event(monitor_event["event"])
             if event == zmq.Event.CONNECTED:
                 self._connected = True
                 self._since = time.monotonic()
-                self._watch(int(news["value"]))
+                self._watch(int(monitor_event["value"]))
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._handshaken = True
             elif self.reason is None or isinstance(self.reason, UnavailableError):
@@ -224,41 +224,48 @@ class Connection:
         if event in (zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL):
             self.was_rejected = True
             return UnauthenticatedError(
-                f"the server at {at} does not let this client in: "
+                f"server {at} refused this client: "
                 + (
-                    "the server's key is another one, or it does not know the client's. "
-                    f"{_NO_KEYS_HINT}"
+                    (
+                        "either server.key is not the server's key, or client.key is not "
+                        f"authorized. {_NO_KEYS_HINT}"
+                    )
                     if self._secure
-                    else "it wants keys; pass security=Security.load(directory, 'client'), "
-                    "on the command line --keys DIRECTORY"
+                    else (
+                        "it requires keys; pass security=Security.load(directory, 'client'), on "
+                        "the command line --keys DIRECTORY"
+                    )
                 )
             )
         if not self._connected:
             if elapsed >= _TIMEOUT_FRACTION * self._connect_seconds:
-                return _silent_error(f"nobody answers at {at}: no connection in {elapsed:.1f} s")
-            return _refused_error(f"nobody answers at {at}: connection refused")
+                return _silent_error(
+                    f"no server reachable at {at}: no connection within {elapsed:.1f} s"
+                )
+            return _refused_error(f"no server reachable at {at}: connection refused")
         if self._handshaken:
             if self._closed_by_peer(elapsed):
                 return _refused_error(
-                    f"the connection to {at} was lost: the peer closed or is gone"
+                    f"connection to {at} lost: closed by the peer, or the peer has ended"
                 )
             return _silent_error(
-                f"the connection to {at} was given up: the peer was silent for "
-                f"{self._keepalive_timeout:g} s"
+                f"connection to {at} lost: no data from the peer for {self._keepalive_timeout:g} s"
             )
         if elapsed >= _TIMEOUT_FRACTION * self._keepalive_timeout:
             return _silent_error(
-                f"the server at {at} took the connection and was silent for {elapsed:.1f} s before "
-                "it began; does it stand still, or speak otherwise?"
+                f"server {at} accepted the connection, but sent no handshake for "
+                f"{elapsed:.1f} s; is it paused, or not a Headrace server?"
             )
         self.was_rejected = True
         return _refused_error(
-            f"the server at {at} ended the connection before it began; "
+            f"server {at} closed the connection during the handshake; "
             + (
-                "is server.key here the key of that server, and is client.key here in its "
-                f"authorized_clients? {_NO_KEYS_HINT}"
+                (
+                    "is server.key the key of that server, and is client.key in its "
+                    f"authorized_clients? {_NO_KEYS_HINT}"
+                )
                 if self._secure
-                else "does it want keys (`security=`, on the command line --keys)?"
+                else "does it require keys (`security=`, on the command line --keys)?"
             )
         )
 
@@ -288,11 +295,11 @@ def _is_readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(_STATE)) & _IN)
 
 
-def _refused_error(words: str) -> UnavailableError:
-    error = UnavailableError(words)
+def _refused_error(message: str) -> UnavailableError:
+    error = UnavailableError(message)
     error.refused = True
     return error
 
 
-def _silent_error(words: str) -> UnavailableError:
-    return UnavailableError(words)
+def _silent_error(message: str) -> UnavailableError:
+    return UnavailableError(message)

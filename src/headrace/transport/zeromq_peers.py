@@ -126,7 +126,7 @@ class Peer:
         mappings = self.mappings
         if mappings is None:
             if placement is not None:
-                raise LookupError("its buffers lie in memory that is not shared")
+                raise LookupError("its buffers are in memory that is not shared")
             return None
         if offer is not None:
             mappings.open_segment(offer)
@@ -279,7 +279,7 @@ class Peers:
                 if (found := Descriptor.of(number)) is not None:
                     self._listening.append(found)
             elif event == zmq.Event.ACCEPT_FAILED:
-                self._warn_once("accept", f"a connection cannot be accepted: {os.strerror(number)}")
+                self._warn_once("accept", f"cannot accept a connection: {os.strerror(number)}")
             else:
                 self._handshake_failure = _HANDSHAKE_FAILURES[event]
 
@@ -290,7 +290,7 @@ class Peers:
             return
         # Also recorded if no descriptor is free for a duplicate: its replies would otherwise be
         # dropped.
-        host, connection = "a peer that is gone", descriptor.duplicate()
+        host, connection = "a disconnected peer", descriptor.duplicate()
         if connection is not None:
             with connection, contextlib.suppress(OSError):
                 host = str(connection.getpeername()[0]).removeprefix("::ffff:")
@@ -299,7 +299,7 @@ class Peers:
 
     def _record_disconnected(self, number: int) -> None:
         opened = self._accepted_connections.pop(number, None)
-        host = "a peer that is gone" if opened is None else opened.host
+        host = "a disconnected peer" if opened is None else opened.host
         for route in () if opened is None else opened.routes:
             self._remove_route(route)
         if self._handshake_failure:
@@ -311,14 +311,14 @@ class Peers:
             if reason == "protocol":
                 self._warn_once(
                     host,
-                    f"refused a connection from {host}: it has another key for this server, or "
-                    "none, or speaks otherwise",
+                    f"refused a connection from {host}: wrong or missing keys, or not a "
+                    "Headrace client",
                 )
 
-    def _warn_once(self, whom: str, words: str) -> None:
-        if whom not in self._warned and len(self._warned) < _MAX_WARNED_ADDRESSES:
-            self._warned.add(whom)
-            _log.warning("%s", words)
+    def _warn_once(self, peer: str, message: str) -> None:
+        if peer not in self._warned and len(self._warned) < _MAX_WARNED_ADDRESSES:
+            self._warned.add(peer)
+            _log.warning("%s", message)
 
     def _remove_route(self, route: bytes) -> None:
         peer = self._by_route.pop(route, None)

@@ -107,9 +107,8 @@ class ReplyWriter:
 
     def _rejection_header(self, peer: Peer, ticket: int, size: int) -> bytes:
         error = UnavailableError(
-            f"an answer of {size:,} bytes was dropped, because {peer.pending_bytes:,} bytes of "
-            "earlier "
-            "ones are unread; read them and ask again"
+            f"a reply of {size:,} bytes was dropped because {peer.pending_bytes:,} "
+            "bytes of earlier replies are unread; read them and send the request again"
         )
         return encode(ReplyHeader(ticket, ERROR, msgspec.Raw(encode_error(error))))
 
@@ -142,11 +141,11 @@ class ReplyWriter:
         marked: np.ndarray | None = None,
     ) -> None:
         router = self._router
-        begun = False
+        has_started = False
         written = 0
         try:
             router.send(peer.route, _MORE_NOW)
-            begun = True
+            has_started = True
             if marked is not None and largest == 0:
                 self._send_borrowed(marked, _MORE_NOW if buffers else _NOW)
             else:
@@ -159,10 +158,10 @@ class ReplyWriter:
                     router.send(view, flags, copy=False)
                 written = index
         except BaseException as error:
-            _log.warning("an answer was not sent: %s: %s", type(error).__name__, error)
+            _log.warning("cannot send a reply: %s: %s", type(error).__name__, error)
             # The next reply would be read as the rest of this one. So it is completed with more
             # frames than announced, and the peer, which drops it for that, is disconnected.
-            if begun:
+            if has_started:
                 for _ in range(written, len(buffers)):
                     router.send(b"", _MORE_NOW)
                 router.send(b"", _NOW)
@@ -191,5 +190,8 @@ class ReplyWriter:
     def _cut_peer(self, peer: Peer) -> None:
         if not peer.is_disconnected:
             count_slow_connection_closed()
-            _log.warning("a connection was ended; %s bytes were unread", f"{peer.pending_bytes:,}")
+            _log.warning(
+                "closed the connection to a stalled peer with %s unread bytes",
+                f"{peer.pending_bytes:,}",
+            )
         peer.disconnect()

@@ -43,12 +43,12 @@ class ZeroMQRequest(Request):
 
     def __init__(
         self,
-        post: Callable[[QueuedReply], None],
+        send: Callable[[QueuedReply], None],
         source: Peer,
         request_id: int,
         buffers: Sequence[Buffer],
     ) -> None:
-        self._post = post
+        self._post = send
         self._source = source
         self._request_id = request_id
         self._unanswered = [True]
@@ -84,13 +84,13 @@ class ZeroMQRequest(Request):
 
     def _reply(self, body: msgspec.Raw, views: list[memoryview], lent: bool) -> None:
         arena = self._source.arena
-        placed: BufferLocation | SegmentOffer | None = None
+        location: BufferLocation | SegmentOffer | None = None
         if self._allocation is not None:
-            arena, placed = self._take_allocation(views)
-        if views and placed is None and arena is not None:
-            placed = arena.write(views)
-        if not isinstance(placed, BufferLocation) or arena is None:
-            offer = placed if isinstance(placed, SegmentOffer) else None
+            arena, location = self._take_allocation(views)
+        if views and location is None and arena is not None:
+            location = arena.write(views)
+        if not isinstance(location, BufferLocation) or arena is None:
+            offer = location if isinstance(location, SegmentOffer) else None
             views, pieces = split_frames(copy_views(views) if lent else views)
             report = self._source.take_report()
             header = ReplyHeader(self._request_id, REPLY, body, None, offer, pieces, report=report)
@@ -98,12 +98,12 @@ class ZeroMQRequest(Request):
             return
         try:
             report = self._source.take_report()
-            self._send(ReplyHeader(self._request_id, REPLY, body, placed, report=report), ())
+            self._send(ReplyHeader(self._request_id, REPLY, body, location, report=report), ())
         except BaseException:
-            arena.release(placed)
+            arena.release(location)
             raise
         finally:
-            arena.mark_sent(placed)
+            arena.mark_sent(location)
 
     def _take_allocation(
         self, views: list[memoryview]

@@ -190,8 +190,8 @@ class ZeroMQServer(TransportServer):
         """Queue a reply for the thread to write."""
         if self._forked:
             raise FailedPreconditionError(
-                f"the server at {self._address} was started before a fork; it answers in the "
-                "process that started it"
+                f"server {self._address} was started before a fork and replies only in the "
+                "parent process"
             )
         self._replies.append(answer)
         if not self._wake_sent and threading.get_ident() != self._thread.ident:
@@ -246,7 +246,7 @@ class ZeroMQServer(TransportServer):
                 except zmq.ContextTerminated:
                     break
                 except BaseException:
-                    _log.exception("the server at %s goes on after an error", self._address)
+                    _log.exception("error in server %s, which continues", self._address)
                     # A shortage of memory or descriptors may be over in a moment.
                     time.sleep(_AFTER_ERROR_SECONDS)
             with contextlib.suppress(zmq.ZMQError):
@@ -315,7 +315,7 @@ class ZeroMQServer(TransportServer):
             failure = (
                 error
                 if isinstance(error, Exception)
-                else HeadraceError(f"the handler was stopped by {describe_error(error)}")
+                else HeadraceError(f"the handler failed with {describe_error(error)}")
             )
             for request in batch:
                 request.fail(failure)
@@ -340,7 +340,9 @@ class ZeroMQServer(TransportServer):
             if size <= self._limits.request_bytes + _HEADER_BYTES:
                 buffers = join_frames(buffers, header.frame_counts)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            _log.debug("dropped what is no request, %d bytes from %r", len(first), route)
+            _log.debug(
+                "dropped a message of %d bytes from %r that is not a request", len(first), route
+            )
             return None
         if header.kind == CLOSING:
             peers.remove(peer)
@@ -350,33 +352,34 @@ class ZeroMQServer(TransportServer):
             return None
         request = ZeroMQRequest(self.post, peer, header.request_id, buffers)
         if size > self._limits.request_bytes + _HEADER_BYTES:
-            words = (
-                f"a request of {size:,} bytes is larger than the {self._limits.request_bytes:,} "
-                f"that the server at {self._address} takes"
+            message = (
+                f"a request of {size:,} bytes exceeds the limit of "
+                f"{self._limits.request_bytes:,} of server {self._address}"
             )
-            self._error_log.log_refusal(words)
-            request.fail(FailedPreconditionError(words))
+            self._error_log.log_refusal(message)
+            request.fail(FailedPreconditionError(message))
             return None
         if header.wire_format != WIRE_FORMAT:
-            words = (
-                f"the server at {self._address} ({own_versions()}) reads wire format "
-                f"{WIRE_FORMAT}, and a request came in wire format {header.wire_format}: run the "
-                "same "
-                "version of Headrace on both sides"
+            message = (
+                f"server {self._address} ({own_versions()}) supports wire format "
+                f"{WIRE_FORMAT}, but the request has wire format {header.wire_format}: run "
+                "the same version of Headrace on both sides"
             )
-            self._error_log.log_refusal(words)
-            request.fail(FailedPreconditionError(words))
+            self._error_log.log_refusal(message)
+            request.fail(FailedPreconditionError(message))
             return None
         try:
             request.message = self._decode(header.body)
-            placed = peer.read_memory(header.offer, header.retired_segments, header.location)
-            if placed is not None:
-                request.buffers = placed
+            shared_buffers = peer.read_memory(
+                header.offer, header.retired_segments, header.location
+            )
+            if shared_buffers is not None:
+                request.buffers = shared_buffers
         except (msgspec.MsgspecError, LookupError, ValueError, RecursionError) as error:
             request.fail(
                 FailedPreconditionError(
-                    f"the server at {self._address} does not understand this request ({error}); "
-                    "is this its address, and do both ends run the same version?"
+                    f"server {self._address} does not support this request ({error}); is this "
+                    "the right address, and do both sides run the same version?"
                 )
             )
             return None

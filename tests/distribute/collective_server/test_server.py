@@ -1,4 +1,4 @@
-"""The place where workers meet, reached from its own process."""
+"""Collective server, used from its own process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.errors import UnavailableError
 NAMES = ["worker 0", "worker 1"]
 
 
-def test_a_strategy_that_is_collected_while_its_process_answers_leaves_without_waiting(monkeypatch):
+def test_a_strategy_collected_while_the_server_answers_leaves_at_once(monkeypatch):
     placed = _SessionTable(["worker 0"])
     old, new = (
         CollectiveClient(
@@ -30,16 +30,16 @@ def test_a_strategy_that_is_collected_while_its_process_answers_leaves_without_w
         collect()
         return decode(*args)
 
-    collect = old.closer.close  # as a finalizer does, in the middle of anything
+    collect = old.closer.close  # as a finalizer may, at any point
     monkeypatch.setattr(server, "decode_arrays", decoded)
     done = threading.Thread(target=new.run, args=("the beginning", ANY), daemon=True)
     done.start()
     done.join(20.0)
     assert not done.is_alive()
-    assert len(placed._sessions) == 1  # the old one's is over
+    assert len(placed._sessions) == 1  # the session of the first one has ended
 
 
-def test_a_second_process_of_a_task_hears_that_the_first_is_training():
+def test_a_second_process_of_a_task_is_told_that_the_first_is_running():
     meetings = _SessionTable(NAMES)
 
     def member(rank: int, timeout: float = 60.0) -> CollectiveClient:
@@ -50,14 +50,14 @@ def test_a_second_process_of_a_task_hears_that_the_first_is_training():
     first, second, again = member(0), member(1), member(1, timeout=0.01)
     begun = first.start("the beginning", ANY)
     second.run("the beginning", ANY)
-    with pytest.raises(UnavailableError, match=r"worker 1 takes part in a session that goes on"):
+    with pytest.raises(UnavailableError, match=r"worker 1 already takes part in a running session"):
         again.run("the beginning", ANY)
     assert not first.wait(begun).flag
     second.start("a sum", ANY)
     assert not first.run("a sum", ANY).flag
 
 
-def test_what_comes_through_a_connection_that_was_given_up_takes_no_place():
+def test_a_stale_attempt_does_not_replace_a_newer_one():
     meetings, late = _SessionTable(NAMES), []
 
     def handle(requests):

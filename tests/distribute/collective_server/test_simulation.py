@@ -1,4 +1,4 @@
-"""Workers and a hall on the simulation kernel: connections break, processes die and come back."""
+"""Simulation of collectives: connections break, processes crash and restart."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from headrace.serving.request_window import RequestWindow
 from tests.simulation.kernel import Process, Simulation, require
 from tests.simulation.network import Conditions, Link, Network
 
-MEETINGS = 30
+NUM_COLLECTIVES = 30
 AT_ONCE = 4
-ADDRESS = "place:1"
+ADDRESS = "server:1"
 
 
-class Place(Process):
-    """Holds the hall, and each request until its meeting has a result."""
+class ServerProcess(Process):
+    """The server: the collective state, and requests held until their collective has a result."""
 
     def __init__(self, network, workers):
-        super().__init__(network, "place")
-        self.hall = CollectiveState(
+        super().__init__(network, "server")
+        self.state = CollectiveState(
             [f"worker {rank}" for rank in range(workers)], lambda _, v: tuple(v)
         )
         self.held = {}
@@ -43,29 +43,29 @@ class Place(Process):
         )
 
     def handle(self, request):
-        rank, incarnation, number, done = request.message
+        rank, process_id, number, done = request.message
         if request.connection.number < self.latest.get(rank, 0):
-            return  # it comes late, through a connection that was given up
+            return  # late, through an abandoned connection
         self.latest[rank] = request.connection.number
         if not request.is_repeat:
             self.held[rank, number] = request
-        value = Contribution(f"meeting {number}", "all", (rank, incarnation, number))
+        value = Contribution(f"collective {number}", "all", (rank, process_id, number))
         now = self.simulation.now
-        self.answer(self.hall.contribute(rank, incarnation, number, done, value, now))
+        self.answer(self.state.contribute(rank, process_id, number, done, value, now))
 
     def client_lost(self, connection):
         for rank, number in list(self.latest.items()):
             if number == connection.number:
-                self.answer(self.hall.disconnected(rank, self.simulation.now))
+                self.answer(self.state.disconnected(rank, self.simulation.now))
 
-    def answer(self, dues):
-        for rank, number, answer in dues:
+    def answer(self, answers):
+        for rank, number, answer in answers:
             if (request := self.held.pop((rank, number), None)) is not None:
                 request.reply(answer)
 
 
 class Worker(Process):
-    """Comes to all meetings in turn, to some at once; repeats what a lost connection took."""
+    """Contributes to all collectives, some at once; repeats after a lost connection."""
 
     def __init__(self, network, rank):
         super().__init__(network, f"worker {rank}")
@@ -78,16 +78,16 @@ class Worker(Process):
         self.failure = None
         self.asked = 0
         self.numbers = {}
-        self.link = Link(self.network, self, ADDRESS, self.heard, self.lost)
+        self.link = Link(self.network, self, ADDRESS, self.on_reply, self.lost)
         self.call_later(self.simulation.random.random(), self.act)
 
     def act(self):
         if self.failure:
             return
-        if self.window.num_unanswered < AT_ONCE and self.asked < MEETINGS:
+        if self.window.num_unanswered < AT_ONCE and self.asked < NUM_COLLECTIVES:
             self.send(self.window.allocate())
             self.asked += 1
-        if len(self.results) < MEETINGS:
+        if len(self.results) < NUM_COLLECTIVES:
             self.call_later(self.simulation.random.expovariate(2.0), self.act)
 
     def send(self, number):
@@ -99,7 +99,7 @@ class Worker(Process):
         for number in self.window.numbers_to_resend():
             self.send(number)
 
-    def heard(self, ticket, answer, content):
+    def on_reply(self, ticket, answer, content):
         number = self.numbers.pop(ticket)
         if isinstance(answer, RetryAfter):
             self.call_later(answer.seconds, lambda: self.send(number))
@@ -113,54 +113,54 @@ class Worker(Process):
 
 
 class Session:
-    """Workers and the place where they meet."""
+    """Workers and the server."""
 
     def __init__(self, seed, workers):
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
         self.network.conditions = Conditions(latency=0.05, late=0.1, lateness=0.3, twice=0.2)
-        self.place = Place(self.network, workers)
-        self.hall = self.place.hall
-        self.place.start()
+        self.server = ServerProcess(self.network, workers)
+        self.state = self.server.state
+        self.server.start()
         self.workers = [Worker(self.network, rank) for rank in range(workers)]
         for worker in self.workers:
             worker.start()
 
     def disturb(self, until):
-        """Break connections, and pause the place, every now and then."""
+        """Break connections, and pause the server, at random times."""
         random = self.simulation.random
         faults = {
             "break a connection": self.break_connection,
-            "pause the place": lambda: self.place.pause(random.uniform(0.0, 1.0)),
+            "pause the server": lambda: self.server.pause(random.uniform(0.0, 1.0)),
         }
         self.simulation.inject_faults(faults, mean_seconds=1.0, until=until)
 
     def break_connection(self):
-        # One with nothing under way does not notice, and counts as gone: the rule says so.
+        # A worker without pending requests does not notice, and counts as lost (Rule 5).
         worker = self.simulation.random.choice(self.workers)
         if worker.is_up and worker.link.unanswered:
             self.network.reset(worker)
 
-    def give_up(self):
-        """Have whoever still waits wait no longer."""
+    def time_out_waits(self):
+        """Time out all waiting workers."""
         for worker in self.workers:
             if worker.is_up and not worker.failure and worker.window.num_unanswered:
                 number = worker.window.numbers_to_resend()[0]
-                lack = self.hall.describe_missing(number, self.simulation.now)
-                self.place.answer(self.hall.fail_missing(number, 300.0, lack))
+                missing = self.state.describe_missing(number, self.simulation.now)
+                self.server.answer(self.state.fail_missing(number, 300.0, missing))
                 self.simulation.run(self.simulation.now + 300.0)
 
 
-def expected(workers, incarnations=None):
-    incarnations = incarnations or ["1"] * workers
+def expected(workers, process_ids=None):
+    process_ids = process_ids or ["1"] * workers
     return [
-        tuple((rank, incarnations[rank], number) for rank in range(workers))
-        for number in range(MEETINGS)
+        tuple((rank, process_ids[rank], number) for rank in range(workers))
+        for number in range(NUM_COLLECTIVES)
     ]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_all_have_the_same_results_in_order_whatever_is_lost_delayed_or_repeated(seed):
+def test_all_workers_get_equal_results_in_order_despite_faults(seed):
     workers = 2 + seed % 3
     session = Session(seed, workers)
     with session.simulation.report():
@@ -169,11 +169,11 @@ def test_all_have_the_same_results_in_order_whatever_is_lost_delayed_or_repeated
         for worker in session.workers:
             assert worker.failure is None
             assert worker.results == expected(workers)
-        assert session.hall.num_results <= AT_ONCE + 1
+        assert session.state.num_results <= AT_ONCE + 1
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_when_one_dies_all_others_hear_its_name_and_nobody_waits_for_ever(seed):
+def test_a_dead_worker_is_named_to_all_others_and_no_wait_hangs(seed):
     workers = 2 + seed % 3
     session = Session(1000 + seed, workers)
     simulation = session.simulation
@@ -181,19 +181,19 @@ def test_when_one_dies_all_others_hear_its_name_and_nobody_waits_for_ever(seed):
         victim = simulation.random.choice(session.workers)
         simulation.call_later(simulation.random.uniform(0.5, 8), victim.crash)
         simulation.run(300.0)
-        has_begun = session.hall.has_started  # before, another process of it may come
+        has_begun = session.state.has_started  # before the start, another process may replace it
         assert has_begun or all(worker.failure is None for worker in session.workers)
-        session.give_up()
+        session.time_out_waits()
         for worker in session.workers:
             if worker is not victim:
                 assert isinstance(worker.failure, UnavailableError)
                 assert victim.name in str(worker.failure)
             assert worker.results == expected(workers)[: len(worker.results)]
-        assert all(isinstance(each, CollectiveOutcome) for each in session.hall._results.values())
+        assert all(isinstance(each, CollectiveOutcome) for each in session.state._results.values())
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_when_one_is_started_again_no_meeting_is_of_both_its_processes(seed):
+def test_no_collective_mixes_two_processes_of_a_restarted_worker(seed):
     workers = 2 + seed % 3
     session = Session(2000 + seed, workers)
     simulation = session.simulation
@@ -202,17 +202,17 @@ def test_when_one_is_started_again_no_meeting_is_of_both_its_processes(seed):
         crash_at = simulation.random.uniform(0.5, 8)
         simulation.call_later(crash_at, victim.crash)
         simulation.run(crash_at + 0.001)
-        has_begun = session.hall.has_started
+        has_begun = session.state.has_started
         victim.start_in(simulation.random.uniform(0.0, 0.3))
         simulation.run(300.0)
-        incarnations = ["1"] * workers
+        process_ids = ["1"] * workers
         if not has_begun:
-            incarnations[victim.rank] = "2"
+            process_ids[victim.rank] = "2"
         for worker in session.workers:
-            assert worker.results == expected(workers, incarnations)[: len(worker.results)]
+            assert worker.results == expected(workers, process_ids)[: len(worker.results)]
             if has_begun:
                 assert isinstance(worker.failure, UnavailableError)
                 assert victim.name in str(worker.failure)
             else:
                 assert worker.failure is None
-                assert len(worker.results) == MEETINGS
+                assert len(worker.results) == NUM_COLLECTIVES

@@ -10,7 +10,7 @@ from headrace.service.client.compression_tuner import CompressionTuner
 def share_packed(
     *, wire: float, worker: float, packed: float, ratio: float, consumer: float, seconds: float
 ) -> float:
-    """Return for which part of the last half of some time answers were packed.
+    """Return the fraction of compressed replies in the second half of a simulated time.
 
     All are in bytes a second: the wire, the worker where it packs nothing and where it packs, and
     the consumer; `ratio` is how many times smaller packing makes them.
@@ -44,13 +44,13 @@ def share_packed(
         ({"wire": 1e7, "worker": 1e9, "packed": 4e8, "ratio": 3.0, "consumer": 5e6}, 0.0, 0.0),
     ],
 )
-def test_packing_is_kept_where_more_arrives_with_it(
+def test_compression_is_kept_if_it_increases_throughput(
     given: dict[str, float], least: float, most: float
 ) -> None:
     assert least <= share_packed(**given, seconds=600.0) <= most
 
 
-def test_without_a_codec_nothing_is_ever_packed() -> None:
+def test_without_a_codec_nothing_is_compressed() -> None:
     pace = CompressionTuner("", 0.0)
     for second in range(1000):
         pace.reply_received(1000, 1.0, 0, float(second))

@@ -1,4 +1,4 @@
-"""What is said at the end of a pass that lost something."""
+"""Warnings and errors at the end of an epoch that lost elements."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from headrace.service.client.data_loss import describe_loss
 from headrace.service.messages import LostSplits
 
 
-def lost(*units: tuple[int, int], **fields: Any) -> LostSplits:
-    count = sum(stop - start for start, stop in units)
-    return LostSplits(worker_address="w:1", task_id=1, splits=units, num_splits=count, **fields)
+def lost(*splits: tuple[int, int], **fields: Any) -> LostSplits:
+    count = sum(stop - start for start, stop in splits)
+    return LostSplits(worker_address="w:1", task_id=1, splits=splits, num_splits=count, **fields)
 
 
-def test_nothing_is_said_of_a_whole_pass() -> None:
+def test_an_epoch_without_losses_has_no_warning() -> None:
     assert describe_loss(()) == []
 
 
-def test_how_many_where_and_why_is_said() -> None:
-    assert describe_loss((lost((35, 42), reason="it was not heard of for 12 s"),)) == [
-        "this pass lost up to 7 positions of the dataset: 7 with the worker at w:1 (positions 35 "
-        "to 41): it was not heard of for 12 s"
+def test_a_loss_is_described_with_its_size_worker_and_reason() -> None:
+    assert describe_loss((lost((35, 42), reason="no heartbeat for 12 s"),)) == [
+        "this epoch lost elements of up to 7 splits: 7 lost with worker w:1 (splits 35 to 41): "
+        "no heartbeat for 12 s"
     ]
 
 
-def test_what_went_to_a_client_that_is_gone_is_named_with_it() -> None:
-    (said,) = describe_loss(
+def test_splits_sent_to_an_expired_client_and_abandoned_splits_are_listed() -> None:
+    (warning,) = describe_loss(
         (
             lost((3, 4), client_id="host-1"),
             lost((9, 10), abandoned=True, died_workers=("v:1", "w:1")),
         )
     )
-    assert said == (
-        "this pass lost up to 2 positions of the dataset: 1 sent to client host-1, which is gone "
-        "(positions 3); 1 given up after 2 worker processes ended while computing it (v:1, w:1) "
-        "(positions 9)"
+    assert warning == (
+        "this epoch lost elements of up to 2 splits: 1 sent to client host-1, which left or "
+        "expired (split 3); 1 abandoned after 2 worker processes died computing it: v:1, w:1 "
+        "(split 9)"
     )
 
 
-def test_many_ranges_are_counted_and_not_listed() -> None:
-    (said,) = describe_loss((lost(*((n, n + 1) for n in range(0, 20, 2))),))
-    assert said.endswith("(positions 0, 2, 4, 6, 8 and 5 more ranges)")
+def test_only_the_first_five_of_many_ranges_are_listed() -> None:
+    (warning,) = describe_loss((lost(*((n, n + 1) for n in range(0, 20, 2))),))
+    assert warning.endswith("(splits 0, 2, 4, 6, 8 and 5 more ranges)")
 
 
-def test_a_lost_copy_is_said_to_be_incomplete() -> None:
+def test_the_lost_rest_of_a_dataset_copy_is_reported() -> None:
     assert describe_loss((lost(is_copy=True, reason="it left"),)) == [
-        "this pass lacks the rest of the copy of the worker at w:1: it left"
+        "this epoch lacks the rest of the dataset copies of lost workers: w:1: it left"
     ]

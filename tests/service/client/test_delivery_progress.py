@@ -1,4 +1,4 @@
-"""Which elements were given at a place, as units of the stream and ordinals."""
+"""Elements delivered up to a position, by split of the stream and ordinal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.execution.delivered_elements import END_ORDINAL, DeliveredElements
 from headrace.service.client.delivery_progress import DeliveryProgress, delivered_elements
 from tests.service.answers import answer_of
 
-TWO_UNITS = ((0, 1, 0, 2), (1, 1, 0, 2), (0, 2, 2, END_ORDINAL - 2))
+TWO_SPLITS = ((0, 1, 0, 2), (1, 1, 0, 2), (0, 2, 2, END_ORDINAL - 2))
 """Units 0 and 1 of two elements each, which both have ended."""
 
 
@@ -23,36 +23,36 @@ TWO_UNITS = ((0, 1, 0, 2), (1, 1, 0, 2), (0, 2, 2, END_ORDINAL - 2))
         (1, [(0, 1, 0, 1)]),
         (2, [(0, 1, 0, 2), (0, 1, 2, END_ORDINAL - 2)]),
         (3, [(0, 1, 0, 2), (1, 1, 0, 1), (0, 1, 2, END_ORDINAL - 2)]),
-        (4, [*TWO_UNITS]),
+        (4, [*TWO_SPLITS]),
     ],
 )
-def test_with_the_last_element_of_a_unit_its_end_is_given(count: int, given: Any) -> None:
-    answer = answer_of(num_elements=4, origins=TWO_UNITS)
+def test_the_last_element_of_a_split_includes_its_end(count: int, given: Any) -> None:
+    answer = answer_of(num_elements=4, origins=TWO_SPLITS)
     assert [*delivered_elements(answer, count, 4)] == given
 
 
 @pytest.mark.parametrize(("count", "given"), [(1, [(0, 1, 0, 2)]), (2, [(0, 1, 0, 3)])])
-def test_elements_of_several_origins_are_given_with_all_of_theirs(count: int, given: Any) -> None:
+def test_elements_with_several_ids_are_returned_with_all_of_them(count: int, given: Any) -> None:
     answer = answer_of(
         num_elements=3, origins=((0, 1, 0, 3), (1, 1, 0, 1)), ids_per_element=(2, 1, 1)
     )
     assert [*delivered_elements(answer, count, 3)] == given
 
 
-def test_elements_that_have_as_many_origins_each_need_not_say_so() -> None:
+def test_ids_per_element_may_be_omitted_if_equal() -> None:
     answer = answer_of(num_elements=2, origins=((0, 1, 0, 6),))
     assert [*delivered_elements(answer, 1, 2)] == [(0, 1, 0, 3)]
 
 
-def test_of_origins_in_another_order_those_of_the_first_elements_are_given() -> None:
+def test_permuted_ids_are_returned_in_element_order() -> None:
     order = np.array([2, 0, 3, 1], "<u4").tobytes()
-    answer = answer_of(num_elements=4, origins=TWO_UNITS, is_permuted=True, permutation=order)
+    answer = answer_of(num_elements=4, origins=TWO_SPLITS, is_permuted=True, permutation=order)
     assert [*delivered_elements(answer, 2, 4)] == [(0, 2, 1, 1), (0, 2, 2, END_ORDINAL - 2)]
     with pytest.raises(FailedPreconditionError, match="another version of Headrace"):
-        delivered_elements(answer_of(num_elements=4, origins=TWO_UNITS, is_permuted=True), 2, 4)
+        delivered_elements(answer_of(num_elements=4, origins=TWO_SPLITS, is_permuted=True), 2, 4)
 
 
-def test_where_units_take_turns_the_first_elements_are_those_of_the_first_turns() -> None:
+def test_interleaved_splits_return_the_ids_of_the_first_elements() -> None:
     # 7 7 | 3 3 | 5 5 | 7 7 | 3: the first element of 7 came before.
     turns = ((7, 3, 5), 2, 1, 8)
     origins = ((3, 1, 4, 3), (5, 1, 0, 2), (7, 1, 1, 3))
@@ -67,11 +67,11 @@ def test_where_units_take_turns_the_first_elements_are_those_of_the_first_turns(
         )
 
 
-def test_an_end_that_is_said_late_is_of_the_unit_that_was_dealt() -> None:
+def test_a_late_split_end_belongs_to_the_assigned_split() -> None:
     progress = DeliveryProgress(DeliveredElements())
     first = answer_of(num_elements=2, origins=((0, 1, 0, 2),), assigned=((0, 1, 7, 0),))
     progress.add(1, first, 0, 2)
-    # The unit is done by now, and no more among those that the task has.
+    # The split is finished and no longer among those of the task.
     late = answer_of(
         num_elements=1,
         origins=((1, 1, 0, 1), (0, 1, 2, END_ORDINAL - 2)),
@@ -87,7 +87,7 @@ def test_an_end_that_is_said_late_is_of_the_unit_that_was_dealt() -> None:
     }
 
 
-def test_a_place_has_what_came_of_all_tasks_and_before() -> None:
+def test_a_position_includes_all_tasks_and_the_base() -> None:
     before = DeliveredElements()
     before.add([(0, 3, 0, END_ORDINAL)])
     progress = DeliveryProgress(before)
@@ -100,12 +100,12 @@ def test_a_place_has_what_came_of_all_tasks_and_before() -> None:
         ((0, 4), (5, 6)),
     ]
     progress.forget(1)
-    with pytest.raises(FailedPreconditionError, match="not known any more"):
+    with pytest.raises(FailedPreconditionError, match="known"):
         progress.delivered_before(0)
     assert progress.delivered_before(1).complete_splits == ((0, 4),)
 
 
-def test_what_a_task_is_dealt_later_does_not_change_what_came_before() -> None:
+def test_later_assignments_do_not_change_earlier_positions() -> None:
     progress = DeliveryProgress(DeliveredElements())
     first = ((0, 2, 40, 0),)
     progress.add(
@@ -144,7 +144,7 @@ def test_what_a_task_is_dealt_later_does_not_change_what_came_before() -> None:
     ) == (((40, 42),), 0)
 
 
-def test_places_are_known_from_the_last_one_that_was_not_forgotten() -> None:
+def test_positions_are_known_from_the_last_discarded_one_on() -> None:
     progress = DeliveryProgress(DeliveredElements())
     for place in range(50):
         ended = ((place, 1, 0, 1), (place, 1, 1, END_ORDINAL - 1))
@@ -155,5 +155,5 @@ def test_places_are_known_from_the_last_one_that_was_not_forgotten() -> None:
             progress.forget(place - 1)
     assert progress.delivered_before(50).complete_splits == ((100, 150),)
     assert progress.delivered_before(46).complete_splits == ((100, 146),)
-    with pytest.raises(FailedPreconditionError, match="not known any more"):
+    with pytest.raises(FailedPreconditionError, match="known"):
         progress.delivered_before(45)

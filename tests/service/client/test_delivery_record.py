@@ -1,4 +1,4 @@
-"""Which units came whole to a client: on answers as workers give them."""
+"""Splits that a client received completely."""
 
 from __future__ import annotations
 
@@ -34,58 +34,58 @@ def answer(
         ([(0, 2), (3, 5), (5, 5), (5, 6)], ((0, 2), (3, 6))),
     ],
 )
-def test_runs_are_joined_where_they_meet(
+def test_adjacent_runs_are_joined(
     pairs: list[tuple[int, int]], runs: tuple[tuple[int, int], ...]
 ) -> None:
-    receipt = DeliveryRecord()
+    record = DeliveryRecord()
     for start, stop in pairs:
-        receipt.add_reply(answer(start, stop - start, (start, stop), stop, begun=start))
-    assert receipt.delivered == runs
+        record.add_reply(answer(start, stop - start, (start, stop), stop, begun=start))
+    assert record.delivered == runs
 
 
-def test_a_unit_whose_first_part_went_to_another_client_did_not_come_whole() -> None:
-    """Units of three elements; elements 4 to 6 went to somebody else."""
-    receipt = DeliveryRecord()
-    receipt.add_reply(answer(0, 4, (0, 1), 2))
-    receipt.add_reply(answer(7, 2, (2, 3), 3, begun=3))
-    assert receipt.delivered == ((0, 1),)
-    assert receipt.partially_delivered == ((0, 3),)
-    receipt.add_reply(answer(9, 3, (3, 4), 4, begun=3))
-    assert receipt.delivered == ((0, 1), (3, 4))
+def test_a_split_partly_sent_to_another_client_is_incomplete() -> None:
+    """Splits of three elements; elements 4 to 6 went to another client."""
+    record = DeliveryRecord()
+    record.add_reply(answer(0, 4, (0, 1), 2))
+    record.add_reply(answer(7, 2, (2, 3), 3, begun=3))
+    assert record.delivered == ((0, 1),)
+    assert record.partially_delivered == ((0, 3),)
+    record.add_reply(answer(9, 3, (3, 4), 4, begun=3))
+    assert record.delivered == ((0, 1), (3, 4))
 
 
-def test_a_unit_whose_parts_all_came_here_came_whole() -> None:
-    receipt = DeliveryRecord()
-    receipt.add_reply(answer(6, 2, (2, 2), 3, begun=2))
-    receipt.add_reply(answer(8, 2, (2, 3), 4, begun=3))
-    assert receipt.delivered == ((2, 3),)
-    assert receipt.partially_delivered == ((2, 4),)
+def test_a_split_received_in_parts_is_complete() -> None:
+    record = DeliveryRecord()
+    record.add_reply(answer(6, 2, (2, 2), 3, begun=2))
+    record.add_reply(answer(8, 2, (2, 3), 4, begun=3))
+    assert record.delivered == ((2, 3),)
+    assert record.partially_delivered == ((2, 4),)
 
 
 @pytest.mark.parametrize(
     ("origins", "is_mixed", "used", "parts"),
     [
         (((0, 1, 0, 4),), False, 3, ((0, ((0, 3),)),)),
-        # Nobody knows which of them were used: they count as not used, and come to somebody again.
+        # It is unknown which were consumed: they count as unconsumed and are redelivered.
         (((0, 1, 0, 4),), True, 3, ()),
         (((0, 1, 0, 6),), False, 3, ()),
         # All of them were.
         (((0, 1, 0, 4),), True, 4, ((0, ((0, 4),)),)),
     ],
 )
-def test_of_an_answer_that_was_begun_those_count_whose_origins_are_known(
+def test_a_partial_reply_counts_the_elements_with_known_ids(
     origins: tuple[tuple[int, int, int, int], ...], is_mixed: bool, used: int, parts: object
 ) -> None:
-    receipt = DeliveryRecord()
+    record = DeliveryRecord()
     begun = msgspec.structs.replace(
         answer(0, 4, (0, 0), 1), mode_data=ElementIds(runs=origins, is_permuted=is_mixed)
     )
-    receipt.add_partial_reply(begun, used)
-    assert receipt.partial_splits == parts
-    assert receipt.partially_delivered == ((0, 1),)
+    record.add_partial_reply(begun, used)
+    assert record.partial_splits == parts
+    assert record.partially_delivered == ((0, 1),)
 
 
-def test_what_came_is_the_same_however_seldom_somebody_asks() -> None:
+def test_the_record_does_not_depend_on_how_often_it_is_read() -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -93,7 +93,7 @@ def test_what_came_is_the_same_however_seldom_somebody_asks() -> None:
     first = done = 0
     for _ in range(100):
         count, more = chance.randrange(3), chance.randrange(3)
-        first += chance.choice([0, 0, 0, 4])  # what came to somebody else
+        first += chance.choice([0, 0, 0, 4])  # elements of another client
         came = msgspec.structs.replace(
             answer(first, count, (done, done + more), done + more + 1, begun=done),
             mode_data=ElementIds(runs=((done, 1 + more, 0, 2),)),

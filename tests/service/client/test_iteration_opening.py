@@ -1,4 +1,4 @@
-"""An iteration is opened, and its clients say together where they stand."""
+"""Opening of an iteration, and the common position of its clients."""
 
 from __future__ import annotations
 
@@ -88,20 +88,20 @@ def opened(dispatcher: Dispatcher) -> OpenIterationReply:
     )
 
 
-def test_a_cost_function_that_is_wanted_is_put_and_the_iteration_opened() -> None:
+def test_a_missing_cost_function_is_uploaded_before_opening() -> None:
     dispatcher = Dispatcher(forgets=0)
     assert opened(dispatcher).iteration_id == 2000
     put = PutPlan(digest=DIGEST, offset=0, total_bytes=len(COST), chunk=COST)
     assert dispatcher.asked == [OPENING, put, OPENING]
 
 
-def test_a_cost_function_that_was_forgotten_meanwhile_is_put_again() -> None:
+def test_a_lost_cost_function_is_uploaded_again() -> None:
     dispatcher = Dispatcher(forgets=1)
     assert opened(dispatcher).iteration_id == 2000
     assert [type(each) for each in dispatcher.asked].count(PutPlan) == 2
 
 
-def test_the_channel_on_which_an_iteration_was_opened_is_kept() -> None:
+def test_the_channel_that_opened_the_iteration_is_kept() -> None:
     dispatcher = Dispatcher(forgets=0)
     opened(dispatcher)
     assert dispatcher.kept == [dispatcher]
@@ -116,7 +116,7 @@ class Closing:
         self.closed += 1
 
 
-def test_a_line_hands_on_the_last_channel_that_was_kept_and_then_connects() -> None:
+def test_a_handover_returns_the_last_channel_then_connects() -> None:
     first, second, third = channels = Closing(), Closing(), Closing()
     line = ChannelHandover(lambda: third)  # type: ignore[arg-type, return-value]
     line.put(first)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_a_line_hands_on_the_last_channel_that_was_kept_and_then_connects() -> N
     assert [channel.closed for channel in channels] == [1, 0, 0]
 
 
-def test_a_line_that_was_taken_keeps_nothing() -> None:
+def test_a_handover_closes_channels_stored_after_take() -> None:
     late, other = Closing(), Closing()
     line = ChannelHandover(lambda: other)  # type: ignore[arg-type, return-value]
     assert line.take() is other
@@ -133,7 +133,7 @@ def test_a_line_that_was_taken_keeps_nothing() -> None:
     assert late.closed == 1
 
 
-# --- the place of all clients of a job: each says where it stands, and hears where all do ---------
+# --- common position of all clients of a job: each contributes its own and receives the total -----
 
 
 OF_ALL = ContributeCheckpointReply(
@@ -181,25 +181,26 @@ def gather(clock: list[float], until: float) -> DeliveredElements:
     )
 
 
-def test_a_short_wait_is_not_worth_a_word(
-    clock: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_short_wait_is_not_logged(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
     place = gather(clock, until=5.0)
     assert (place.complete_splits, place.partial_splits) == (((0, 3),), ((4, ((1, 2),)),))
     assert caplog.records == []
 
 
-def test_who_is_missing_is_named_after_ten_seconds_and_in_the_error(
+def test_missing_clients_are_named_after_ten_seconds_and_in_the_error(
     clock: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING), pytest.raises(DeadlineExceededError, match="place of b"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(DeadlineExceededError, match="positions of b"),
+    ):
         gather(clock, until=1e9)
-    (said,) = caplog.messages
-    assert said.startswith("get_state has waited 10 s for the place of b")
+    (message,) = caplog.messages
+    assert message.startswith("get_state has waited 10 s for the positions of b")
 
 
 class Answering:
-    """Gives answers in turn, the last one for ever."""
+    """Returns replies in turn, and the last one repeatedly."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers, self.asked = [*answers], list[Any]()
@@ -222,7 +223,7 @@ def place_of_all(dispatcher: Answering, timeout: float = 60.0) -> DeliveredEleme
     return gather_positions(own, "c", dispatcher.dial, dispatcher="d:1", timeout=timeout)
 
 
-def test_the_same_question_is_asked_until_all_have_said_where_they_stand() -> None:
+def test_the_request_is_repeated_until_all_clients_contributed() -> None:
     dispatcher = Answering(ContributeCheckpointReply(missing_clients=("d",)), OF_ALL)
     assert place_of_all(dispatcher).to_json() == PLACE
     first, second = dispatcher.asked
@@ -235,7 +236,7 @@ def test_the_same_question_is_asked_until_all_have_said_where_they_stand() -> No
     )
 
 
-def test_each_state_is_a_question_of_its_own() -> None:
+def test_each_state_uses_its_own_token() -> None:
     dispatcher = Answering(OF_ALL)
     place_of_all(dispatcher)
     place_of_all(dispatcher)
@@ -243,12 +244,12 @@ def test_each_state_is_a_question_of_its_own() -> None:
     assert first.token != second.token
 
 
-def test_who_did_not_say_where_it_stands_is_named() -> None:
-    with pytest.raises(DeadlineExceededError, match="place of d, e: "):
+def test_clients_that_did_not_contribute_are_named() -> None:
+    with pytest.raises(DeadlineExceededError, match="positions of d, e: "):
         place_of_all(Answering(ContributeCheckpointReply(missing_clients=("d", "e"))), timeout=0.01)
 
 
-def test_who_has_had_nothing_of_a_job_yet_stands_where_the_others_do() -> None:
+def test_a_client_without_elements_gets_the_position_of_the_others() -> None:
     opened = OpenIterationReply(iteration_id=2000, tasks=(), seed=7, finished=True, job_name="job")
     dispatcher = Answering(opened, OF_ALL)
 
@@ -263,9 +264,9 @@ def test_who_has_had_nothing_of_a_job_yet_stands_where_the_others_do() -> None:
         seed=7,
         options=JobOptions(processing_mode=2, visitation="exactly_once"),
     )
-    keeper = ReplayRegistry()
+    registry = ReplayRegistry()
     watcher = Answering()
-    keeper.register_iterator(watcher)
+    registry.register_iterator(watcher)
     reader = RemoteReader(
         opening,
         dispatcher="d:1",
@@ -273,7 +274,7 @@ def test_who_has_had_nothing_of_a_job_yet_stands_where_the_others_do() -> None:
         connect_dispatcher=connect,
         connect=connect,
         max_outstanding_requests=None,
-        replay_registry=keeper,
+        replay_registry=registry,
         base=DeliveredElements(),
     )
     assert reader.portable_position(0) is None, "it has not joined, and is at the beginning"

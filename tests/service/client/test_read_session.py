@@ -1,4 +1,4 @@
-"""What a client does about answers, losses and silence; on values and with times as arguments."""
+"""Reactions of a client session to replies, losses and silence, without I/O or clock."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def opened(*tasks: int, credit: int = 16, **options: Any) -> ReadSession:
     return session
 
 
-def test_who_joins_what_has_failed_hears_why() -> None:
+def test_a_client_joining_a_failed_iteration_gets_the_reason() -> None:
     session = ReadSession("me", "d:1", 16, 0.0)
     session.iteration_opened(
         OpenIterationReply(1, (), 0, finished=True, failure_reason="all workers died"), 0.0
@@ -99,16 +99,16 @@ def calls(actions: ClientActions, kind: type) -> list[Any]:
     return [call for call in actions.calls if isinstance(call, kind)]
 
 
-def test_each_task_is_asked_with_its_ticket_and_within_the_credit() -> None:
+def test_requests_carry_the_task_token_and_respect_the_budget() -> None:
     session = opened(1, 2, credit=4)
     actions = session.act(0.0)
     assert len(actions.requests) == 4
     assert {ask.task.task_id for ask in actions.requests} == {1, 2}
-    assert {ask.message.ticket for ask in actions.requests} == {"t"}
+    assert {ask.message.task_token for ask in actions.requests} == {"t"}
     assert session.act(0.0).requests == []
 
 
-def test_answers_are_delivered_in_the_order_of_their_numbers() -> None:
+def test_replies_are_delivered_in_the_order_of_their_numbers() -> None:
     session = opened(1)
     assert numbers(session.act(0.0)) == [0, 1, 2]
     assert session.worker_replied(1, 1, elements(5, 5), "b", 0.1) == []
@@ -116,14 +116,14 @@ def test_answers_are_delivered_in_the_order_of_their_numbers() -> None:
     assert [delivery.payload for delivery in found] == ["a", "b"]
 
 
-def test_an_answer_that_comes_twice_is_delivered_once() -> None:
+def test_a_duplicate_reply_is_delivered_once() -> None:
     session = opened(1)
     session.act(0.0)
     assert len(session.worker_replied(1, 0, elements(0, 5), "a", 0.1)) == 1
     assert session.worker_replied(1, 0, elements(0, 5), "a", 0.1) == []
 
 
-def test_what_was_used_up_is_acknowledged_with_the_next_request() -> None:
+def test_consumed_replies_are_acknowledged_with_the_next_request() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(1, 0, elements(0, 5), "a", 0.1)
@@ -133,7 +133,7 @@ def test_what_was_used_up_is_acknowledged_with_the_next_request() -> None:
     assert (ask.request_number, ask.message.acknowledged) == (3, 1)
 
 
-def test_requests_of_a_lost_connection_are_repeated_under_their_numbers() -> None:
+def test_requests_of_a_lost_connection_are_resent_with_their_numbers() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(1, 0, elements(0, 5), "a", 0.1)
@@ -143,7 +143,7 @@ def test_requests_of_a_lost_connection_are_repeated_under_their_numbers() -> Non
     assert numbers(later)[:2] == [1, 2]
 
 
-def test_a_worker_that_stays_away_is_asked_ever_more_patiently() -> None:
+def test_an_unreachable_worker_is_retried_with_backoff() -> None:
     session = opened(1)
     session.act(0.0)
     now, waits = 0.0, []
@@ -158,7 +158,7 @@ def test_a_worker_that_stays_away_is_asked_ever_more_patiently() -> None:
     assert 0.9 <= waits[-1] <= 1.1
 
 
-def test_a_loss_is_reported_at_once_and_until_the_dispatcher_has_heard_it() -> None:
+def test_a_loss_is_reported_at_once_until_acknowledged() -> None:
     session = opened(1)
     session.act(0.0)
     session.disconnected(1, REFUSED, 0.2)
@@ -167,16 +167,14 @@ def test_a_loss_is_reported_at_once_and_until_the_dispatcher_has_heard_it() -> N
         ReportUnreachable(client_id="me", task_id=1, connection_refused=True)
     ]
     assert len(calls(actions, ClientHeartbeat)) == 1
-    session.dispatcher_unreachable(0.3)  # nobody answered: said again
-    (said,) = calls(session.act(1.5), ReportUnreachable)
-    session.dispatcher_replied(said, Done(), 1.5)
+    session.dispatcher_unreachable(0.3)  # no reply: reported again
+    (report,) = calls(session.act(1.5), ReportUnreachable)
+    session.dispatcher_replied(report, Done(), 1.5)
     session.update_received(update(1), 1.6)
     assert not calls(session.act(1.7), ReportUnreachable)
 
 
-def test_an_answer_that_was_lost_with_its_connection_is_asked_for_when_the_task_is_finished() -> (
-    None
-):
+def test_a_lost_reply_of_a_finished_task_is_requested_again() -> None:
     session = opened(1)
     session.act(0.0)
     session.disconnected(1, REFUSED, 0.2)
@@ -189,7 +187,7 @@ def test_an_answer_that_was_lost_with_its_connection_is_asked_for_when_the_task_
         session.disconnected(1, UnavailableError("no answer"), now + 1.1)
 
 
-def test_a_finished_task_is_over_when_its_worker_is_neither_reached_nor_there() -> None:
+def test_a_finished_task_ends_when_its_worker_is_lost() -> None:
     session = opened(1)
     session.act(0.0)
     session.disconnected(1, REFUSED, 0.2)
@@ -197,38 +195,38 @@ def test_a_finished_task_is_over_when_its_worker_is_neither_reached_nor_there() 
     session.update_received(update(finished=True), 5.2)
     assert session.is_finished
     (warning,) = session.act(5.2).warnings
-    assert "the worker at h:1, whose task 1 was finished, cannot be reached since 5 s" in warning
+    assert "the worker at h:1 (finished task 1), which has been unreachable for 5 s" in warning
 
 
-def test_of_a_share_that_is_also_said_where_the_end_of_its_task_was_never_heard_of() -> None:
+def test_a_warning_names_the_shard_of_an_unreachable_worker() -> None:
     session = opened(1, has_shards=True)
     session.act(0.0)
     session.disconnected(1, REFUSED, 0.2)
     session.update_received(update(finished=True), 5.2)
     assert session.is_finished
     (warning,) = session.act(5.2).warnings
-    assert "the worker at h:1, which read share None (task 1), cannot be reached" in warning
-    assert warning.endswith("is lost, unless another worker read that share again")
+    assert "the worker at h:1 (shard None, task 1), which has been unreachable" in warning
+    assert warning.endswith("are lost, unless another worker has read the shard again")
 
 
-def test_of_a_share_that_is_also_said_by_the_process_that_took_the_place_of_its_worker() -> None:
+def test_a_restarted_worker_without_the_finished_task_causes_a_warning() -> None:
     session = opened(1, has_shards=True)
     session.act(0.0)
     session.update_received(update(finished=True, redeliverable=(1,)), 0.3)
     session.worker_replied(1, 0, CancelledError("task 1 is not on this worker"), None, 0.5)
     assert session.is_finished
     (warning,) = session.act(0.5).warnings
-    assert "whose task 1 was finished, has it no longer" in warning
+    assert "no longer has the finished task 1" in warning
 
 
-def test_a_request_that_is_taken_for_an_earlier_one_is_made_again() -> None:
+def test_an_aborted_request_is_resent() -> None:
     session = opened(1)
     session.act(0.0)
     assert session.worker_replied(1, 0, AbortedError("request 0 was asked again"), None, 0.1) == []
     assert numbers(session.act(1.0), 1) == [0]
 
 
-def test_a_task_that_cannot_be_reached_and_is_no_longer_listed_is_over() -> None:
+def test_an_unreachable_unlisted_task_ends() -> None:
     session = opened(1, 2)
     session.act(0.0)
     session.disconnected(1, REFUSED, 0.2)
@@ -241,7 +239,7 @@ def test_a_task_that_cannot_be_reached_and_is_no_longer_listed_is_over() -> None
     assert session.is_finished
 
 
-def test_to_act_takes_no_look_at_tasks_to_which_nothing_happened() -> None:
+def test_unchanged_tasks_are_not_examined() -> None:
     def steps(tasks: int) -> int:
         session = opened(*range(1, tasks + 1), credit=8)
         session.act(0.0)
@@ -262,7 +260,7 @@ def test_to_act_takes_no_look_at_tasks_to_which_nothing_happened() -> None:
     assert steps(1000) == steps(20)
 
 
-def test_each_of_many_tasks_has_its_turn() -> None:
+def test_each_of_many_tasks_sends_requests() -> None:
     session = opened(*range(1, 101), credit=3)
     turns: list[int] = []
     for step in range(300):
@@ -276,7 +274,7 @@ def test_each_of_many_tasks_has_its_turn() -> None:
     assert set(turns[:100]) == set(turns[100:200]) == set(range(1, 101))
 
 
-def test_what_was_used_up_is_said_though_the_share_of_credit_became_smaller() -> None:
+def test_consumption_is_acknowledged_after_the_credit_per_task_shrinks() -> None:
     session = opened(1, credit=3)
     assert numbers(session.act(0.0), 1) == [0, 1, 2]
     session.update_received(update(1, 2, 3), 0.0)
@@ -284,7 +282,7 @@ def test_what_was_used_up_is_said_though_the_share_of_credit_became_smaller() ->
         session.worker_replied(1, number, elements(number, 1), "a", 0.1)
         session.batch_consumed(1, number)
     assert numbers(session.act(0.1), 1) == []
-    # The worker may wait with number 2 for that: it is said with the same request.
+    # The worker may delay the reply to number 2 until then; the same request acknowledges.
     (ask,) = [ask for ask in session.act(0.7).requests if ask.task.task_id == 1]
     assert (ask.request_number, ask.message.acknowledged) == (2, 2)
     # The first one is answered now, which says nothing of the second.
@@ -293,7 +291,7 @@ def test_what_was_used_up_is_said_though_the_share_of_credit_became_smaller() ->
     assert session.worker_replied(1, 2, elements(2, 1), "a", 9.0)
 
 
-def test_a_worker_that_ended_and_did_not_say_so_is_named() -> None:
+def test_a_task_ended_but_still_listed_is_named_in_the_warning() -> None:
     session = opened(1)
     session.set_waiting(0.0)
     for number in numbers(session.act(0.0)):
@@ -301,20 +299,23 @@ def test_a_worker_that_ended_and_did_not_say_so_is_named() -> None:
     assert warnings_until(session, 10) == []
     session.update_received(update(1), 9.9)
     (warning,) = warnings_until(session, 12, since=10)
-    assert "nothing more comes from h:1, and the dispatcher has not heard of that" in warning
+    assert (
+        "the tasks of h:1 have ended for this client, but the dispatcher still lists them"
+        in warning
+    )
 
 
-def test_of_a_silent_dispatcher_it_is_not_said_what_it_has_not_heard() -> None:
+def test_with_a_silent_dispatcher_its_task_list_is_not_blamed() -> None:
     session = opened(1)
     session.set_waiting(0.0)
     for number in numbers(session.act(0.0)):
         session.worker_replied(1, number, END, None, 0.1)
     (warning,) = warnings_until(session, 12)
-    assert "the dispatcher at d:1 has not answered for 10 s" in warning
-    assert warning.endswith("; nothing more comes from h:1")
+    assert "no reply from the dispatcher at d:1 for 10 s" in warning
+    assert warning.endswith("; the tasks of h:1 have ended for this client")
 
 
-def test_workers_count_as_missing_once_there_was_time_to_deal_anew() -> None:
+def test_missing_workers_are_reported_after_time_to_reassign() -> None:
     session = opened(1)
     session.set_waiting(0.0)
     session.act(0.0)
@@ -322,7 +323,7 @@ def test_workers_count_as_missing_once_there_was_time_to_deal_anew() -> None:
     session.worker_replied(1, 0, CancelledError("off"), None, 9.99)
     session.update_received(update(), 9.99)
     (warning,) = warnings_until(session, 12, since=10)
-    assert "gone or has finished, and what is left is dealt to others" in warning
+    assert "the last worker was lost or has finished; the dispatcher is reassigning" in warning
     assert warnings_until(session, 65, since=12) == []
     session.update_received(update(), 65.0)
     (warning,) = warnings_until(session, 72, since=65)
@@ -330,7 +331,7 @@ def test_workers_count_as_missing_once_there_was_time_to_deal_anew() -> None:
 
 
 @pytest.mark.parametrize("before", [{"awaited_clients": ("another",)}, {"redeliverable": (1,)}])
-def test_workers_are_there_where_another_client_was_waited_for(before: dict[str, Any]) -> None:
+def test_workers_are_not_reported_missing_after_a_wait_for_others(before: dict[str, Any]) -> None:
     session = opened(1)
     session.set_waiting(0.0)
     session.act(0.0)
@@ -339,14 +340,14 @@ def test_workers_are_there_where_another_client_was_waited_for(before: dict[str,
     assert warnings_until(session, 10) == []
     session.update_received(update(), 9.5)
     (warning,) = warnings_until(session, 12, since=10)
-    assert "what is left is dealt to others" in warning
+    assert "the dispatcher is reassigning the remaining splits" in warning
     assert warnings_until(session, 65, since=12) == []
     session.update_received(update(), 65.0)
     (warning,) = warnings_until(session, 72, since=65)
     assert "no worker is registered" in warning
 
 
-def test_tasks_that_are_left_alone_may_have_more_under_way() -> None:
+def test_remaining_tasks_get_the_credit_of_finished_ones() -> None:
     session = opened(1, 2, 3, credit=3)
     assert sorted(ask.task.task_id for ask in session.act(0.0).requests) == [1, 2, 3]
     session.worker_replied(1, 0, CancelledError("off"), None, 0.1)
@@ -354,7 +355,7 @@ def test_tasks_that_are_left_alone_may_have_more_under_way() -> None:
     assert numbers(session.act(0.1), 3) == [1, 2]
 
 
-def test_each_attempt_at_copies_that_were_all_lost_is_said() -> None:
+def test_each_new_attempt_after_losing_all_copies_is_logged() -> None:
     session = opened(1)
     assert session.act(0.0).warnings == []
     session.worker_replied(1, 0, CancelledError("off"), None, 0.1)
@@ -363,7 +364,7 @@ def test_each_attempt_at_copies_that_were_all_lost_is_said() -> None:
         ClientHeartbeatReply(tasks=tuple(again), finished=False, version=1), 0.2
     )
     (warning,) = session.act(0.2).warnings
-    assert "every worker that read a copy of the dataset was lost" in warning
+    assert "every worker with a copy of the dataset was lost" in warning
     assert "h:2" in warning
     session.update_received(
         ClientHeartbeatReply(tasks=tuple(again), finished=False, version=2), 0.3
@@ -371,7 +372,7 @@ def test_each_attempt_at_copies_that_were_all_lost_is_said() -> None:
     assert session.act(0.3).warnings == []
 
 
-def test_a_task_that_is_reachable_is_read_to_its_end_though_it_is_no_longer_listed() -> None:
+def test_a_reachable_unlisted_task_is_read_to_its_end() -> None:
     session = opened(1)
     session.act(0.0)
     session.update_received(update(finished=True), 0.1)
@@ -382,7 +383,7 @@ def test_a_task_that_is_reachable_is_read_to_its_end_though_it_is_no_longer_list
     assert session.is_finished
 
 
-def test_in_order_the_end_of_a_task_is_not_waited_for_when_all_came() -> None:
+def test_ordered_reading_ends_without_waiting_for_task_ends() -> None:
     session = opened(1, 2, delivers_empty=True)
     session.act(0.0)
     session.update_received(update(finished=True), 1.0)
@@ -393,7 +394,7 @@ def test_in_order_the_end_of_a_task_is_not_waited_for_when_all_came() -> None:
     assert session.is_finished
 
 
-def test_a_lost_task_is_settled_with_what_arrived_and_fenced() -> None:
+def test_a_lost_task_is_reported_with_its_elements_and_fenced() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(1, 0, elements(0, 3, done=(0, 2)), "a", 0.1)
@@ -417,7 +418,7 @@ def test_a_lost_task_is_settled_with_what_arrived_and_fenced() -> None:
     assert session.losses[0].num_splits == 4
 
 
-def test_what_others_wait_for_is_said_at_once_however_seldom_it_asks_by_now() -> None:
+def test_a_report_awaited_by_others_is_sent_at_once() -> None:
     session = opened(1)
     session.act(0.0)
     session.disconnected(1, REFUSED, 0.1)
@@ -432,7 +433,7 @@ def test_what_others_wait_for_is_said_at_once_however_seldom_it_asks_by_now() ->
     assert not calls(session.act(now + 0.1), ReportDelivery), "again, in the usual rhythm"
 
 
-def test_what_came_in_part_is_said_too() -> None:
+def test_partially_received_splits_are_reported() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(1, 0, elements(0, 3, done=(0, 2), delivered_end=6), "a", 0.1)
@@ -444,7 +445,7 @@ def test_what_came_in_part_is_said_too() -> None:
     assert settled.partially_delivered == ((0, 6), (9, 12))
 
 
-def test_what_came_out_of_turn_and_was_never_delivered_did_not_arrive() -> None:
+def test_undelivered_out_of_order_replies_are_not_reported() -> None:
     session = opened(1)
     session.act(0.0)
     assert (
@@ -455,33 +456,33 @@ def test_what_came_out_of_turn_and_was_never_delivered_did_not_arrive() -> None:
     assert (settled.delivered, settled.partially_delivered) == ((), ())
 
 
-def test_a_task_that_was_never_heard_of_is_settled_with_nothing() -> None:
+def test_an_unknown_lost_task_has_an_empty_report() -> None:
     session = opened(1)
     session.update_received(update(1, reports_needed=(7,)), 0.2)
     (settled,) = calls(session.act(0.3), ReportDelivery)
     assert (settled.delivered, settled.partially_delivered) == ((), ())
 
 
-def test_what_came_of_a_lost_task_is_said_to_be_used_when_it_is() -> None:
+def test_elements_of_a_lost_task_are_reported_when_consumed() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(1, 0, elements(0, 3, done=(0, 3)), "a", 0.1)
     session.update_received(update(reports_needed=(1,)), 0.2)
-    (word,) = calls(session.act(0.3), ReportDelivery)
-    assert (word.delivered, word.consumed) == (((0, 3),), False)
-    session.dispatcher_replied(word, Done(), 0.4)
+    (report,) = calls(session.act(0.3), ReportDelivery)
+    assert (report.delivered, report.consumed) == (((0, 3),), False)
+    session.dispatcher_replied(report, Done(), 0.4)
     session.update_received(update(), 0.5)
     assert not calls(session.act(3.0), ReportDelivery)
     session.batch_consumed(1, 0)
     session.update_received(update(), 3.1)
-    (word,) = calls(session.act(6.0), ReportDelivery)
-    assert (word.delivered, word.consumed) == (((0, 3),), True)
-    session.dispatcher_replied(word, Done(), 6.1)
+    (report,) = calls(session.act(6.0), ReportDelivery)
+    assert (report.delivered, report.consumed) == (((0, 3),), True)
+    session.dispatcher_replied(report, Done(), 6.1)
     session.update_received(update(), 6.2)
     assert not calls(session.act(9.0), ReportDelivery)
 
 
-def test_a_task_that_was_called_off_is_over_and_the_dispatcher_is_asked_why() -> None:
+def test_a_cancelled_task_ends_and_the_dispatcher_is_called() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(1, 0, CancelledError("deleted"), None, 0.1)
@@ -490,7 +491,7 @@ def test_a_task_that_was_called_off_is_over_and_the_dispatcher_is_asked_why() ->
     assert session.is_finished
 
 
-def test_what_a_worker_refuses_is_said_and_does_not_look_like_the_end_of_its_task() -> None:
+def test_a_request_error_is_delivered_and_does_not_end_the_task() -> None:
     session = opened(1)
     session.act(0.0)
     refusal = FailedPreconditionError("task 1 has a part which this worker does not know")
@@ -498,7 +499,7 @@ def test_what_a_worker_refuses_is_said_and_does_not_look_like_the_end_of_its_tas
     assert delivery.payload is refusal
 
 
-def test_an_error_is_delivered_in_its_turn_and_reading_goes_on() -> None:
+def test_an_element_error_is_delivered_in_order_and_reading_continues() -> None:
     session = opened(1)
     session.act(0.0)
     # Its class does not matter: it is data.
@@ -512,7 +513,7 @@ def test_an_error_is_delivered_in_its_turn_and_reading_goes_on() -> None:
     assert numbers(session.act(0.2)) == [3]
 
 
-def test_units_of_which_only_an_error_arrived_count_as_touched() -> None:
+def test_splits_with_only_an_error_count_as_partially_delivered() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(
@@ -523,7 +524,7 @@ def test_units_of_which_only_an_error_arrived_count_as_touched() -> None:
     assert (settle.delivered, settle.partially_delivered) == ((), ((0, 4),))
 
 
-def test_a_pause_of_the_client_itself_is_blamed_on_nobody() -> None:
+def test_a_pause_of_the_client_is_excluded_from_waiting_times() -> None:
     session = opened(1)
     session.act(0.0)
     session.set_waiting(0.0)
@@ -542,7 +543,7 @@ def test_a_pause_of_the_client_itself_is_blamed_on_nobody() -> None:
     assert "dispatcher" not in warnings[0]
 
 
-def test_a_worker_that_is_not_ready_is_asked_again_under_the_same_number() -> None:
+def test_a_worker_not_ready_is_retried_with_the_same_number() -> None:
     session = opened(1)
     session.act(0.0)
     assert session.worker_replied(1, 0, UnavailableError("not ready yet"), None, 0.1) == []
@@ -551,7 +552,7 @@ def test_a_worker_that_is_not_ready_is_asked_again_under_the_same_number() -> No
     assert len(session.worker_replied(1, 0, elements(0, 3), "a", 0.3)) == 1
 
 
-def test_a_task_that_drains_is_asked_again_once_everything_is_used_up() -> None:
+def test_a_draining_task_is_requested_again_once_consumed() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(1, 0, elements(0, 3), "a", 0.1)
@@ -562,7 +563,7 @@ def test_a_task_that_drains_is_asked_again_once_everything_is_used_up() -> None:
     assert numbers(session.act(0.3)) == [3]
 
 
-def test_heartbeats_come_every_second_and_one_at_a_time() -> None:
+def test_heartbeats_are_sent_every_second_one_at_a_time() -> None:
     session = opened(1)
     assert not calls(session.act(0.5), ClientHeartbeat)
     assert calls(session.act(1.0), ClientHeartbeat)
@@ -572,7 +573,7 @@ def test_heartbeats_come_every_second_and_one_at_a_time() -> None:
     assert calls(session.act(2.7), ClientHeartbeat)
 
 
-def test_a_dispatcher_with_many_clients_is_asked_less_often_but_for_what_is_urgent() -> None:
+def test_heartbeats_follow_the_requested_interval_unless_urgent() -> None:
     session = opened(1)
     session.act(1.0)
     session.update_received(update(1, heartbeat_interval=5.0), 1.0)
@@ -583,18 +584,18 @@ def test_a_dispatcher_with_many_clients_is_asked_less_often_but_for_what_is_urge
     assert calls(session.act(6.1), ClientHeartbeat)
 
 
-def test_a_dispatcher_that_is_asked_seldom_is_not_called_silent() -> None:
+def test_a_long_heartbeat_interval_is_not_reported_as_silence() -> None:
     session = opened()
     session.set_waiting(0.0)
-    said = []
+    warnings = []
     for now in range(0, 40, 8):
         session.update_received(update(heartbeat_interval=8.0), float(now))
-        said += session.act(now + 7.9).warnings
-    assert said
-    assert not any("has not answered" in text for text in said)
+        warnings += session.act(now + 7.9).warnings
+    assert warnings
+    assert not any("no reply from the dispatcher" in text for text in warnings)
 
 
-def test_a_dispatcher_that_does_not_answer_is_asked_again() -> None:
+def test_an_unanswered_heartbeat_is_repeated() -> None:
     session = opened(1)
     session.act(1.0)
     assert not calls(session.act(2.9), ClientHeartbeat)
@@ -602,7 +603,7 @@ def test_a_dispatcher_that_does_not_answer_is_asked_again() -> None:
     assert 4 <= len(asked) <= 8
 
 
-def test_a_task_that_joins_later_is_read() -> None:
+def test_a_task_added_later_is_read() -> None:
     session = opened(1)
     session.act(0.0)
     session.update_received(update(1, 2), 1.0)
@@ -612,18 +613,18 @@ def test_a_task_that_joins_later_is_read() -> None:
 # --- waiting ------------------------------------------------------------------------------------
 
 
-def test_a_wait_says_after_ten_seconds_what_is_missing_and_then_each_minute() -> None:
+def test_a_wait_is_logged_after_ten_seconds_and_then_each_minute() -> None:
     session = opened(1)
     session.set_waiting(0.0)
-    said = []
+    warnings = []
     for now in range(200):
         session.update_received(update(1), float(now))
-        said += [(now, text) for text in session.act(float(now)).warnings]
-    assert [now for now, _ in said] == [10, 70, 130, 190]
-    assert "h:1" in said[0][1]
+        warnings += [(now, text) for text in session.act(float(now)).warnings]
+    assert [now for now, _ in warnings] == [10, 70, 130, 190]
+    assert "h:1" in warnings[0][1]
 
 
-def test_of_a_unit_that_is_waited_for_long_the_dispatcher_hears_at_once_and_again() -> None:
+def test_an_overdue_split_is_reported_to_the_dispatcher() -> None:
     session = opened(1, 2, delivers_empty=True)
     assert session.restrict_requests({1}, 7, 0.2)
     session.set_waiting(0.2)
@@ -639,7 +640,7 @@ def test_of_a_unit_that_is_waited_for_long_the_dispatcher_hears_at_once_and_agai
     assert again.wanted_split == 7
 
 
-def test_a_pause_of_the_client_itself_does_not_make_a_unit_late() -> None:
+def test_a_pause_of_the_client_makes_no_split_overdue() -> None:
     session = opened(1, 2, delivers_empty=True)
     session.restrict_requests({1}, 7, 0.0)
     session.act(0.1)
@@ -647,7 +648,7 @@ def test_a_pause_of_the_client_itself_does_not_make_a_unit_late() -> None:
     assert beat.wanted_split == -1
 
 
-def test_who_helps_with_a_unit_does_not_with_the_next() -> None:
+def test_urgent_tasks_are_reset_with_the_next_split() -> None:
     session = opened(1, 2, delivers_empty=True)
     session.restrict_requests({1}, 7, 0.0)
     session.act(1.0)
@@ -658,27 +659,27 @@ def test_who_helps_with_a_unit_does_not_with_the_next() -> None:
     assert beat.wanted_split == 8
     session.restrict_requests(None, None, 2.4)
     session.update_received(update(1, 2, urgent_tasks=(2,)), 2.5)
-    assert session.urgent_tasks == frozenset(), "it was said of what came meanwhile"
+    assert session.urgent_tasks == frozenset(), "the update concerned the split before"
     (beat,) = calls(session.act(3.6), ClientHeartbeat)
     assert beat.wanted_split == -1
 
 
-def test_in_order_a_wait_names_who_holds_what_is_next_though_others_give_what_comes_later() -> None:
+def test_an_ordered_wait_names_the_worker_of_the_next_element() -> None:
     session = opened(1, 2, delivers_empty=True)
     session.restrict_requests(None, 7, 0.0)
     session.set_waiting(0.0)
     session.act(0.0)
-    said = []
+    warnings = []
     for now in range(1, 11):
         session.update_received(update(1, 2, urgent_tasks=(2,)), float(now))
         session.worker_replied(1, now - 1, elements(now, 1), "later", float(now))
         session.batch_consumed(1, now - 1)
-        said += session.act(float(now)).warnings
-    (text,) = said
-    assert text.startswith("waited 10 s for the next element in order: connected to h:2, from")
+        warnings += session.act(float(now)).warnings
+    (text,) = warnings
+    assert text.startswith("waited 10 s for the next element in order: connected to h:2, no data")
 
 
-def test_elements_that_come_put_the_warning_off() -> None:
+def test_delivered_elements_postpone_the_warning() -> None:
     session = opened(1)
     session.act(0.0)
     session.set_waiting(0.0)
@@ -703,16 +704,16 @@ def test_without_a_worker_the_warning_says_how_to_start_one() -> None:
     assert "headrace worker --dispatcher d:1" in warning
 
 
-def test_a_dispatcher_that_is_gone_and_a_worker_that_cannot_be_reached_are_named() -> None:
+def test_an_unreachable_dispatcher_and_worker_are_named() -> None:
     session = opened(1)
     session.set_waiting(0.0)
-    session.disconnected(1, UnavailableError("nobody answers at h:1"), 0.5)
+    session.disconnected(1, UnavailableError("no reply from h:1"), 0.5)
     (warning,) = session.act(12.0).warnings
-    assert "dispatcher at d:1 has not answered for 12 s" in warning
-    assert "h:1 cannot be reached since 12 s" in warning
+    assert "no reply from the dispatcher at d:1 for 12 s" in warning
+    assert "h:1 has been unreachable for 12 s" in warning
 
 
-def test_waiting_ends_in_an_error_when_nobody_could_deliver_for_the_stated_time() -> None:
+def test_a_wait_without_workers_fails_after_the_timeout() -> None:
     session = opened(1, wait_timeout=100.0)
     session.act(0.0)
     session.set_waiting(0.0)
@@ -727,7 +728,7 @@ def test_waiting_ends_in_an_error_when_nobody_could_deliver_for_the_stated_time(
 
 
 @pytest.mark.parametrize("deals", [True, False])
-def test_a_wait_without_a_dispatcher_that_deals_ends_at_the_timeout(deals: bool) -> None:
+def test_a_wait_without_a_dispatcher_fails_after_the_timeout(deals: bool) -> None:
     session = opened(1, wait_timeout=20.0, assigns_splits=deals)
     session.act(0.0)
     session.set_waiting(0.0)
@@ -735,11 +736,11 @@ def test_a_wait_without_a_dispatcher_that_deals_ends_at_the_timeout(deals: bool)
         session.dispatcher_unreachable(float(now))
         session.act(float(now))
     assert session.is_finished == deals
-    assert not deals or "d:1 has not answered for" in str(session.failure)
+    assert not deals or "no reply from the dispatcher at d:1" in str(session.failure)
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_a_journal_that_cannot_be_written_is_named_by_who_waits(is_answered: bool) -> None:
+def test_an_unwritable_journal_is_named_in_the_warning(is_answered: bool) -> None:
     session = opened(1, wait_timeout=15.0, assigns_splits=True)
     session.set_waiting(0.0)
     warnings = []
@@ -750,12 +751,12 @@ def test_a_journal_that_cannot_be_written_is_named_by_who_waits(is_answered: boo
             session.dispatcher_replied(None, JournalUnavailableError("no space"), now)
         warnings += session.act(now).warnings
     (warning,) = warnings
-    assert "d:1 assigns nothing: no space" in warning
+    assert "d:1 cannot assign splits: no space" in warning
     assert "function" not in warning
-    assert "d:1 assigns nothing: no space" in str(session.failure)
+    assert "d:1 cannot assign splits: no space" in str(session.failure)
 
 
-def test_a_worker_in_user_code_is_waited_for_without_end() -> None:
+def test_a_worker_in_user_code_has_no_timeout() -> None:
     session = opened(1, wait_timeout=100.0)
     session.set_waiting(0.0)
     for now in range(0, 10_000, 10):
@@ -764,7 +765,7 @@ def test_a_worker_in_user_code_is_waited_for_without_end() -> None:
     assert session.failure is None
 
 
-def test_a_failure_is_the_first_one() -> None:
+def test_the_first_failure_is_kept() -> None:
     session = opened(1)
     session.fail(FailedPreconditionError("first"))
     session.fail(FailedPreconditionError("second"))
@@ -772,7 +773,7 @@ def test_a_failure_is_the_first_one() -> None:
     assert str(session.failure) == "first"
 
 
-def test_acting_always_says_when_to_look_again() -> None:
+def test_actions_always_have_a_wake_time() -> None:
     session = opened(1)
     assert 0 < session.act(0.0).wake_in <= 1.0
     session.disconnected(1, REFUSED, 0.1)
@@ -780,7 +781,7 @@ def test_acting_always_says_when_to_look_again() -> None:
     assert math.isfinite(session.act(50.0).wake_in)
 
 
-def test_a_client_that_leaves_early_says_what_it_used_and_not_what_arrived() -> None:
+def test_a_client_that_leaves_early_reports_only_consumed_elements() -> None:
     session = opened(1, 2)
     session.act(0.0)
     session.worker_replied(1, 0, elements(0, 3, done=(0, 3)), "a", 0.1)
@@ -788,26 +789,26 @@ def test_a_client_that_leaves_early_says_what_it_used_and_not_what_arrived() -> 
     session.worker_replied(1, 2, elements(6, 3, done=(6, 9)), "c", 0.1)
     session.worker_replied(2, 0, elements(0, 1, done=(0, 1)), "d", 0.1)
     session.batch_consumed(1, 0)
-    (word,) = session.final_reports(begun=(1, 1, 1))
-    assert word == ReportDelivery(
+    (report,) = session.final_reports(partial=(1, 1, 1))
+    assert report == ReportDelivery(
         client_id="me", task_id=1, delivered=((0, 3),), partially_delivered=((0, 6),), consumed=True
     )
 
 
-def test_what_was_not_used_of_a_task_that_was_called_off_is_not_said_to_be_used() -> None:
+def test_unconsumed_elements_of_a_cancelled_task_are_not_reported() -> None:
     session = opened(1, 2)
     session.act(0.0)
     session.worker_replied(1, 0, elements(0, 3, done=(0, 3)), "a", 0.1)
     session.worker_replied(1, 1, elements(3, 3, done=(3, 6)), "b", 0.1)
     session.batch_consumed(1, 0)
     session.worker_replied(1, 2, CancelledError("off"), None, 0.1)
-    (word,) = session.final_reports(begun=None)
-    assert word == ReportDelivery(
+    (report,) = session.final_reports(partial=None)
+    assert report == ReportDelivery(
         client_id="me", task_id=1, delivered=((0, 3),), partially_delivered=((0, 3),), consumed=True
     )
 
 
-def test_after_a_pause_in_which_it_may_have_been_given_up_a_client_asks_before_it_goes_on() -> None:
+def test_after_a_long_pause_the_lease_is_confirmed_first() -> None:
     session = ReadSession("me", "d:1", 16, 0.0)
     session.iteration_opened(
         OpenIterationReply(
@@ -830,7 +831,7 @@ def test_after_a_pause_in_which_it_may_have_been_given_up_a_client_asks_before_i
     assert session.may_consume(400.2)
 
 
-def test_a_wait_for_a_client_that_cannot_be_heard_is_named() -> None:
+def test_a_wait_for_an_unresponsive_client_is_named() -> None:
     session = opened(1)
     session.act(0.0)
     session.worker_replied(1, 0, END, None, 0.1)
@@ -842,11 +843,11 @@ def test_a_wait_for_a_client_that_cannot_be_heard_is_named() -> None:
         session.act(float(second))
         session.update_received(update(awaited_clients=("other",), version=second), second + 0.1)
     (warning,) = session.act(10.2).warnings
-    assert "other of the same job cannot be heard" in warning
+    assert "no heartbeat from other of the same job" in warning
     assert "no worker" not in warning
 
 
-def test_every_message_of_the_session_is_one_that_the_dispatcher_knows() -> None:
+def test_all_session_messages_are_dispatcher_requests() -> None:
     known = set(messages.DispatcherRequest.__args__)  # type: ignore[attr-defined]
     assert {ClientHeartbeat, ReportUnreachable, ReportDelivery} <= known
 
@@ -860,16 +861,16 @@ def failure_of(session: ReadSession) -> tuple[type | None, str]:
     return (None if session.failure is None else type(session.failure)), str(session.failure)
 
 
-def test_a_reader_that_the_dispatcher_does_not_know_ends_and_says_what_may_have_happened() -> None:
+def test_an_unknown_client_fails_with_possible_causes() -> None:
     session = opened(1)
     session.dispatcher_replied(HEARTBEAT, NotFoundError("Unknown iteration client id me"), 1.0)
     kind, words = failure_of(session)
     assert kind is FailedPreconditionError
-    assert "the dispatcher at d:1 does not know this reader any more (Unknown" in words
+    assert "the dispatcher at d:1 no longer knows this client (Unknown" in words
     assert session.is_finished
 
 
-def test_a_dispatcher_that_is_away_ends_nothing_and_one_that_refuses_does() -> None:
+def test_an_unreachable_dispatcher_does_not_end_the_reading() -> None:
     session = opened(1)
     session.dispatcher_replied(None, UnavailableError("reset"), 1.0)
     assert session.failure is None
@@ -877,7 +878,7 @@ def test_a_dispatcher_that_is_away_ends_nothing_and_one_that_refuses_does() -> N
     assert failure_of(session) == (UnauthenticatedError, "wrong key")
 
 
-def test_what_was_to_be_said_is_said_whatever_the_dispatcher_answers_to_it() -> None:
+def test_reports_end_with_any_reply_of_the_dispatcher() -> None:
     session = opened(1)
     session.disconnected(1, REFUSED, 1.0)
     (report,) = calls(session.act(1.0), ReportUnreachable)

@@ -1,4 +1,4 @@
-"""The shell uses its session under the lock alone, whoever asks it what."""
+"""The runner uses its session only under the lock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TASK = TaskAddress(task_id=1, worker_id="w", worker_address="w:1", task_token="t
 class Watched(CoordinatedReadSession):
     """A session that says when it is asked without the lock."""
 
-    shell: ReaderRunner
+    runner: ReaderRunner
 
     def __init__(self) -> None:
         super().__init__("c", "d:1", 4, 0.0, consumer=0, num_consumers=2)
@@ -38,7 +38,7 @@ class Watched(CoordinatedReadSession):
 
     @property
     def is_finished(self) -> bool:
-        assert self.shell._runner.lock._is_owned()  # type: ignore[attr-defined]
+        assert self.runner._runner.lock._is_owned()  # type: ignore[attr-defined]
         self.looks += 1
         return super().is_finished
 
@@ -58,20 +58,20 @@ def shell_of(session: ReadSession | CoordinatedReadSession) -> ReaderRunner:
     )
 
 
-def test_whether_it_is_over_is_asked_under_the_lock() -> None:
+def test_is_finished_is_read_under_the_lock() -> None:
     session = Watched()
-    session.shell = shell = shell_of(session)
+    session.runner = runner = shell_of(session)
     session.fail(UnavailableError("gone"))
-    assert shell.wait_for_batch() is None
-    assert not shell.wait_for_change()
+    assert runner.wait_for_batch() is None
+    assert not runner.wait_for_change()
     assert session.looks >= 3
 
 
-def test_elements_that_were_gone_count_once_however_often_the_answer_comes() -> None:
+def test_skipped_elements_of_duplicate_replies_count_once() -> None:
     session = ReadSession("c", "d:1", 16, 0.0, trainer_id="t")
     session.iteration_opened(OpenIterationReply(2000, (TASK,), 0, finished=False), 0.0)
     number = session.act(0.0).requests[0].request_number
-    shell = shell_of(session)
+    runner = shell_of(session)
     before = REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0
     reply = Reply(
         1,
@@ -84,7 +84,7 @@ def test_elements_that_were_gone_count_once_however_often_the_answer_comes() -> 
         (),
     )
     for _ in range(3):
-        shell._worker_replied(ReplyReceived(1, number, reply), 0.1)
+        runner._worker_replied(ReplyReceived(1, number, reply), 0.1)
     assert session.skipped == 100
     assert (REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0) - before == 100
 
@@ -99,60 +99,60 @@ class Bell:
         self.rung += 1
 
 
-def test_what_is_taken_in_order_wakes_the_thread_only_where_few_answers_are_on_the_way() -> None:
+def test_taking_batches_wakes_the_thread_only_if_few_are_pending() -> None:
     session = ReadSession("c", "d:1", 16, 0.0, delivers_empty=True)
     session.iteration_opened(OpenIterationReply(2000, (TASK,), 0, finished=False), 0.0)
     numbers = [ask.request_number for ask in session.act(0.0).requests]
     assert len(numbers) == 3
-    shell, bell = shell_of(session), Bell()
-    shell._runner._connections = bell  # type: ignore[assignment]
+    runner, bell = shell_of(session), Bell()
+    runner._runner._connections = bell  # type: ignore[assignment]
     rung = []
     for first, number in enumerate(numbers):
         reply = Reply(
             1, GetElementsReply(first_element=first, num_elements=1, end_of_task=False), ()
         )
-        shell._worker_replied(ReplyReceived(1, number, reply), 0.1)
-        assert len(shell.take_all()) == 1
+        runner._worker_replied(ReplyReceived(1, number, reply), 0.1)
+        assert len(runner.take_all()) == 1
         rung.append(bell.rung)
     assert rung == [0, 1, 2]
 
 
-def test_the_thread_looks_at_once_when_other_tasks_may_be_asked() -> None:
-    shell, bell = shell_of(ReadSession("c", "d:1", 16, 0.0, delivers_empty=True)), Bell()
-    shell._runner._connections = bell  # type: ignore[assignment]
+def test_changed_restrictions_wake_the_thread() -> None:
+    runner, bell = shell_of(ReadSession("c", "d:1", 16, 0.0, delivers_empty=True)), Bell()
+    runner._runner._connections = bell  # type: ignore[assignment]
     rung = []
     for allowed in ({1}, {1}, {1, 2}, None):
-        shell.restrict_requests(allowed, None)
+        runner.restrict_requests(allowed, None)
         rung.append(bell.rung)
     assert rung == [1, 1, 2, 3]
 
 
-def test_a_wait_in_order_is_one_however_much_comes_of_what_is_later() -> None:
+def test_an_ordered_wait_continues_while_later_elements_arrive() -> None:
     session = ReadSession("c", "d:1", 16, time.monotonic(), delivers_empty=True)
-    shell = shell_of(session)
+    runner = shell_of(session)
 
     def deliver() -> None:
-        shell._batches.append(ReceivedBatch(TASK, 0, 1, "later"))
-        shell._wake_consumer()
+        runner._batches.append(ReceivedBatch(TASK, 0, 1, "later"))
+        runner._wake_consumer()
 
     begins = []
     for _ in range(3):
         threading.Timer(0.02, deliver).start()
-        assert shell.wait_for_change()
+        assert runner.wait_for_change()
         begins.append(session._wait._started_at)
-        shell.take_all()
+        runner.take_all()
     assert begins[0] is not None
     assert begins == begins[:1] * 3
     assert session._waited_seconds == 0.0, "what goes on is counted in the end"
-    shell.end_wait()
+    runner.end_wait()
     assert session._wait._started_at is None
     assert session._waited_seconds >= 0.06
 
 
-def test_who_is_sent_away_waits_no_more() -> None:
+def test_interrupted_waiters_stop_waiting() -> None:
     session = ReadSession("c", "d:1", 16, time.monotonic(), delivers_empty=True)
-    shell = shell_of(session)
-    threading.Timer(0.02, shell.interrupt_waiters).start()
+    runner = shell_of(session)
+    threading.Timer(0.02, runner.interrupt_waiters).start()
     with pytest.raises(CancelledError):
-        shell.wait_for_change()
+        runner.wait_for_change()
     assert session._wait._started_at is None

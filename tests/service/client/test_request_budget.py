@@ -8,7 +8,7 @@ from typing import Any
 from headrace.service.client.request_scheduler import RequestBudget
 
 
-def test_a_task_keeps_to_its_window() -> None:
+def test_a_task_respects_its_window() -> None:
     budget = RequestBudget(16, window=3)
     budget.add("t")
     for number in range(3):
@@ -43,7 +43,7 @@ def test_with_one_request_for_all_tasks_take_turns() -> None:
     assert turns == list("abcabcabc")
 
 
-def test_a_worker_that_does_not_answer_keeps_nobody_waiting_for_ever() -> None:
+def test_credit_of_an_unresponsive_worker_is_lent() -> None:
     budget = RequestBudget(1, lend_after=0.5)
     budget.add("stuck")
     budget.add("quick")
@@ -54,7 +54,7 @@ def test_a_worker_that_does_not_answer_keeps_nobody_waiting_for_ever() -> None:
     assert budget.can_request("quick", 0.6)
 
 
-def test_an_answer_that_is_not_used_counts_however_long_it_lies() -> None:
+def test_an_unconsumed_reply_counts_without_time_limit() -> None:
     budget = RequestBudget(1, lend_after=0.5)
     budget.add("a")
     budget.add("b")
@@ -64,7 +64,7 @@ def test_an_answer_that_is_not_used_counts_however_long_it_lies() -> None:
     assert not budget.can_request("b", 100.0)
 
 
-def test_a_task_that_ends_gives_back_what_it_holds() -> None:
+def test_a_removed_task_releases_its_credit() -> None:
     budget = RequestBudget(1)
     budget.add("a")
     budget.add("b")
@@ -76,7 +76,7 @@ def test_a_task_that_ends_gives_back_what_it_holds() -> None:
     assert budget.can_request("b", 0.0)
 
 
-def test_to_ask_for_one_of_many_tasks_takes_no_look_at_the_others() -> None:
+def test_a_request_does_not_examine_other_tasks() -> None:
     def steps(tasks: int) -> int:
         budget = RequestBudget(16)
         for task in range(tasks):
@@ -98,7 +98,7 @@ def test_to_ask_for_one_of_many_tasks_takes_no_look_at_the_others() -> None:
     assert steps(1000) == steps(20)
 
 
-def test_a_task_that_goes_gives_back_what_it_held() -> None:
+def test_removing_a_task_releases_all_its_credit() -> None:
     budget = RequestBudget(2)
     for task in "ab":
         budget.add(task)
@@ -114,7 +114,7 @@ def test_a_task_that_goes_gives_back_what_it_held() -> None:
     assert not budget.can_request("c", 0.0)
 
 
-def test_tasks_in_line_are_served_as_far_as_the_credit_goes() -> None:
+def test_waiting_tasks_are_served_within_the_credit() -> None:
     budget = RequestBudget(1, lend_after=0.5)
     for task in "abc":
         budget.add(task)
@@ -132,7 +132,7 @@ def test_tasks_in_line_are_served_as_far_as_the_credit_goes() -> None:
     assert budget.tasks_to_serve(0.6) == ["c"]
 
 
-def test_a_task_that_wants_more_is_served_after_those_without_any() -> None:
+def test_tasks_with_credit_are_served_after_those_without() -> None:
     budget = RequestBudget(6, lend_after=0.5)
     budget.add("a")
     budget.add("b")
@@ -156,7 +156,7 @@ def test_a_task_that_wants_more_is_served_after_those_without_any() -> None:
     assert budget.tasks_to_serve(0.6) == ["b"]
 
 
-def test_where_elements_are_counted_no_more_are_asked_for_than_the_limit() -> None:
+def test_requested_elements_do_not_exceed_the_limit() -> None:
     for limit, tasks in ((1, 1), (4, 1), (16, 1), (16, 2), (5, 3), (100, 7)):
         budget = RequestBudget(limit, counts_elements=True)
         for task in range(tasks):
@@ -171,7 +171,7 @@ def test_where_elements_are_counted_no_more_are_asked_for_than_the_limit() -> No
         assert not any(budget.can_request(task, 1e9) for task in range(tasks))
 
 
-def test_an_answer_with_fewer_elements_than_asked_for_leaves_room_for_others() -> None:
+def test_a_small_reply_releases_credit_for_other_tasks() -> None:
     budget = RequestBudget(6, counts_elements=True)
     budget.add("a")
     for number in range(3):
@@ -188,7 +188,7 @@ def test_an_answer_with_fewer_elements_than_asked_for_leaves_room_for_others() -
     assert budget.can_request("b", 0.0)
 
 
-def test_with_more_tasks_than_elements_one_that_does_not_answer_keeps_nobody_waiting() -> None:
+def test_credit_is_lent_if_there_are_more_tasks_than_elements() -> None:
     budget = RequestBudget(1, counts_elements=True)
     budget.add("stuck")
     budget.request_sent("stuck", 0, 0.0)

@@ -46,7 +46,7 @@ class Reading:
         self.turns.reply_consumed(task_id, number)
 
 
-def test_each_task_asks_once_it_is_there_and_again_when_its_answer_is_used_up() -> None:
+def test_a_task_requests_at_start_and_after_consumption() -> None:
     reading = Reading(1, 2)
     assert reading.take() == [(1, 0), (2, 0)]
     assert reading.take() == []
@@ -57,7 +57,7 @@ def test_each_task_asks_once_it_is_there_and_again_when_its_answer_is_used_up() 
     assert reading.wake_in == math.inf
 
 
-def test_where_credit_is_short_the_next_in_line_gets_what_one_gives_back() -> None:
+def test_released_credit_goes_to_the_longest_waiting_task() -> None:
     reading = Reading(1, 2, 3, limit=1)
     assert reading.take() == [(1, 0)]
     assert reading.wake_in == 0.25
@@ -66,7 +66,7 @@ def test_where_credit_is_short_the_next_in_line_gets_what_one_gives_back() -> No
     assert reading.take() == [(2, 0)]
 
 
-def test_a_task_that_was_put_off_is_looked_at_when_its_time_has_come() -> None:
+def test_a_delayed_task_is_examined_after_its_delay() -> None:
     reading = Reading(1)
     assert reading.take() == [(1, 0)]
     reading.tasks[1].retry_later(0, now=0.0)
@@ -77,7 +77,7 @@ def test_a_task_that_was_put_off_is_looked_at_when_its_time_has_come() -> None:
     assert reading.take(now=0.1) == [(1, 0)]
 
 
-def test_after_a_loss_what_is_not_answered_is_asked_again_and_nothing_else() -> None:
+def test_after_a_lost_connection_only_unanswered_requests_are_resent() -> None:
     reading = Reading(1, window=2)
     assert reading.take() == [(1, 0), (1, 1)]
     reading.tasks[1].disconnected(UnavailableError("refused"), now=0.0)
@@ -86,7 +86,7 @@ def test_after_a_loss_what_is_not_answered_is_asked_again_and_nothing_else() -> 
     assert reading.take(now=0.5) == [(1, 1)]
 
 
-def test_when_a_task_is_over_the_others_may_have_what_it_held() -> None:
+def test_other_tasks_use_the_credit_of_a_removed_task() -> None:
     reading = Reading(1, 2, limit=2, window=2)
     assert reading.take() == [(1, 0), (2, 0)]
     del reading.tasks[1]
@@ -94,7 +94,7 @@ def test_when_a_task_is_over_the_others_may_have_what_it_held() -> None:
     assert reading.take() == [(2, 1)]
 
 
-def test_a_task_that_owes_its_worker_a_word_repeats_its_request_after_a_while() -> None:
+def test_an_owed_acknowledgement_repeats_the_request() -> None:
     reading = Reading(1)
     reading.take()
     reading.answer(1, 0)
@@ -112,7 +112,7 @@ def test_a_task_that_owes_its_worker_a_word_repeats_its_request_after_a_while() 
     assert reading.take(now=0.6) == [(1, 2)]
 
 
-def test_a_word_that_is_owed_is_said_though_nothing_came_since_the_connection_was_lost() -> None:
+def test_an_owed_acknowledgement_is_sent_after_a_reconnect() -> None:
     reading = Reading(1, limit=3, window=3)
     assert reading.take() == [(1, 0), (1, 1), (1, 2)]
     reading.answer(1, 0)
@@ -123,7 +123,7 @@ def test_a_word_that_is_owed_is_said_though_nothing_came_since_the_connection_wa
     reading.tasks[1].disconnected(UnavailableError("gone"), 0.0)
     reading.turns.task_changed(1)
     assert reading.take(now=0.1) == [(1, 2)]
-    # With that one the worker waits for the word, and says nothing before.
+    # The worker does not reply to it before it receives the acknowledgement.
     reading.use_up(1, 0)
     reading.use_up(1, 1)
     assert reading.take(now=0.2) == []
@@ -131,7 +131,7 @@ def test_a_word_that_is_owed_is_said_though_nothing_came_since_the_connection_wa
     assert reading.take(now=9.0) == []
 
 
-def test_what_was_put_off_and_is_answered_by_then_is_not_asked_again() -> None:
+def test_a_delayed_request_answered_meanwhile_is_not_resent() -> None:
     reading = Reading(1)
     reading.take()
     reading.tasks[1].retry_later(0, 0.0)

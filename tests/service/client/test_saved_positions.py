@@ -1,4 +1,4 @@
-"""What is left to read where the client's half of a plan stands at a saved place."""
+"""Remaining splits at a saved position of the client stage."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ PLANS: dict[str, Any] = {
 
 
 class Noting:
-    """Makes units in this process, and notes which."""
+    """Computes splits in this process, and records which."""
 
     def __init__(self, plan: Any, made: PlanPartition) -> None:
         self.opened: set[int] = set()
-        self._units = InProcessSplitSource(
-            lambda units: build_iterator(
-                plan, seed=7, next_splits=units, with_element_ids=True, mode=made.mode
+        self._splits = InProcessSplitSource(
+            lambda splits: build_iterator(
+                plan, seed=7, next_splits=splits, with_element_ids=True, mode=made.mode
             )  # type: ignore[arg-type, return-value]
         )
 
-    def open(self, unit: int, first: int) -> Any:
-        self.opened.add(unit)
-        return self._units.open(unit, first)
+    def open(self, split: int, first: int) -> Any:
+        self.opened.add(split)
+        return self._splits.open(split, first)
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_what_is_left_is_what_whoever_goes_on_there_opens(name: str) -> None:
+def test_remaining_splits_are_those_that_a_resumed_reader_opens(name: str) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -66,17 +66,17 @@ def test_what_is_left_is_what_whoever_goes_on_there_opens(name: str) -> None:
         first, read = find_read_splits(made, state)
         assert all(first < start < stop <= made.num_splits for start, stop in read)
         left = subtract(((first, made.num_splits),), read)
-        units = Noting(plan, made)
-        rest = build_client_stage(made, units, seed=7)
+        splits = Noting(plan, made)
+        rest = build_client_stage(made, splits, seed=7)
         rest.set_state(state)
         while rest.next_chunk(16) is not None:
             pass
         rest.close()
-        assert units.opened == {unit for begin, end in left for unit in range(begin, end)}
+        assert splits.opened == {split for begin, end in left for split in range(begin, end)}
     iterator.close()
 
 
-def test_of_an_interleave_that_waits_for_one_long_dataset_the_others_are_not_left() -> None:
+def test_an_interleave_with_one_long_dataset_excludes_finished_splits() -> None:
     plan = hr.Dataset.range(60).interleave(opened, cycle_length=2).plan
     made = partition_plan(plan, ordered=True)
     state = {
@@ -98,7 +98,7 @@ OPENING = OpenIteration(
 )
 
 
-def test_who_goes_on_from_a_place_asks_for_what_is_left() -> None:
+def test_a_resumed_reading_requests_the_remaining_splits() -> None:
     position = {
         "positions": {
             "watermark": 3,
@@ -115,7 +115,7 @@ def test_who_goes_on_from_a_place_asks_for_what_is_left() -> None:
     assert opening.start_position_id
 
 
-def test_places_are_told_apart_by_what_they_say() -> None:
+def test_different_positions_have_different_digests() -> None:
     place = {"watermark": 3, "delivered": [[5, 7]]}
     names = {
         resume_iteration(OPENING, {"positions": each, "seed": seed})[0].start_position_id

@@ -28,33 +28,33 @@ def opened(*tasks: TaskAddress) -> OpenIterationReply:
     return OpenIterationReply(iteration_id=1, tasks=tasks, seed=0, finished=False)
 
 
-def test_auto_passes_over_tagged_workers_and_is_over_when_its_own_are() -> None:
+def test_auto_skips_tagged_workers_and_ends_with_its_own() -> None:
     target = TargetWorkers("AUTO")
     assert target.select_opened(opened(task(1), task(2, "Colocated"))).tasks == (task(1),)
     assert target.skipped_workers == ("h:2",)
-    heard = target.select(update(task(2, "Colocated")))
-    assert (heard.tasks, heard.finished) == ((), True)
+    reply = target.select(update(task(2, "Colocated")))
+    assert (reply.tasks, reply.finished) == ((), True)
 
 
-def test_auto_waits_while_it_has_read_nothing() -> None:
+def test_auto_waits_until_it_has_read_a_task() -> None:
     target = TargetWorkers("AUTO")
-    heard = target.select_opened(opened(task(2, "COLOCATED")))
-    assert (heard.tasks, heard.finished) == ((), False)
-    said = describe_missing("d:1", 0.0, (), (), 0.0, target.skipped_workers)
-    assert "the only workers (h:2) are in other processes and tagged COLOCATED" in said
+    reply = target.select_opened(opened(task(2, "COLOCATED")))
+    assert (reply.tasks, reply.finished) == ((), False)
+    message = describe_missing("d:1", 0.0, (), (), 0.0, target.skipped_workers)
+    assert "the only workers (h:2) run in other processes and have the tag COLOCATED" in message
 
 
-def test_any_and_who_does_not_heed_tags_read_all() -> None:
+def test_any_and_readers_without_tags_read_all() -> None:
     for target in (TargetWorkers("ANY"), TargetWorkers("AUTO", uses_tags=False)):
         assert len(target.select(update(task(1), task(2, "COLOCATED"))).tasks) == 2
 
 
-def test_local_without_a_worker_here_is_an_error() -> None:
+def test_local_without_a_local_worker_is_an_error() -> None:
     with pytest.raises(FailedPreconditionError, match="no local worker is found"):
         TargetWorkers("LOCAL").select_opened(opened(task(1)))
 
 
-def test_an_update_that_says_nothing_new_stays_as_it_is() -> None:
+def test_an_unchanged_update_is_returned_as_is() -> None:
     same = ClientHeartbeatReply(tasks=(), finished=False, unchanged=True)
     assert TargetWorkers("AUTO").select(same) is same
     assert TargetWorkers("LOCAL").select(same) is same

@@ -12,14 +12,14 @@ CLASSES = [kind for name in hr.errors.__all__ if isinstance(kind := getattr(hr.e
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_an_error_of_any_class_says_which_worker_it_came_from(kind: type[Exception]) -> None:
+def test_an_error_of_any_class_names_its_worker(kind: type[Exception]) -> None:
     sent = decode_error(encode_error(kind("no use for 7")))
     error = add_worker_address("10.0.0.3:5051", sent)
     assert type(error) is kind
     assert str(error) == "on the worker at 10.0.0.3:5051: no use for 7"
 
 
-def test_what_else_a_functions_error_carries_stays_as_it_is() -> None:
+def test_other_attributes_of_an_error_are_unchanged() -> None:
     made = hr.errors.UserFunctionError(
         "the function f raised ValueError for element 7: odd\n\nOriginal traceback:\nabc",
         position=7,
@@ -35,6 +35,6 @@ def test_what_else_a_functions_error_carries_stays_as_it_is() -> None:
     )
 
 
-def test_a_worker_is_named_once_however_often_it_is_said() -> None:
+def test_a_worker_is_named_once_after_repeated_calls() -> None:
     error = add_worker_address("host:1", add_worker_address("host:1", ValueError("bad")))
     assert str(error) == "on the worker at host:1: bad"

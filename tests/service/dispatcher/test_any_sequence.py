@@ -1,4 +1,4 @@
-"""Any sequence of requests, losses and restarts keeps the state's invariants."""
+"""Random sequences of requests, losses and restarts keep the invariants of the state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.service.dispatcher.scenario import (
     DYNAMIC,
     OFF,
     Scenario,
-    look_at,
+    list_open_saves,
     opening,
     registration,
     saving,
@@ -42,28 +42,28 @@ CLIENTS = st.sampled_from(["a", "b", "c"])
 DATASETS = st.sampled_from(["1000", "1001", "mine"])
 TASKS = st.integers(4000, 4030)
 SAVES = st.sampled_from(["0" * 16, "1" * 16])
-UNITS = st.lists(
+SPLITS = st.lists(
     st.tuples(st.integers(0, 6), st.integers(1, 4)).map(lambda each: (each[0], sum(each))),
     max_size=3,
 ).map(tuple)
 
 ROUNDS = st.sampled_from([None, None, 0, 4])
-ROWS = st.sampled_from(
+ORDINALS = st.sampled_from(
     [((0, 2),), ((1, 3), (5, END_ORDINAL)), ((4, END_ORDINAL),), ((0, END_ORDINAL),), ((2, 9),)]
 )
-PARTS = st.dictionaries(st.integers(0, 11), ROWS, max_size=3).map(
+PARTIAL_SPLITS = st.dictionaries(st.integers(0, 11), ORDINALS, max_size=3).map(
     lambda parts: tuple(sorted(parts.items()))
 )
 
-#: Where an iteration may begin, or which group its job is of; mostly neither.
-BEGINNINGS = st.one_of(
+#: Start position of an iteration, or group of its job; mostly neither.
+START_POSITIONS = st.one_of(
     st.just({}),
     st.just({}),
     st.fixed_dictionaries(
         {
             "first_split": st.integers(0, 3),
-            "delivered": UNITS,
-            "partial_splits": PARTS,
+            "delivered": SPLITS,
+            "partial_splits": PARTIAL_SPLITS,
             "start_position_id": st.sampled_from(["one", "two"]),
             "exclusive_reason": st.sampled_from(["", "a step"]),
         }
@@ -71,7 +71,7 @@ BEGINNINGS = st.one_of(
     st.fixed_dictionaries({"group": st.just("group"), "group_options": st.sampled_from("xy")}),
 )
 
-#: Sent without being repeated: time, or another report, may change the answer.
+#: Not repeated: time or another report may change the reply.
 _UNREPEATED = (
     messages.ReportUnreachable,
     messages.CloseIteration,
@@ -81,20 +81,20 @@ _UNREPEATED = (
 
 
 class AnySequence(RuleBasedStateMachine):
-    """Requests as anyone might send them, in any order, sensible or not."""
+    """Valid and invalid requests in random order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scene = Scenario(gc_timeout=20.0, client_timeout=30.0, keeps_journal=True)
-        self.scene.register(positions=12, fingerprint="0", has_element_ids=True)
+        self.scene.register(num_splits=12, fingerprint="0", has_element_ids=True)
 
     def ask(self, request: messages.DispatcherRequest) -> None:
         with contextlib.suppress(HeadraceError, ValueError):
             reply = self.scene.ask(request)
-            facts = len(self.scene.facts)
+            num_events = len(self.scene.events)
             if not isinstance(request, _UNREPEATED):
                 assert self.scene.ask(request) == reply, "a repeated request got another reply"
-            assert len(self.scene.facts) == facts, "a repeated request made something"
+            assert len(self.scene.events) == num_events, "a repeated request produced events"
 
     @rule(
         token=st.integers(0, 5),
@@ -116,11 +116,11 @@ class AnySequence(RuleBasedStateMachine):
         self.ask(messages.RegisterWorker(worker_id=worker_id, address=address, tags=tags))
 
     @rule(worker_id=WORKERS)
-    def leaving(self, worker_id: str) -> None:
+    def drain_worker(self, worker_id: str) -> None:
         self.ask(messages.DrainWorker(worker_id=worker_id))
 
     @rule(worker_id=WORKERS)
-    def left(self, worker_id: str) -> None:
+    def unregister_worker(self, worker_id: str) -> None:
         self.ask(messages.UnregisterWorker(worker_id=worker_id))
 
     @rule(
@@ -128,11 +128,11 @@ class AnySequence(RuleBasedStateMachine):
         dataset_id=DATASETS,
         mode=st.sampled_from([OFF, DYNAMIC]),
         job_name=st.sampled_from([None, "j", "k"]),
-        pass_number=st.sampled_from([(), (0,), (1,), (0, 1)]),
+        epoch=st.sampled_from([(), (0,), (1,), (0, 1)]),
         is_shared=st.sampled_from([False, False, True]),
         consumer=st.sampled_from([(None, None), (None, None), (2, 0), (2, 1), (1, 0)]),
         visitation=st.sampled_from([None, "exactly_once", "exactly_once"]),
-        beginning=BEGINNINGS,
+        start_position=START_POSITIONS,
     )
     def open(
         self,
@@ -140,11 +140,11 @@ class AnySequence(RuleBasedStateMachine):
         dataset_id: str,
         mode: int,
         job_name: str | None,
-        pass_number: tuple[int, ...],
+        epoch: tuple[int, ...],
         is_shared: bool,
         consumer: tuple[int | None, int | None],
         visitation: str | None,
-        beginning: dict[str, Any],
+        start_position: dict[str, Any],
     ) -> None:
         self.ask(
             opening(
@@ -152,33 +152,42 @@ class AnySequence(RuleBasedStateMachine):
                 dataset_id,
                 processing_mode=mode,
                 job_name=job_name,
-                epoch=pass_number,
+                epoch=epoch,
                 cross_trainer_cache=is_shared,
                 num_consumers=consumer[0],
                 consumer_index=consumer[1],
                 visitation=visitation if mode == DYNAMIC else None,
-                **beginning,
+                **start_position,
             )
         )
 
-    @rule(client_id=CLIENTS, token=st.sampled_from("xyz"), delivered=UNITS, parts=PARTS)
-    def gather(self, client_id: str, token: str, delivered: Any, parts: Any) -> None:
-        said = messages.ContributeCheckpoint(
-            client_id=client_id, token=token, delivered=delivered, partial_splits=parts
+    @rule(
+        client_id=CLIENTS,
+        token=st.sampled_from("xyz"),
+        delivered=SPLITS,
+        partial_splits=PARTIAL_SPLITS,
+    )
+    def contribute_checkpoint(
+        self, client_id: str, token: str, delivered: Any, partial_splits: Any
+    ) -> None:
+        request = messages.ContributeCheckpoint(
+            client_id=client_id, token=token, delivered=delivered, partial_splits=partial_splits
         )
-        self.ask(said)
+        self.ask(request)
 
     @rule(client_id=CLIENTS, horizon=st.sampled_from([0, 0, 3, 10]))
     def heartbeat(self, client_id: str, horizon: int) -> None:
         self.ask(messages.ClientHeartbeat(client_id=client_id, horizon=horizon))
 
-    @rule(client_id=CLIENTS, task_id=TASKS, received=UNITS, touched=UNITS, rounds=ROUNDS)
-    def settle(
+    @rule(
+        client_id=CLIENTS, task_id=TASKS, received=SPLITS, partially_received=SPLITS, rounds=ROUNDS
+    )
+    def report_delivery(
         self,
         client_id: str,
         task_id: int,
         received: Ranges,
-        touched: Ranges,
+        partially_received: Ranges,
         rounds: int | None,
     ) -> None:
         self.ask(
@@ -186,14 +195,14 @@ class AnySequence(RuleBasedStateMachine):
                 client_id=client_id,
                 task_id=task_id,
                 delivered=received,
-                partially_delivered=touched,
+                partially_delivered=partially_received,
                 rounds=rounds,
             )
         )
 
     @rule(data=st.data())
-    def settle_what_is_lost(self, data: st.DataObject) -> None:
-        """Let a client settle a task as it should, with units that the task was dealt."""
+    def report_on_lost_task(self, data: st.DataObject) -> None:
+        """Let a client report on a lost task, with splits that were assigned to it."""
         waiting = [
             (client_id, task)
             for task in self.scene.state.tasks.values()
@@ -204,20 +213,22 @@ class AnySequence(RuleBasedStateMachine):
             start = data.draw(st.integers(0, task.assigned.num_assigned))
             middle = data.draw(st.integers(start, task.assigned.num_assigned))
             stop = data.draw(st.integers(middle, task.assigned.num_assigned))
-            received, touched = (
+            received, partially_received = (
                 tuple(each for each in [(start, end)] if start < end) for end in (middle, stop)
             )
             iteration = self.scene.state.iterations[task.iteration_id]
-            in_rounds = iteration.mode_state is not None
+            is_coordinated = iteration.mode_state is not None
             self.ask(
                 messages.ReportDelivery(
                     client_id=client_id,
                     task_id=task.task_id,
                     delivered=received,
-                    partially_delivered=touched,
-                    rounds=data.draw(st.integers(0, 9)) if in_rounds else None,
+                    partially_delivered=partially_received,
+                    rounds=data.draw(st.integers(0, 9)) if is_coordinated else None,
                     partial_splits=tuple(
-                        each for each in data.draw(PARTS) if each[0] < task.assigned.num_assigned
+                        each
+                        for each in data.draw(PARTIAL_SPLITS)
+                        if each[0] < task.assigned.num_assigned
                     ),
                     consumed=data.draw(st.booleans()),
                 )
@@ -228,7 +239,7 @@ class AnySequence(RuleBasedStateMachine):
         self.ask(messages.CloseIteration(client_id=client_id))
 
     @rule(client_id=CLIENTS, task_id=TASKS, refused=st.booleans())
-    def report(self, client_id: str, task_id: int, refused: bool) -> None:
+    def report_unreachable(self, client_id: str, task_id: int, refused: bool) -> None:
         self.ask(
             messages.ReportUnreachable(
                 client_id=client_id, task_id=task_id, connection_refused=refused
@@ -236,24 +247,24 @@ class AnySequence(RuleBasedStateMachine):
         )
 
     @rule(worker_id=WORKERS, tasks=st.lists(TASKS, max_size=3))
-    def beat(self, worker_id: str, tasks: list[int]) -> None:
+    def worker_heartbeat(self, worker_id: str, tasks: list[int]) -> None:
         self.ask(messages.WorkerHeartbeat(worker_id=worker_id, tasks=tuple(tasks)))
 
     @rule(data=st.data())
-    def work(self, data: st.DataObject) -> None:
-        """Let a worker that has the task's ticket ask for units, hand back, finish or fail."""
+    def send_worker_request(self, data: st.DataObject) -> None:
+        """Let the worker of a task request or return splits, report, finish or fail."""
         tasks = self.scene.state.tasks
         if not tasks:
             return
         task = tasks[data.draw(st.sampled_from(sorted(tasks)))]
-        shown = {"worker_id": task.worker_id, **self.scene.shown(task.task_id)}
+        task_fields = {"worker_id": task.worker_id, **self.scene.task_fields(task.task_id)}
         kind = data.draw(st.integers(0, 7))
         if kind == 7:
             client_id = data.draw(CLIENTS)
-            units, lost = data.draw(UNITS), data.draw(UNITS)
+            splits, lost = data.draw(SPLITS), data.draw(SPLITS)
             self.ask(
                 messages.ReportDepartedClient(
-                    client_id=client_id, unacknowledged=units, possibly_lost=lost, **shown
+                    client_id=client_id, unacknowledged=splits, possibly_lost=lost, **task_fields
                 )
             )
         elif kind < 4:
@@ -267,16 +278,16 @@ class AnySequence(RuleBasedStateMachine):
                 )
             )
         elif kind == 4:
-            self.ask(messages.ReturnSplits(splits=data.draw(UNITS), **shown))
+            self.ask(messages.ReturnSplits(splits=data.draw(SPLITS), **task_fields))
         elif kind == 5:
-            dealt = data.draw(st.none() | st.integers(0, task.assigned.num_assigned))
-            self.ask(messages.FinishTask(num_assigned=dealt, **shown))
+            num_assigned = data.draw(st.none() | st.integers(0, task.assigned.num_assigned))
+            self.ask(messages.FinishTask(num_assigned=num_assigned, **task_fields))
         else:
-            self.ask(messages.FailTask(reason="bug", **shown))
+            self.ask(messages.FailTask(reason="bug", **task_fields))
 
     @rule(data=st.data())
-    def drop_a_client_that_left(self, data: st.DataObject) -> None:
-        """Let a worker say what a client that left had not acknowledged."""
+    def report_departed_client(self, data: st.DataObject) -> None:
+        """Let a worker report the unacknowledged elements of a departed client."""
         waiting = [
             (client_id, task)
             for task in self.scene.state.tasks.values()
@@ -284,24 +295,24 @@ class AnySequence(RuleBasedStateMachine):
         ]
         if waiting:
             client_id, task = data.draw(st.sampled_from(waiting))
-            marks = sorted(data.draw(st.integers(0, task.assigned.num_assigned)) for _ in range(3))
-            units, lost = (
+            bounds = sorted(data.draw(st.integers(0, task.assigned.num_assigned)) for _ in range(3))
+            splits, lost = (
                 tuple(each for each in [pair] if pair[0] < pair[1])
-                for pair in ((marks[0], marks[1]), (marks[1], marks[2]))
+                for pair in ((bounds[0], bounds[1]), (bounds[1], bounds[2]))
             )
-            shown = {"worker_id": task.worker_id, **self.scene.shown(task.task_id)}
-            said = [data.draw(PARTS) for _ in range(2)]
-            parts, used = (
-                tuple(each for each in one if each[0] < task.assigned.num_assigned) for one in said
+            task_fields = {"worker_id": task.worker_id, **self.scene.task_fields(task.task_id)}
+            drawn = [data.draw(PARTIAL_SPLITS) for _ in range(2)]
+            partial_splits, consumed = (
+                tuple(each for each in one if each[0] < task.assigned.num_assigned) for one in drawn
             )
             self.ask(
                 messages.ReportDepartedClient(
                     client_id=client_id,
-                    unacknowledged=units,
+                    unacknowledged=splits,
                     possibly_lost=lost,
-                    partially_unacknowledged=parts,
-                    partially_acknowledged=used,
-                    **shown,
+                    partially_unacknowledged=partial_splits,
+                    partially_acknowledged=consumed,
+                    **task_fields,
                 )
             )
 
@@ -311,38 +322,38 @@ class AnySequence(RuleBasedStateMachine):
         number=st.integers(0, 3),
         kind=st.sampled_from([messages.FinishTask, messages.FailTask, messages.GetSplit]),
     )
-    def speak_of_any_task(
+    def send_request_on_any_task(
         self, worker_id: str, task_id: int, number: int, kind: Callable[..., Any]
     ) -> None:
         fields: dict[type, dict[str, Any]] = {
             messages.FailTask: {"reason": ""},
             messages.GetSplit: {"assignment_number": number, "max_splits": 5, "num_done": 0},
         }
-        more = fields.get(kind, {})  # type: ignore[call-overload]
-        self.ask(kind(worker_id=worker_id, **self.scene.shown(task_id), **more))
+        other = fields.get(kind, {})  # type: ignore[call-overload]
+        self.ask(kind(worker_id=worker_id, **self.scene.task_fields(task_id), **other))
 
     @rule(save=SAVES, dataset_id=DATASETS, path=st.sampled_from(["/p", "/q"]))
-    def begin_save(self, save: str, dataset_id: str, path: str) -> None:
+    def start_save(self, save: str, dataset_id: str, path: str) -> None:
         self.ask(saving(save, dataset_id=dataset_id, path=path))
 
     @rule(save=SAVES)
-    def look_at_save(self, save: str) -> None:
+    def get_save_status(self, save: str) -> None:
         self.ask(messages.GetSaveStatus(save_id=save))
 
     @rule(save=SAVES, fails=st.booleans())
-    def look_after_directory(self, save: str, fails: bool) -> None:
-        """Let the shell look after a directory as it does, or fail to."""
-        (found,) = [each for each in look_at(self.scene) if each.save_id == save] or [None]
+    def report_save_directory(self, save: str, fails: bool) -> None:
+        """Let the server report on the directory of a save, sometimes a failure."""
+        (found,) = [each for each in list_open_saves(self.scene) if each.save_id == save] or [None]
         if found is None:
             return
         error = "no such disk" if fails and not found.error else ""
-        what = "failed" if error else "opened" if not found.is_open else "closed"
-        if what != "closed" or found.is_finished:
-            self.ask(ReportDirectory(save_id=save, outcome=what, error=error))  # type: ignore[arg-type]
+        outcome = "failed" if error else "opened" if not found.is_open else "closed"
+        if outcome != "closed" or found.is_finished:
+            self.ask(ReportDirectory(save_id=save, outcome=outcome, error=error))  # type: ignore[arg-type]
 
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        """Let the worker of a save say that files are whole."""
+        """Let the worker of a save commit files."""
         tasks = self.scene.state.tasks
         if not tasks:
             return
@@ -353,15 +364,15 @@ class AnySequence(RuleBasedStateMachine):
             worker_id=task.worker_id,
             report_number=max(0, known.num_reports - data.draw(st.integers(0, 1))),
             files=tuple(
-                messages.SavedFile(known.num_files + place, 1, 10, "{}") for place in range(files)
+                messages.SavedFile(known.num_files + index, 1, 10, "{}") for index in range(files)
             ),
             num_done=data.draw(st.integers(0, task.assigned.num_assigned)),
-            **self.scene.shown(task.task_id),
+            **self.scene.task_fields(task.task_id),
         )
         self.ask(message)
 
     @rule(worker_id=WORKERS, task_id=TASKS)
-    def look_up(self, worker_id: str, task_id: int) -> None:
+    def get_task(self, worker_id: str, task_id: int) -> None:
         self.ask(messages.GetTask(worker_id=worker_id, task_id=task_id))
 
     @rule()
@@ -371,7 +382,7 @@ class AnySequence(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 3.0, 11.0, 25.0]))
     def wait(self, seconds: float) -> None:
         self.scene.tick(seconds)
-        assert self.scene.tick() == [], "what time asked for was not all done"
+        assert self.scene.tick() == [], "a tick left maintenance undone"
 
     @rule(seconds=st.sampled_from([1.0, 15.0, 1e6]))
     def pause(self, seconds: float) -> None:
@@ -384,90 +395,96 @@ class AnySequence(RuleBasedStateMachine):
         self.scene.restart()
 
     @invariant()
-    def facts_add_up_to_the_state(self) -> None:
+    def invariants_hold(self) -> None:
         self.scene.check()
 
     def teardown(self) -> None:
-        """No unit is with two tasks: what was dealt twice had been returned in between.
+        """Check that a split was returned before it was assigned a second time.
 
-        Nothing that a client said that it has of a task, or may have, came back from it later.
+        Splits that a client reported as received, even in part, are never returned later.
         """
-        exact = {
-            fact.job_id
-            for fact in self.scene.facts
-            if isinstance(fact, events.JobCreated) and fact.options.visitation == "exactly_once"
+        exactly_once = {
+            event.job_id
+            for event in self.scene.events
+            if isinstance(event, events.JobCreated) and event.options.visitation == "exactly_once"
         }
-        # Of these, units come back in part: what holds for them, each step checks.
-        exact = {
-            fact.iteration_id
-            for fact in self.scene.facts
-            if isinstance(fact, events.IterationCreated) and fact.job_id in exact
+        # Their splits are returned in part; `invariants.validate` checks them in each step.
+        exactly_once = {
+            event.iteration_id
+            for event in self.scene.events
+            if isinstance(event, events.IterationCreated) and event.job_id in exactly_once
         }
-        exact_tasks = {
-            fact.task_id
-            for fact in self.scene.facts
-            if isinstance(fact, events.TaskCreated) and fact.iteration_id in exact
+        exactly_once_tasks = {
+            event.task_id
+            for event in self.scene.events
+            if isinstance(event, events.TaskCreated) and event.iteration_id in exactly_once
         }
-        facts = [
-            fact for fact in self.scene.facts if getattr(fact, "task_id", None) not in exact_tasks
+        checked = [
+            event
+            for event in self.scene.events
+            if getattr(event, "task_id", None) not in exactly_once_tasks
         ]
-        touched: dict[int, Ranges] = {}
-        worker_of: dict[int, str] = {}
-        gone: set[int] = set()
-        for fact in facts:
-            if isinstance(fact, events.TaskCreated):
-                worker_of[fact.task_id] = fact.worker_id
-            elif isinstance(fact, events.WorkerLost | events.WorkerLeft):
-                gone.update(task for task, each in worker_of.items() if each == fact.worker_id)
-            elif isinstance(fact, events.TaskFailed):
-                gone.add(fact.task_id)
-            elif isinstance(fact, events.DeliveryReported):
-                said = (*fact.delivered, *fact.partially_delivered)
-                touched[fact.task_id] = union((*touched.get(fact.task_id, ()), *said))
-            elif isinstance(fact, events.SplitsReturned) and fact.task_id in gone:
-                assert not intersect(fact.splits, touched.get(fact.task_id, ()))
-        free: dict[int, Ranges] = {}
-        reached: dict[int, int] = {}
+        partially_received: dict[int, Ranges] = {}
+        worker_by_task: dict[int, str] = {}
+        unavailable: set[int] = set()
+        for event in checked:
+            if isinstance(event, events.TaskCreated):
+                worker_by_task[event.task_id] = event.worker_id
+            elif isinstance(event, events.WorkerLost | events.WorkerLeft):
+                unavailable.update(
+                    task for task, each in worker_by_task.items() if each == event.worker_id
+                )
+            elif isinstance(event, events.TaskFailed):
+                unavailable.add(event.task_id)
+            elif isinstance(event, events.DeliveryReported):
+                received = (*event.delivered, *event.partially_delivered)
+                partially_received[event.task_id] = union(
+                    (*partially_received.get(event.task_id, ()), *received)
+                )
+            elif isinstance(event, events.SplitsReturned) and event.task_id in unavailable:
+                assert not intersect(event.splits, partially_received.get(event.task_id, ()))
+        returned: dict[int, Ranges] = {}
+        next_split: dict[int, int] = {}
         runs: dict[int, list[tuple[int, int]]] = {}
-        iteration_of: dict[int, int] = {}
-        for fact in facts:
-            if isinstance(fact, events.TaskCreated):
-                iteration_of[fact.task_id] = fact.iteration_id
-            elif isinstance(fact, events.SplitsAssigned):
-                iteration = iteration_of[fact.task_id]
-                dealt = ((fact.start, fact.stop),)
-                back = free.get(iteration, ())
-                if fact.start < reached.get(iteration, 0):
-                    assert not subtract(dealt, back), "a unit was dealt twice"
-                    free[iteration] = subtract(back, dealt)
+        iteration_by_task: dict[int, int] = {}
+        for event in checked:
+            if isinstance(event, events.TaskCreated):
+                iteration_by_task[event.task_id] = event.iteration_id
+            elif isinstance(event, events.SplitsAssigned):
+                iteration = iteration_by_task[event.task_id]
+                assigned = ((event.start, event.stop),)
+                indices = returned.get(iteration, ())
+                if event.start < next_split.get(iteration, 0):
+                    assert not subtract(assigned, indices), "a split was assigned twice"
+                    returned[iteration] = subtract(indices, assigned)
                 else:
-                    assert fact.start == reached.get(iteration, 0), "a unit was left out"
-                    reached[iteration] = fact.stop
-                runs.setdefault(fact.task_id, []).append((fact.start, fact.stop))
+                    assert event.start == next_split.get(iteration, 0), "a split was skipped"
+                    next_split[iteration] = event.stop
+                runs.setdefault(event.task_id, []).append((event.start, event.stop))
             elif isinstance(
-                fact,
+                event,
                 events.SplitsReturned | events.SplitsReassigned | events.DepartedClientReported,
             ):
-                iteration = iteration_of[fact.task_id]
-                came = (
-                    fact.returned
-                    if isinstance(fact, events.DepartedClientReported)
-                    else fact.splits
+                iteration = iteration_by_task[event.task_id]
+                splits_returned = (
+                    event.returned
+                    if isinstance(event, events.DepartedClientReported)
+                    else event.splits
                 )
-                back = locate_in_stream(runs.get(fact.task_id, ()), 0, came)
-                assert total_length(back) == total_length(came)
-                free[iteration] = union((*free.get(iteration, ()), *back))
+                indices = locate_in_stream(runs.get(event.task_id, ()), 0, splits_returned)
+                assert total_length(indices) == total_length(splits_returned)
+                returned[iteration] = union((*returned.get(iteration, ()), *indices))
 
 
 TestAnySequence = AnySequence.TestCase
 TestAnySequence.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-# --- requests of any content -----------------------------------------------------------------
+# --- random requests -------------------------------------------------------------------------
 
 _INTEGERS = st.one_of(st.integers(-2, 3), st.integers(3990, 4010), st.integers(-(1 << 63), 1 << 63))
 _STRINGS = st.one_of(st.sampled_from(["", "u", "v", "c", "1000", "host:1", "run-"]), st.text())
-_TERMS = st.builds(
+_OPTIONS = st.builds(
     messages.JobOptions,
     processing_mode=_INTEGERS,
     target_workers=_STRINGS,
@@ -482,7 +499,7 @@ _TERMS = st.builds(
     num_splits=st.one_of(st.none(), _INTEGERS),
 )
 _VALUES: dict[Any, st.SearchStrategy[Any]] = {
-    messages.JobOptions: _TERMS,
+    messages.JobOptions: _OPTIONS,
     Versions: st.builds(Versions, headrace=_STRINGS, python=st.sampled_from(["", "3.11", "3.12"])),
     int: _INTEGERS,
     str: _STRINGS,
@@ -535,8 +552,8 @@ def any_request(draw: st.DrawFn) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(requests=st.lists(any_request(), max_size=20), proper=st.booleans())
-def test_requests_of_any_content_do_no_damage(requests: list[Any], proper: bool) -> None:
-    """Garbage is refused by an error of ours, and what is accepted keeps the state sound."""
+def test_requests_with_random_content_keep_invariants(requests: list[Any], proper: bool) -> None:
+    """Invalid requests raise documented errors, and accepted ones keep the invariants."""
     scene = Scenario()
     scene.register(10)
     scene.add_worker("v")
@@ -550,8 +567,8 @@ def test_requests_of_any_content_do_no_damage(requests: list[Any], proper: bool)
         with contextlib.suppress(HeadraceError, ValueError):
             scene.ask(request)
         scene.check()
-    encoded = msgspec.msgpack.encode(scene.facts)
-    assert msgspec.msgpack.decode(encoded, type=list[events.AnyEvent]) == scene.facts
+    encoded = msgspec.msgpack.encode(scene.events)
+    assert msgspec.msgpack.decode(encoded, type=list[events.AnyEvent]) == scene.events
     scene.tick(12.0)
     scene.check()
     scene.ask(messages.GetStatus())

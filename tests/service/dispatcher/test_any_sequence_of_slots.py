@@ -1,4 +1,4 @@
-"""Any sequence of requests, losses and restarts keeps a state sound that has slots of workers."""
+"""Random sequences of requests, losses and restarts keep the invariants with worker slots."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STATIC = (ShardingPolicy.FILE, ShardingPolicy.DATA, ShardingPolicy.HINT)
 
 
 class AnySequenceOfSlots(AnySequence):
-    """Requests as anyone might send them, to a dispatcher with two slots."""
+    """Valid and invalid requests to a dispatcher with two slots."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scene.facts[:1] = [STARTED, events.SlotsConfigured(patterns=PATTERNS)]
+        self.scene.events[:1] = [STARTED, events.SlotsConfigured(patterns=PATTERNS)]
         self.scene.restart()
 
     @rule(
@@ -31,15 +31,15 @@ class AnySequenceOfSlots(AnySequence):
         dataset_id=DATASETS,
         mode=st.sampled_from(STATIC),
         job_name=st.sampled_from([None, "j", "s"]),
-        pass_number=st.sampled_from([(), (0,), (1,)]),
+        epoch=st.sampled_from([(), (0,), (1,)]),
     )
-    def open_shares(
+    def open_shards(
         self,
         client_id: str,
         dataset_id: str,
         mode: int,
         job_name: str | None,
-        pass_number: tuple[int, ...],
+        epoch: tuple[int, ...],
     ) -> None:
         self.ask(
             opening(
@@ -47,34 +47,38 @@ class AnySequenceOfSlots(AnySequence):
                 dataset_id,
                 processing_mode=mode,
                 job_name=job_name,
-                epoch=pass_number,
+                epoch=epoch,
             )
         )
 
     @rule(data=st.data())
-    def end_share(self, data: st.DataObject) -> None:
-        """Let a worker say that it has read its share, or that it leaves midway."""
+    def end_shard(self, data: st.DataObject) -> None:
+        """Let a worker finish its shard, or end it early because it drains."""
         tasks = [task for task in self.scene.state.tasks.values() if task.mode_state]
         if tasks:
             task = data.draw(st.sampled_from(tasks))
-            shown = self.scene.shown(task.task_id)
-            cut = data.draw(st.booleans())
-            self.ask(messages.FinishTask(worker_id=task.worker_id, cut_short=cut, **shown))
+            task_fields = self.scene.task_fields(task.task_id)
+            cut_short = data.draw(st.booleans())
+            self.ask(
+                messages.FinishTask(worker_id=task.worker_id, cut_short=cut_short, **task_fields)
+            )
 
     def teardown(self) -> None:
-        """No two workers ever held one slot, and a share is read by whoever holds its slot."""
+        """Check that a slot has at most one holder, which reads its shard."""
         super().teardown()
         slots: list[WorkerSlot] = self.scene.state.slots
         holders = [slot.worker_id for slot in slots if slot.worker_id]
         assert len(set(holders)) == len(holders)
-        held: dict[str, int | None] = {}
-        for fact in self.scene.facts:
-            if isinstance(fact, events.WorkerRegistered):
-                held.setdefault(fact.worker_id, fact.slot)
-            elif isinstance(fact, events.WorkerLeft | events.WorkerLost):
-                held.pop(fact.worker_id)
-            elif isinstance(fact, events.TaskCreated) and isinstance(fact.mode_state, DatasetShard):
-                assert held[fact.worker_id] == fact.mode_state.index
+        slot_by_worker: dict[str, int | None] = {}
+        for event in self.scene.events:
+            if isinstance(event, events.WorkerRegistered):
+                slot_by_worker.setdefault(event.worker_id, event.slot)
+            elif isinstance(event, events.WorkerLeft | events.WorkerLost):
+                slot_by_worker.pop(event.worker_id)
+            elif isinstance(event, events.TaskCreated) and isinstance(
+                event.mode_state, DatasetShard
+            ):
+                assert slot_by_worker[event.worker_id] == event.mode_state.index
 
 
 TestAnySequenceOfSlots = AnySequenceOfSlots.TestCase

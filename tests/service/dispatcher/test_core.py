@@ -1,4 +1,4 @@
-"""Requests are decided, kept and answered; an error of the dispatcher's own does no harm."""
+"""The core with its journal: durability, internal errors and invalid events."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.service.dispatcher.scenario import PLAN, Scenario, opening, registrat
 AnyJournal = Journal[events.AnyEvent, DispatcherState]
 
 
-class Asked(Request):
-    """A request whose answer is kept."""
+class RecordingRequest(Request):
+    """A request that records its reply."""
 
     def __init__(self, message: msgspec.Struct) -> None:
         self.message, self.buffers, self.peer = message, (), "test"
@@ -46,16 +46,16 @@ class Asked(Request):
 
 
 def ask(core: DispatcherCore, *requests: msgspec.Struct) -> list[Any]:
-    asked = [Asked(request) for request in requests]
-    core.handle(asked)
-    return [each.answer for each in asked]
+    sent = [RecordingRequest(request) for request in requests]
+    core.handle(sent)
+    return [each.answer for each in sent]
 
 
 def worker(worker_id: str) -> messages.RegisterWorker:
     return messages.RegisterWorker(worker_id=worker_id, address=f"{worker_id}:1")
 
 
-def started(journal: AnyJournal) -> DispatcherCore:
+def start_core(journal: AnyJournal) -> DispatcherCore:
     return DispatcherCore(journal, DispatcherLimits())
 
 
@@ -66,43 +66,43 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyJourn
     journal.close()
 
 
-def test_an_incarnation_lasts_as_long_as_the_journal(tmp_path: Path) -> None:
-    seen = []
+def test_dispatcher_id_is_kept_as_long_as_the_journal(tmp_path: Path) -> None:
+    dispatcher_ids = []
     for _ in range(2):
-        core = started(SqliteJournal(tmp_path, FORMAT))
+        core = start_core(SqliteJournal(tmp_path, FORMAT))
         (status,) = ask(core, messages.GetStatus())
-        seen.append(status.dispatcher_id)
+        dispatcher_ids.append(status.dispatcher_id)
         core.close()
     for _ in range(2):
-        core = started(MemoryJournal(FORMAT))
+        core = start_core(MemoryJournal(FORMAT))
         (registered,) = ask(core, worker("w"))
-        seen.append(registered.dispatcher_id)
+        dispatcher_ids.append(registered.dispatcher_id)
         core.close()
-    assert seen[0] == seen[1]
-    assert len(set(seen)) == 3
+    assert dispatcher_ids[0] == dispatcher_ids[1]
+    assert len(set(dispatcher_ids)) == 3
 
 
-def _contradict(state: Any, request: Any, moment: Any) -> DispatcherDecision:
+def _contradict(state: Any, request: Any, context: Any) -> DispatcherDecision:
     return DispatcherDecision(
         events=(
-            events.WorkerRegistered(worker_id="half", address="half:1", tags=()),
+            events.WorkerRegistered(worker_id="partial", address="partial:1", tags=()),
             events.TaskFinished(task_id=77),
         )
     )
 
 
-def _crash(state: Any, request: Any, moment: Any) -> DispatcherDecision:
+def _crash(state: Any, request: Any, context: Any) -> DispatcherDecision:
     raise KeyError("a bug")
 
 
 @pytest.mark.parametrize("decider", [_contradict, _crash])
-def test_an_error_of_the_dispatchers_own_costs_only_the_request_that_met_it(
+def test_internal_error_fails_only_its_own_request(
     journal: AnyJournal,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     decider: Any,
 ) -> None:
-    core = started(journal)
+    core = start_core(journal)
     ask(core, worker("u"))
     monkeypatch.setitem(dispatcher_module._DECIDERS, messages.GetTask, decider)
     bad = messages.GetTask(worker_id="u", task_id=77)
@@ -113,26 +113,26 @@ def test_an_error_of_the_dispatchers_own_costs_only_the_request_that_met_it(
     assert isinstance(before, messages.RegisterWorkerReply)
     assert isinstance(after, messages.RegisterWorkerReply)
     assert type(failed) is HeadraceError
-    assert "could not carry out GetTask" in str(failed)
+    assert "during GetTask" in str(failed)
     assert [each.worker_id for each in status.workers] == ["u", "v", "w"]
     assert core.num_workers() == 3
     assert "GetTask" in caplog.text
-    assert ("task_id 77: not known" in caplog.text) == (decider is _contradict)
+    assert ("task_id 77: not found" in caplog.text) == (decider is _contradict)
 
 
-def test_refusals_are_no_errors_of_the_dispatchers_own(
+def test_rejected_requests_are_not_logged_as_errors(
     journal: AnyJournal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    core = started(journal)
-    refused = ask(
+    core = start_core(journal)
+    rejected = ask(
         core, messages.GetDataset(dataset_id="x"), messages.RegisterWorker(worker_id="", address="")
     )
-    assert [type(each) for each in refused] == [NotFoundError, ValueError]
+    assert [type(each) for each in rejected] == [NotFoundError, ValueError]
     assert caplog.text == ""
 
 
 class FullJournal(MemoryJournal[events.AnyEvent, DispatcherState]):
-    """A journal whose disk can be full."""
+    """A journal whose disk may be full."""
 
     is_full = False
 
@@ -142,7 +142,7 @@ class FullJournal(MemoryJournal[events.AnyEvent, DispatcherState]):
         super().append(events, blobs)
 
 
-def test_a_journal_that_cannot_be_written_is_noticed_without_anyone_asking(
+def test_tick_reports_a_journal_that_cannot_be_written(
     caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
     journal = FullJournal(FORMAT)
@@ -162,7 +162,7 @@ def test_a_journal_that_cannot_be_written_is_noticed_without_anyone_asking(
     core.close()
 
 
-def test_clients_hear_that_the_journal_cannot_be_written() -> None:
+def test_heartbeat_reply_reports_a_journal_that_cannot_be_written() -> None:
     journal = FullJournal(FORMAT)
     core = DispatcherCore(journal, DispatcherLimits())
     digest = hashlib.sha256(PLAN).digest()
@@ -181,14 +181,16 @@ def test_clients_hear_that_the_journal_cannot_be_written() -> None:
     core.close()
 
 
-def test_parts_of_a_plan_are_put_and_fetched(journal: AnyJournal) -> None:
-    core = started(journal)
+def test_plan_is_stored_and_read_in_chunks(journal: AnyJournal) -> None:
+    core = start_core(journal)
     digest = bytes.fromhex("88d4266fd4e6338d13b845fcf289579d209c897823b9217da3e161936f031589")
-    parts = [
-        messages.PutPlan(digest=digest, offset=at, total_bytes=4, chunk=b"abcd"[at : at + 2])
-        for at in (0, 2)
+    chunks = [
+        messages.PutPlan(
+            digest=digest, offset=offset, total_bytes=4, chunk=b"abcd"[offset : offset + 2]
+        )
+        for offset in (0, 2)
     ]
-    assert [each.received_bytes for each in ask(core, *parts)] == [2, 4]
+    assert [each.received_bytes for each in ask(core, *chunks)] == [2, 4]
     first, second = ask(
         core, messages.GetPlan(digest=digest), messages.GetPlan(digest=digest, offset=2)
     )
@@ -198,12 +200,14 @@ def test_parts_of_a_plan_are_put_and_fetched(journal: AnyJournal) -> None:
     )
 
 
-def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: ManualClock) -> None:
+def test_incomplete_plan_without_new_chunks_is_removed(
+    journal: AnyJournal, clock: ManualClock
+) -> None:
     limits = DispatcherLimits(client_timeout=30.0)
     core = DispatcherCore(journal, limits, clock=clock)
     digest = hashlib.sha256(b"plan").digest()
     first = messages.PutPlan(digest=digest, offset=0, total_bytes=4, chunk=b"pl")
-    rest = messages.PutPlan(digest=digest, offset=2, total_bytes=4, chunk=b"x")
+    last = messages.PutPlan(digest=digest, offset=2, total_bytes=4, chunk=b"x")
 
     def pass_time(seconds: float) -> None:
         until = clock() + seconds
@@ -214,7 +218,7 @@ def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: Man
     ask(core, first)
     pass_time(29.0)
     assert journal.read_blob(PlanOffset(digest, 0)) == b"pl"
-    # Nobody could put anything while this process was stopped.
+    # No client could send a chunk while this process was stopped.
     clock.advance(1000.0)
     core.tick()
     core.tick()
@@ -222,39 +226,37 @@ def test_a_plan_that_stops_arriving_is_forgotten(journal: AnyJournal, clock: Man
     pass_time(31.0)
     with pytest.raises((DataLossError, KeyError)):
         journal.read_blob(PlanOffset(digest, 0))
-    (answer,) = ask(core, rest)
-    assert answer.received_bytes == 0
+    (reply,) = ask(core, last)
+    assert reply.received_bytes == 0
     core.close()
 
 
-# --- facts that contradict the state ---------------------------------------------------------
+# --- events that contradict the state ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fact", "said"),
+    ("event", "message"),
     [
         (events.TaskFinished(4001), "task_id 4001: DispatcherTask("),
-        (events.TaskFinished(99), "task_id 99: not known"),
-        (events.SplitsAssigned(4000, 0, 0, 5), "not the task's next grant"),
-        (events.SplitsAssigned(4000, 1, 0, 5), "dealt already"),
-        (events.SplitsAssigned(4000, 1, 7, 9), "leaves units out"),
-        (events.SplitsReturned(4000, ((0, 9),)), "never dealt"),
-        (events.SplitsReassigned(4000, ((0, 1),)), "would count twice"),
-        (events.WorkerLost("nobody"), "worker_id nobody: not known"),
-        (events.WorkerRegistered("x", "v:1", ()), "another worker's"),
+        (events.TaskFinished(99), "task_id 99: not found"),
+        (events.SplitsAssigned(4000, 0, 0, 5), "assignment_number is not the next one"),
+        (events.SplitsAssigned(4000, 1, 0, 5), "already assigned"),
+        (events.SplitsAssigned(4000, 1, 7, 9), "unassigned splits are skipped"),
+        (events.SplitsReturned(4000, ((0, 9),)), "not assigned to the task"),
+        (events.SplitsReassigned(4000, ((0, 1),)), "without exactly-once delivery"),
+        (events.WorkerLost("unknown"), "worker_id unknown: not found"),
+        (events.WorkerRegistered("x", "v:1", ()), "belongs to another worker"),
         (events.IterationFinished(2000), "running tasks"),
-        (events.IterationDiscarded(2000), "clients read it"),
-        (events.ClientJoined("c", 2000), "reads an iteration already"),
-        (events.DispatcherStarted("again", b""), "only once"),
+        (events.IterationDiscarded(2000), "the iteration has clients"),
+        (events.ClientJoined("c", 2000), "already reads an iteration"),
+        (events.DispatcherStarted("again", b""), "already has an id"),
         (
             events.JobCreated(5007, "j", None, "1000", messages.JobOptions(processing_mode=0)),
-            "not the next one",
+            "not the next number",
         ),
     ],
 )
-def test_a_fact_that_contradicts_the_state_is_refused_with_its_story(
-    fact: events.AnyEvent, said: str
-) -> None:
+def test_invalid_event_raises_error_with_details(event: events.AnyEvent, message: str) -> None:
     scene = Scenario()
     scene.register(100)
     scene.add_worker("v")
@@ -262,6 +264,6 @@ def test_a_fact_that_contradicts_the_state_is_refused_with_its_story(
     scene.open("c", processing_mode=1, job_name="job")
     scene.split(4000, max_splits=5)
     scene.finish("w", 4001)
-    with pytest.raises(InvalidEventError, match=type(fact).__name__) as caught:
-        apply(scene.state, fact)
-    assert said in str(caught.value)
+    with pytest.raises(InvalidEventError, match=type(event).__name__) as caught:
+        apply(scene.state, event)
+    assert message in str(caught.value)

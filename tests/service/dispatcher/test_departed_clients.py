@@ -1,4 +1,4 @@
-"""Clients that leave or are silent: what they held, and what is kept for those who stay."""
+"""Departed and expired clients: recovery of their splits, and tasks kept for the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 @pytest.fixture
 def task(scene: Scenario) -> int:
-    """Clients a and b read 20 units from one worker, which was dealt ten of them."""
+    """Clients a and b read 20 splits from one worker; ten are assigned."""
     scene.register(20)
     scene.add_worker("v")
     scene.open("a", processing_mode=DYNAMIC, job_name="job")
@@ -31,25 +31,25 @@ def finish_as(scene: Scenario, worker_id: str, task: int) -> None:
     scene.finish(worker_id, task)
 
 
-def test_a_worker_is_asked_about_clients_that_left_until_it_has_spoken(
+def test_worker_is_asked_about_departed_clients_until_it_reports(
     scene: Scenario, task: int
 ) -> None:
-    assert scene.beaten("v", task).departed_clients == ()
+    assert scene.worker_heartbeat_reply("v", task).departed_clients == ()
     scene.close("a")
-    assert scene.beaten("v", task).departed_clients == ((task, "a"),)
+    assert scene.worker_heartbeat_reply("v", task).departed_clients == ((task, "a"),)
     scene.restart()
-    assert scene.beaten("v", task).departed_clients == ((task, "a"),)
-    scene.drop("a", task)
-    assert scene.beaten("v", task).departed_clients == ()
-    facts = len(scene.facts)
-    scene.drop("a", task)
-    assert len(scene.facts) == facts
+    assert scene.worker_heartbeat_reply("v", task).departed_clients == ((task, "a"),)
+    scene.report_departed_client("a", task)
+    assert scene.worker_heartbeat_reply("v", task).departed_clients == ()
+    num_events = len(scene.events)
+    scene.report_departed_client("a", task)
+    assert len(scene.events) == num_events
 
 
-def test_units_that_went_to_a_gone_client_alone_are_dealt_again(scene: Scenario, task: int) -> None:
+def test_splits_sent_only_to_a_departed_client_are_reassigned(scene: Scenario, task: int) -> None:
     scene.close("a")
-    scene.drop("a", task, (2, 4), (6, 7))
-    assert scene.facts[-1] == events.DepartedClientReported(task, "a", ((2, 4), (6, 7)), ())
+    scene.report_departed_client("a", task, (2, 4), (6, 7))
+    assert scene.events[-1] == events.DepartedClientReported(task, "a", ((2, 4), (6, 7)), ())
     assert scene.split(task) == (2, 4)
     assert scene.split(task) == (6, 7)
     assert scene.split(task)[0] == 10
@@ -58,11 +58,9 @@ def test_units_that_went_to_a_gone_client_alone_are_dealt_again(scene: Scenario,
     assert scene.heartbeat("b").lost == ()
 
 
-def test_units_that_others_were_sent_a_part_of_are_missing_and_named_with_the_client(
-    scene: Scenario, task: int
-) -> None:
+def test_splits_partly_sent_to_others_are_lost_with_the_client(scene: Scenario, task: int) -> None:
     scene.close("a")
-    scene.drop("a", task, (2, 4), lost=((4, 6),))
+    scene.report_departed_client("a", task, (2, 4), lost=((4, 6),))
     assert scene.split(task) == (2, 4)
     finish(scene, task)
     update = scene.heartbeat("b")
@@ -74,129 +72,122 @@ def test_units_that_others_were_sent_a_part_of_are_missing_and_named_with_the_cl
     )
 
 
-def test_what_a_client_said_that_it_used_before_it_left_is_not_dealt_again(
-    scene: Scenario, task: int
-) -> None:
-    """It was sent units 2 to 7, used 2 and 3, and some of 4."""
-    scene.settle("a", task, (2, 4), touched=((2, 5),))
+def test_elements_consumed_before_departure_are_not_reassigned(scene: Scenario, task: int) -> None:
+    """The client was sent splits 2 to 7 and consumed 2, 3 and a part of 4."""
+    scene.report_delivery("a", task, (2, 4), partially_delivered=((2, 5),))
     scene.close("a")
-    scene.drop("a", task, (2, 8))
-    assert scene.facts[-1] == events.DepartedClientReported(task, "a", ((5, 8),), ((4, 5),))
+    scene.report_departed_client("a", task, (2, 8))
+    assert scene.events[-1] == events.DepartedClientReported(task, "a", ((5, 8),), ((4, 5),))
 
 
-def test_what_a_client_that_is_gone_acknowledged_is_not_dealt_again_if_the_worker_is_lost_later(
+def test_acknowledged_splits_are_not_reassigned_after_a_later_loss(
     scene: Scenario, task: int
 ) -> None:
     scene.close("a")
     scene.add_worker("w")
-    scene.drop("a", task, (6, 7), delivered=((1, 3), (4, 5)), partially_delivered=((1, 6),))
+    scene.report_departed_client(
+        "a", task, (6, 7), delivered=((1, 3), (4, 5)), partially_delivered=((1, 6),)
+    )
     scene.restart()
     scene.lose("v")
-    scene.settle("b", task, (0, 1))
+    scene.report_delivery("b", task, (0, 1))
     other = scene.state.iterations[2000].tasks[-1]
-    dealt = [scene.split(other, max_splits=1) for _ in range(5)]
-    assert dealt == [(6, 7), (7, 8), (8, 9), (9, 10), (10, 11)]
+    assigned = [scene.split(other, max_splits=1) for _ in range(5)]
+    assert assigned == [(6, 7), (7, 8), (8, 9), (9, 10), (10, 11)]
     finish_as(scene, "w", other)
     (lost,) = scene.heartbeat("b").lost
-    assert lost.splits == ((3, 4), (5, 6)), "what came whole is not missing"
+    assert lost.splits == ((3, 4), (5, 6)), "completely received splits are not missing"
 
 
-def test_a_client_that_was_silent_for_its_timeout_is_gone_as_one_that_closed(
-    scene: Scenario, task: int
-) -> None:
+def test_expired_client_is_handled_like_one_that_closed(scene: Scenario, task: int) -> None:
     for _ in range(301):
         scene.tick(1.0)
-        scene.beat("v")
+        scene.worker_heartbeat("v")
         scene.heartbeat("b")
-    assert scene.beaten("v", task).departed_clients == ((task, "a"),)
+    assert scene.worker_heartbeat_reply("v", task).departed_clients == ((task, "a"),)
 
 
-def test_an_iteration_does_not_end_before_the_worker_has_spoken_of_a_client_that_left(
-    scene: Scenario, task: int
-) -> None:
+def test_iteration_waits_for_the_report_on_a_departed_client(scene: Scenario, task: int) -> None:
     scene.close("a")
-    while not (granted := scene.deal(task, num_done=0)).wait:
-        assert granted.start < granted.stop
+    while not (reply := scene.get_split(task, num_done=0)).wait:
+        assert reply.start < reply.stop
     scene.finish("v", task)
     assert not scene.heartbeat("b").finished
-    assert scene.beat("v", task) == ()
-    scene.drop("a", task, (3, 4))
-    (again,) = scene.heartbeat("b").tasks
-    assert scene.split(again.task_id) == (3, 4)
-    assert scene.split(again.task_id) == (0, 0)
-    scene.finish("v", again.task_id)
+    assert scene.worker_heartbeat("v", task) == ()
+    scene.report_departed_client("a", task, (3, 4))
+    (new_task,) = scene.heartbeat("b").tasks
+    assert scene.split(new_task.task_id) == (3, 4)
+    assert scene.split(new_task.task_id) == (0, 0)
+    scene.finish("v", new_task.task_id)
     assert scene.heartbeat("b").finished
 
 
-def test_the_end_waits_for_a_client_that_is_silent_and_says_so(scene: Scenario, task: int) -> None:
+def test_end_waits_for_a_silent_client_and_names_it(scene: Scenario, task: int) -> None:
     scene.heartbeat("a")
     finish_after(scene, task, silence=3.0)
     update = scene.heartbeat("b")
     assert not update.finished
     assert update.awaited_clients == ("a",)
-    # It was only paused: it is heard again.
+    # It was only paused and sends heartbeats new_task.
     scene.heartbeat("a")
     scene.tick(0.5)
     assert scene.heartbeat("b").finished
 
 
-def test_what_a_client_held_that_died_before_the_end_is_dealt_to_the_others(
-    scene: Scenario, task: int
-) -> None:
+def test_unacknowledged_splits_of_a_dead_client_go_to_others(scene: Scenario, task: int) -> None:
     finish_after(scene, task, silence=3.0)
     for _ in range(301):
         scene.tick(1.0)
-        scene.beat("v", task)
+        scene.worker_heartbeat("v", task)
         assert not scene.heartbeat("b").finished
-    scene.drop("a", task, (18, 20))
-    (again,) = scene.heartbeat("b").tasks
-    assert [scene.split(again.task_id) for _ in range(2)] == [(18, 19), (19, 20)]
+    scene.report_departed_client("a", task, (18, 20))
+    (new_task,) = scene.heartbeat("b").tasks
+    assert [scene.split(new_task.task_id) for _ in range(2)] == [(18, 19), (19, 20)]
 
 
 def finish_after(scene: Scenario, task: int, silence: float) -> None:
-    """Let the task end after client a was silent for so long; what a holds is not done."""
-    while (granted := scene.deal(task, num_done=0)).start < granted.stop:
+    """Finish the task after `silence` seconds without heartbeats of client a.
+
+    The splits that a holds are not done.
+    """
+    while (reply := scene.get_split(task, num_done=0)).start < reply.stop:
         pass
     for _ in range(int(silence)):
         scene.tick(1.0)
-        scene.beat("v", task)
+        scene.worker_heartbeat("v", task)
         scene.heartbeat("b")
     scene.finish("v", task)
 
 
-def test_what_is_left_over_when_the_iteration_has_ended_is_missing(
-    scene: Scenario, task: int
-) -> None:
-    while (granted := scene.deal(task, num_done=0)).start < granted.stop:
+def test_unacknowledged_splits_after_the_end_are_lost(scene: Scenario, task: int) -> None:
+    while (reply := scene.get_split(task, num_done=0)).start < reply.stop:
         pass
     scene.finish("v", task)
     assert scene.heartbeat("b").finished
     scene.close("a")
-    scene.drop("a", task, (18, 20))
-    assert scene.facts[-1] == events.DepartedClientReported(task, "a", (), ((18, 20),))
+    scene.report_departed_client("a", task, (18, 20))
+    assert scene.events[-1] == events.DepartedClientReported(task, "a", (), ((18, 20),))
     assert [lost.client_id for lost in scene.heartbeat("b").lost] == ["a"]
 
 
-def test_units_that_were_returned_or_are_done_do_not_come_back_twice(
-    scene: Scenario, task: int
-) -> None:
+def test_returned_or_done_splits_are_not_reassigned_twice(scene: Scenario, task: int) -> None:
     scene.close("a")
-    scene.hand_back("v", task, (8, 10))
+    scene.return_splits("v", task, (8, 10))
     scene.split(task, max_splits=1, num_done=3)
-    scene.drop("a", task, (0, 4), (7, 9))
-    assert scene.facts[-1] == events.DepartedClientReported(task, "a", ((3, 4), (7, 8)), ())
+    scene.report_departed_client("a", task, (0, 4), (7, 9))
+    assert scene.events[-1] == events.DepartedClientReported(task, "a", ((3, 4), (7, 8)), ())
 
 
-def test_where_nothing_is_dealt_nobody_is_asked(scene: Scenario) -> None:
+def test_worker_without_splits_is_not_asked_about_clients(scene: Scenario) -> None:
     scene.register()
     scene.add_worker("v")
     scene.open("a", processing_mode=OFF, job_name="job")
     scene.open("b", processing_mode=OFF, job_name="job")
     scene.close("a")
-    assert scene.beaten("v", 4000).departed_clients == ()
+    assert scene.worker_heartbeat_reply("v", 4000).departed_clients == ()
 
 
-def test_only_the_tasks_worker_speaks_of_its_clients(scene: Scenario, task: int) -> None:
+def test_only_the_worker_of_a_task_may_report_its_clients(scene: Scenario, task: int) -> None:
     scene.add_worker("w")
     scene.close("a")
     with pytest.raises(NotFoundError, match="belongs to worker v"):
@@ -206,16 +197,16 @@ def test_only_the_tasks_worker_speaks_of_its_clients(scene: Scenario, task: int)
                 client_id="a",
                 unacknowledged=(),
                 possibly_lost=(),
-                **scene.shown(task),
+                **scene.task_fields(task),
             )
         )
-    scene.drop("a", task)
+    scene.report_departed_client("a", task)
 
 
-# --- an iteration whose units are all done waits for a client that may be gone --------------------
+# --- iterations that wait for a silent client -----------------------------------------------------
 
 
-def test_a_worker_that_joins_while_a_silent_client_is_waited_for_gets_no_task(
+def test_worker_joining_while_a_silent_client_is_awaited_gets_no_task(
     scene: Scenario,
 ) -> None:
     scene.register(3)
@@ -236,28 +227,28 @@ def test_a_worker_that_joins_while_a_silent_client_is_waited_for_gets_no_task(
     assert scene.heartbeat("two").finished
 
 
-def test_who_counts_as_gone_joins_no_second_time_for_workers_refuse_it(scene: Scenario) -> None:
+def test_departed_client_cannot_rejoin(scene: Scenario) -> None:
     scene.register(100)
     scene.add_worker("a")
     for client in ("one", "two"):
         task = scene.open(client, processing_mode=DYNAMIC, job_name="job").tasks[0]
     scene.close("one")
-    with pytest.raises(FailedPreconditionError, match=r"one closed .* iterate over the dataset"):
+    with pytest.raises(FailedPreconditionError, match=r"one has left .* Iterate over the dataset"):
         scene.open("one", processing_mode=DYNAMIC, job_name="job")
     scene.check()
     scene.restart()
-    with pytest.raises(FailedPreconditionError, match="does not know this reader any more"):
+    with pytest.raises(FailedPreconditionError, match="client one has left this iteration"):
         scene.open("one", processing_mode=DYNAMIC, job_name="job")
     assert scene.open("three", processing_mode=DYNAMIC, job_name="job").tasks == (task,)
 
 
-def test_who_left_and_asks_again_after_the_end_hears_that_it_is_over(scene: Scenario) -> None:
+def test_departed_client_may_rejoin_a_finished_iteration(scene: Scenario) -> None:
     scene.register(1)
     scene.add_worker("a")
     for client in ("one", "two"):
         task = scene.open(client, processing_mode=DYNAMIC, job_name="job").tasks[0]
     scene.close("one")
-    scene.drop("one", task.task_id)
+    scene.report_departed_client("one", task.task_id)
     scene.split(task.task_id, num_done=0)
     scene.split(task.task_id, num_done=1)
     scene.finish("a", task.task_id)
@@ -269,7 +260,7 @@ def test_who_left_and_asks_again_after_the_end_hears_that_it_is_over(scene: Scen
     ]
 
 
-# --- A finished task whose worker is there is not lost to a client that missed an answer ----------
+# --- redelivery of finished tasks to clients that missed a reply ----------------------------------
 
 
 def unreachable(scene: Scenario, client_id: str, task_id: int) -> None:
@@ -278,13 +269,13 @@ def unreachable(scene: Scenario, client_id: str, task_id: int) -> None:
     )
 
 
-def begun(scene: Scenario, mode: int, units: int = 4) -> int:
-    """Let two clients read one task on a worker; where units are dealt, all are dealt to it."""
-    scene.register(units)
+def open_with_two_clients(scene: Scenario, mode: int, splits: int = 4) -> int:
+    """Let two clients read one task on a worker, which gets all splits if there are any."""
+    scene.register(splits)
     scene.add_worker("w")
     scene.open("b", processing_mode=mode, job_name="job")
     task = scene.open("a", processing_mode=mode, job_name="job").tasks[0].task_id
-    while mode == DYNAMIC and scene.split(task)[1] < units:
+    while mode == DYNAMIC and scene.split(task)[1] < splits:
         pass
     return int(task)
 
@@ -292,15 +283,15 @@ def begun(scene: Scenario, mode: int, units: int = 4) -> int:
 def pass_time(scene: Scenario, seconds: int, *clients: str) -> None:
     for _ in range(seconds):
         scene.tick(1.0)
-        scene.beat("w")
+        scene.worker_heartbeat("w")
         for client_id in clients:
             scene.heartbeat(client_id)
 
 
-def test_a_finished_task_is_kept_for_its_clients_while_its_worker_is_there(
+def test_finished_task_is_redeliverable_while_its_worker_lives(
     scene: Scenario,
 ) -> None:
-    task = begun(scene, DYNAMIC)
+    task = open_with_two_clients(scene, DYNAMIC)
     scene.finish("w", task)
     update = scene.heartbeat("a")
     assert (update.tasks, update.redeliverable, update.finished) == ((), (task,), True)
@@ -312,8 +303,8 @@ def test_a_finished_task_is_kept_for_its_clients_while_its_worker_is_there(
     scene.check()
 
 
-def test_a_finished_copy_is_kept_too_and_the_loss_of_its_worker_is_heard(scene: Scenario) -> None:
-    task = begun(scene, OFF)
+def test_loss_of_the_worker_of_a_finished_copy_is_reported(scene: Scenario) -> None:
+    task = open_with_two_clients(scene, OFF)
     scene.add_worker("v")
     scene.finish("w", task)
     update = scene.heartbeat("a")
@@ -324,8 +315,8 @@ def test_a_finished_copy_is_kept_too_and_the_loss_of_its_worker_is_heard(scene: 
     scene.check()
 
 
-def test_of_a_copy_that_failed_the_loss_of_its_worker_is_heard(scene: Scenario) -> None:
-    task = begun(scene, OFF)
+def test_loss_of_the_worker_of_a_failed_copy_is_reported(scene: Scenario) -> None:
+    task = open_with_two_clients(scene, OFF)
     scene.fail("w", task)
     update = scene.heartbeat("a")
     assert (update.redeliverable, update.finished) == ((task,), True)
@@ -335,8 +326,8 @@ def test_of_a_copy_that_failed_the_loss_of_its_worker_is_heard(scene: Scenario) 
     scene.check()
 
 
-def test_a_task_that_was_dealt_nothing_is_not_kept(scene: Scenario) -> None:
-    task = begun(scene, DYNAMIC)
+def test_task_without_assigned_splits_is_not_redeliverable(scene: Scenario) -> None:
+    task = open_with_two_clients(scene, DYNAMIC)
     scene.add_worker("v")
     assert len(scene.heartbeat("a").tasks) == 2
     scene.finish("v", task + 1)
@@ -344,8 +335,8 @@ def test_a_task_that_was_dealt_nothing_is_not_kept(scene: Scenario) -> None:
     assert scene.heartbeat("a").redeliverable == (task,)
 
 
-def test_a_client_that_cannot_reach_the_worker_for_long_waits_no_more(scene: Scenario) -> None:
-    task = begun(scene, DYNAMIC)
+def test_unreachable_task_stops_being_redeliverable_for_its_client(scene: Scenario) -> None:
+    task = open_with_two_clients(scene, DYNAMIC)
     scene.finish("w", task)
     known = scene.heartbeat("a").version
     for _ in range(int(scene.limits.unreachable_timeout) + 1):
@@ -353,15 +344,15 @@ def test_a_client_that_cannot_reach_the_worker_for_long_waits_no_more(scene: Sce
         assert beat.unchanged
         unreachable(scene, "a", task)
         pass_time(scene, 1, "b")
-    given_up = scene.ask(messages.ClientHeartbeat(client_id="a", known_version=known))
-    assert (given_up.unchanged, given_up.redeliverable, given_up.finished) == (False, (), True)
+    reply_ = scene.ask(messages.ClientHeartbeat(client_id="a", known_version=known))
+    assert (reply_.unchanged, reply_.redeliverable, reply_.finished) == (False, (), True)
     assert scene.heartbeat("b").redeliverable == (task,)
 
 
-def test_a_client_that_others_wait_for_to_settle_is_named(scene: Scenario) -> None:
-    task = begun(scene, DYNAMIC)
+def test_client_with_a_missing_report_is_named(scene: Scenario) -> None:
+    task = open_with_two_clients(scene, DYNAMIC)
     scene.finish("w", task)
     scene.lose("w")
-    scene.settle("a", task)
+    scene.report_delivery("a", task)
     update = scene.heartbeat("a")
     assert (update.finished, update.awaited_clients) == (False, ("b",))

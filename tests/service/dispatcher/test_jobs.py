@@ -23,7 +23,7 @@ def scene(scene: Scenario) -> Scenario:
     return scene
 
 
-def test_opening_gives_each_worker_one_task(scene: Scenario) -> None:
+def test_opening_creates_one_task_per_worker(scene: Scenario) -> None:
     opened = scene.open("c")
     assert opened.iteration_id == 2000
     assert [(task.task_id, task.worker_address) for task in opened.tasks] == [
@@ -33,7 +33,7 @@ def test_opening_gives_each_worker_one_task(scene: Scenario) -> None:
     assert not opened.finished
 
 
-def test_a_worker_that_joins_late_gets_a_task_of_every_unfinished_iteration(
+def test_late_worker_gets_a_task_of_every_unfinished_iteration(
     scene: Scenario,
 ) -> None:
     scene.open("c")
@@ -45,7 +45,7 @@ def test_a_worker_that_joins_late_gets_a_task_of_every_unfinished_iteration(
     assert [task.worker_id for task in scene.heartbeat("d").tasks] == ["v", "w", "late"]
 
 
-def test_an_iteration_without_workers_waits_for_one() -> None:
+def test_iteration_without_workers_waits_for_one() -> None:
     scene = Scenario()
     scene.register()
     opened = scene.open("c")
@@ -56,24 +56,24 @@ def test_an_iteration_without_workers_waits_for_one() -> None:
     scene.check()
 
 
-def test_clients_of_a_name_share_an_iteration_and_others_do_not(scene: Scenario) -> None:
+def test_only_clients_of_a_named_job_share_an_iteration(scene: Scenario) -> None:
     shared = {scene.open(each, job_name="job").iteration_id for each in ("a", "b")}
-    own = {scene.open(each).iteration_id for each in ("c", "d")}
+    unnamed = {scene.open(each).iteration_id for each in ("c", "d")}
     assert len(shared) == 1
-    assert len(own) == 2
-    assert not shared & own
+    assert len(unnamed) == 2
+    assert not shared & unnamed
 
 
-def test_passes_of_a_job_are_iterations_of_their_own(scene: Scenario) -> None:
-    passes = [(0,), (1, 0), (1, 1)]
-    ids = [scene.open("a", job_name="job", epoch=each).iteration_id for each in passes]
+def test_each_epoch_of_a_job_is_its_own_iteration(scene: Scenario) -> None:
+    epochs = [(0,), (1, 0), (1, 1)]
+    ids = [scene.open("a", job_name="job", epoch=each).iteration_id for each in epochs]
     assert len(set(ids)) == 3
     assert scene.open("b", job_name="job", epoch=(1, 0)).iteration_id == ids[1]
     with pytest.raises(FailedPreconditionError, match="read with 1 `repeat` steps"):
         scene.open("c", job_name="job", epoch=(1,))
 
 
-def test_the_seed_of_an_iteration_is_its_first_openers(scene: Scenario) -> None:
+def test_first_client_sets_the_seed_of_an_iteration(scene: Scenario) -> None:
     assert scene.open("a", job_name="job", processing_mode=DYNAMIC, seed=5).seed == 5
     assert scene.open("b", job_name="job", processing_mode=DYNAMIC, seed=6).seed == 5
     assert scene.open("c", job_name="job", processing_mode=DYNAMIC, epoch=(1,), seed=6).seed == 6
@@ -83,7 +83,7 @@ def test_the_seed_of_an_iteration_is_its_first_openers(scene: Scenario) -> None:
     assert scene.ask(lookup).seed == 5
 
 
-def test_a_client_that_opens_another_pass_has_left_the_one_before(scene: Scenario) -> None:
+def test_opening_another_epoch_closes_the_previous_one(scene: Scenario) -> None:
     for number in range(3):
         opened = scene.open("c", epoch=(number,))
     assert scene.state.clients == {"c": opened.iteration_id}
@@ -96,11 +96,13 @@ def test_equal_datasets_share_a_named_job(scene: Scenario) -> None:
     assert first.iteration_id == second.iteration_id
 
 
-def test_a_name_that_belongs_to_another_job_is_refused(scene: Scenario) -> None:
+def test_job_name_with_other_options_is_rejected(scene: Scenario) -> None:
     scene.open("a", job_name="job")
     other = scene.register(fingerprint="other")
-    said = "Tried to create job with name job, but found an existing job with different parameters"
-    with pytest.raises(AlreadyExistsError, match=said) as caught:
+    message = (
+        "Tried to create job with name job, but found an existing job with different parameters"
+    )
+    with pytest.raises(AlreadyExistsError, match=message) as caught:
         scene.open("b", other, job_name="job", processing_mode=DYNAMIC, target_workers="ANY")
     assert "Existing processing mode: <OFF>; got <DYNAMIC>" in str(caught.value)
     assert "Existing target workers: <AUTO>; got <ANY>" in str(caught.value)
@@ -108,7 +110,7 @@ def test_a_name_that_belongs_to_another_job_is_refused(scene: Scenario) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "message"),
     [
         (
             (("from_tensor_slices (a.py:3)", "0"), ("map (a.py:9)", "2")),
@@ -118,37 +120,39 @@ def test_a_name_that_belongs_to_another_job_is_refused(scene: Scenario) -> None:
             (("from_tensor_slices (a.py:3)", "1"), ("map (a.py:4)", "1")),
             "step 1, from_tensor_sl.*seed",
         ),
-        ((("from_tensor_slices (a.py:3)", "0"),), r"step 2 is none, and was map \(a.py:4\)"),
+        ((("from_tensor_slices (a.py:3)", "0"),), r"step 2 is none, but was map \(a.py:4\)"),
         (
             (("range (a.py:3)", "0"), ("map (a.py:4)", "1")),
-            "step 1 is range .*, and was from_tensor",
+            "step 1 is range .*, but was from_tensor",
         ),
-        ((("from_tensor_slices (b.py:8)", "0"), ("map (b.py:9)", "1")), "look up in their modules"),
+        ((("from_tensor_slices (b.py:8)", "0"), ("map (b.py:9)", "1")), "module-level names"),
     ],
 )
-def test_of_a_job_with_another_dataset_the_step_that_differs_is_named(
-    scene: Scenario, steps: tuple[tuple[str, str], ...], said: str
+def test_error_about_another_dataset_names_the_different_step(
+    scene: Scenario, steps: tuple[tuple[str, str], ...], message: str
 ) -> None:
     known = (("from_tensor_slices (a.py:3)", "0"), ("map (a.py:4)", "1"))
     one = scene.register(fingerprint="one", steps=known)
     scene.open("a", one, job_name="job")
     scene.restart()
     other = scene.register(fingerprint="other", steps=steps)
-    with pytest.raises(AlreadyExistsError, match=said):
+    with pytest.raises(AlreadyExistsError, match=message):
         scene.open("b", other, job_name="job")
 
 
 @pytest.mark.catalogue("FT15")
-def test_a_job_means_the_same_after_a_restart(scene: Scenario) -> None:
+def test_job_options_survive_a_restart(scene: Scenario) -> None:
     scene.open("a", job_name="test")
     scene.restart()
-    said = "Tried to create job with name test, but found an existing job with different parameters"
-    with pytest.raises(AlreadyExistsError, match=said):
+    message = (
+        "Tried to create job with name test, but found an existing job with different parameters"
+    )
+    with pytest.raises(AlreadyExistsError, match=message):
         scene.open("b", job_name="test", processing_mode=DYNAMIC)
 
 
 @pytest.mark.parametrize(
-    ("term", "value"),
+    ("option_name", "value"),
     [
         ("num_consumers", 3),
         ("cross_trainer_cache", True),
@@ -159,30 +163,33 @@ def test_a_job_means_the_same_after_a_restart(scene: Scenario) -> None:
         ("cost_fn_id", "digest"),
     ],
 )
-def test_whoever_joins_a_job_must_ask_for_the_same(
-    scene: Scenario, term: str, value: object
+def test_clients_of_a_job_must_request_equal_options(
+    scene: Scenario, option_name: str, value: object
 ) -> None:
-    asked = {term: value, **({"consumer_index": 0} if term == "num_consumers" else {})}
-    scene.open("a", job_name="job", **asked)
+    options = {
+        option_name: value,
+        **({"consumer_index": 0} if option_name == "num_consumers" else {}),
+    }
+    scene.open("a", job_name="job", **options)
     scene.restart()
-    if term == "num_consumers":
-        asked["consumer_index"] = 1
-    scene.open("b", job_name="job", **asked)
+    if option_name == "num_consumers":
+        options["consumer_index"] = 1
+    scene.open("b", job_name="job", **options)
     scene.check()
     with pytest.raises(AlreadyExistsError, match="existing job") as caught:
         scene.open("c", job_name="job")
-    said = {
+    option = {
         "target_workers": "target workers: <LOCAL>",
         "cross_trainer_cache": "cross-trainer cache: <enabled>",
         "cost_fn_id": "cost_fn: <digest>",
-    }.get(term, f"{term}: <{value}>")
-    assert f"Existing {said}; got <" in str(caught.value)
+    }.get(option_name, f"{option_name}: <{value}>")
+    assert f"Existing {option}; got <" in str(caught.value)
 
 
-def test_consumers_are_known_while_they_read(scene: Scenario) -> None:
-    terms: dict[str, Any] = {"job_name": "job", "num_consumers": 2}
+def test_consumer_indices_are_recorded_while_clients_read(scene: Scenario) -> None:
+    options: dict[str, Any] = {"job_name": "job", "num_consumers": 2}
     for index, client_id in enumerate("ab"):
-        scene.open(client_id, consumer_index=index, **terms)
+        scene.open(client_id, consumer_index=index, **options)
     scene.restart()
     (iteration,) = scene.state.iterations.values()
     assert coordinated_iteration(iteration.mode_state).consumer_by_client == {"a": 0, "b": 1}
@@ -190,23 +197,25 @@ def test_consumers_are_known_while_they_read(scene: Scenario) -> None:
     scene.check()
     assert coordinated_iteration(iteration.mode_state).consumer_by_client == {"b": 1}
     for index in (None, 2, -1):
-        with pytest.raises(ValueError, match="must be one of the num_consumers=2"):
-            scene.open("c", consumer_index=index, **terms)
+        with pytest.raises(
+            ValueError, match=r"num_consumers=2 requires consumer_index in \[0, 2\)"
+        ):
+            scene.open("c", consumer_index=index, **options)
 
 
-def test_dynamic_needs_positions_that_can_be_dealt(scene: Scenario) -> None:
-    dataset_id = scene.register(positions=None)
+def test_dynamic_sharding_requires_splits(scene: Scenario) -> None:
+    dataset_id = scene.register(num_splits=None)
     with pytest.raises(FailedPreconditionError, match="no positions that could be dealt"):
         scene.open("c", dataset_id, processing_mode=DYNAMIC)
     assert scene.open("c", dataset_id, processing_mode=OFF).tasks
 
 
-def test_modes_that_are_not_offered_are_refused_by_name(scene: Scenario) -> None:
+def test_unsupported_mode_is_rejected_by_name(scene: Scenario) -> None:
     with pytest.raises(FailedPreconditionError, match="FILE_OR_DATA and HINT; got 17"):
         scene.open("c", processing_mode=17)
 
 
-def test_an_iteration_is_finished_when_all_its_tasks_are(scene: Scenario) -> None:
+def test_iteration_finishes_with_its_last_task(scene: Scenario) -> None:
     scene.open("c", job_name="job")
     scene.finish("v", 4000)
     assert not scene.heartbeat("c").finished
@@ -218,7 +227,7 @@ def test_an_iteration_is_finished_when_all_its_tasks_are(scene: Scenario) -> Non
     assert scene.open("e", job_name="job", epoch=(1,)).tasks
 
 
-def test_who_comes_too_late_hears_by_whom_the_pass_was_used_up() -> None:
+def test_late_client_learns_who_read_the_finished_epoch() -> None:
     scene = Scenario(gc_timeout=1.0)
     scene.register()
     scene.add_worker("w")
@@ -239,24 +248,22 @@ def test_who_comes_too_late_hears_by_whom_the_pass_was_used_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
-        ({"client_id": ""}, "client_id=''"),
-        ({"job_name": ""}, "job_name=''"),
-        ({"seed": 1 << 63}, "seed=9223372036854775808"),
-        ({"epoch": (-1,)}, "pass_number="),
-        ({"epoch": (0,) * 100}, "pass_number="),
-        ({"epoch": (1 << 64,)}, "pass_number="),
+        ({"client_id": ""}, "client_id must not be empty"),
+        ({"job_name": ""}, "job_name must be None or a non-empty string"),
+        ({"seed": 1 << 63}, "64-bit integer; got 9223372036854775808"),
+        ({"epoch": (-1,)}, "epoch must be at most 32 unsigned 64-bit integers"),
+        ({"epoch": (0,) * 100}, "got 100: "),
+        ({"epoch": (1 << 64,)}, "got 1: "),
     ],
 )
-def test_an_opening_that_makes_no_sense_is_refused(
-    scene: Scenario, fields: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_opening_is_rejected(scene: Scenario, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         scene.ask(opening(**{"client_id": "c", **fields}))
 
 
-def test_a_client_that_knows_everything_hears_nothing_twice(scene: Scenario) -> None:
+def test_heartbeat_reply_is_unchanged_for_a_known_version(scene: Scenario) -> None:
     scene.open("c", processing_mode=DYNAMIC)
 
     def beat(known: int) -> messages.ClientHeartbeatReply:
@@ -277,7 +284,7 @@ def test_a_client_that_knows_everything_hears_nothing_twice(scene: Scenario) -> 
     scene.lose("v")
     lost = beat(joined.version)
     assert (len(lost.tasks), lost.reports_needed) == (2, (4000,))
-    scene.settle("c", 4000, touched=((0, 5),))
+    scene.report_delivery("c", 4000, partially_delivered=((0, 5),))
     assert beat(lost.version).reports_needed == ()
     scene.finish("w", 4001)
     scene.finish("x", 4002)
@@ -287,15 +294,15 @@ def test_a_client_that_knows_everything_hears_nothing_twice(scene: Scenario) -> 
     assert beat(-1) == ended
 
 
-def test_an_unknown_task_is_refused(scene: Scenario) -> None:
+def test_unknown_task_is_rejected(scene: Scenario) -> None:
     scene.open("c")
-    with pytest.raises(NotFoundError, match="task 9 is not known"):
+    with pytest.raises(NotFoundError, match="task 9 not found"):
         scene.finish("v", 9)
     with pytest.raises(NotFoundError, match="belongs to worker v"):
         scene.finish("w", 4000)
 
 
-def test_the_ticket_of_a_task_is_its_own_and_stays(scene: Scenario) -> None:
+def test_task_tokens_are_unique_and_survive_a_restart(scene: Scenario) -> None:
     tasks = scene.open("c", job_name="job").tasks
     assert len({task.task_token for task in tasks}) == 2
     scene.restart()
@@ -304,7 +311,7 @@ def test_the_ticket_of_a_task_is_its_own_and_stays(scene: Scenario) -> None:
     assert scene.ask(lookup).task_token == tasks[0].task_token
 
 
-def test_a_worker_learns_what_its_task_is_about(scene: Scenario) -> None:
+def test_worker_receives_the_definition_of_its_task(scene: Scenario) -> None:
     scene.open("c", processing_mode=DYNAMIC, epoch=(3, 1), seed=9)
     assert scene.ask(messages.GetTask(worker_id="w", task_id=4001)) == messages.TaskDefinition(
         task_id=4001,
@@ -316,7 +323,7 @@ def test_a_worker_learns_what_its_task_is_about(scene: Scenario) -> None:
         task_token=scene.state.task_token(4001),
         assigns_splits=True,
     )
-    with pytest.raises(NotFoundError, match="not for worker v"):
+    with pytest.raises(NotFoundError, match="worker v cannot run task 4001"):
         scene.ask(messages.GetTask(worker_id="v", task_id=4001))
     scene.split(4001)
     scene.finish("w", 4001)
@@ -324,7 +331,7 @@ def test_a_worker_learns_what_its_task_is_about(scene: Scenario) -> None:
         scene.ask(messages.GetTask(worker_id="w", task_id=4001))
 
 
-def test_units_mean_the_same_on_every_worker_and_copies_are_shuffled_differently(
+def test_splits_share_a_seed_and_copies_have_different_seeds(
     scene: Scenario,
 ) -> None:
     seeds = {}
@@ -336,22 +343,22 @@ def test_units_mean_the_same_on_every_worker_and_copies_are_shuffled_differently
         ]
         scene.close("c")
     assert seeds[DYNAMIC] == [9, 9]
-    # These numbers are for ever: a copy that is read again has the order that it had.
+    # These numbers must never change: reading a copy again must produce the same order.
     assert seeds[OFF] == [2533964853742113, 1660505076377979]
 
 
-def test_a_clients_own_job_goes_with_it(scene: Scenario) -> None:
+def test_unnamed_job_is_removed_with_its_client(scene: Scenario) -> None:
     scene.open("c")
     scene.close("c")
     state = scene.state
     assert not any([state.jobs, state.iterations, state.tasks, state.clients, state.jobs_by_owner])
-    assert scene.beat("v", 4000) == (4000,)
+    assert scene.worker_heartbeat("v", 4000) == (4000,)
     scene.close("c")
     with pytest.raises(NotFoundError, match="Unknown iteration client id c"):
         scene.heartbeat("c")
 
 
-def test_status_tells_who_is_there(scene: Scenario) -> None:
+def test_status_lists_workers_and_jobs(scene: Scenario) -> None:
     scene.open("c", job_name="job")
     scene.now += 2
     status = scene.ask(messages.GetStatus())
@@ -362,15 +369,15 @@ def test_status_tells_who_is_there(scene: Scenario) -> None:
     (job,) = status.jobs
     assert (job.name, job.num_epochs, job.running_tasks, job.clients) == ("job", 1, 2, 1)
     assert (status.datasets, status.dispatcher_id) == (1, "run")
-    scene.leaving("v")
+    scene.drain_worker("v")
     assert [each.draining for each in scene.ask(messages.GetStatus()).workers] == [True, False]
 
 
-def test_all_who_join_a_job_must_ask_for_every_term_alike() -> None:
-    # Of cost functions that say the same, the first one's plan is taken.
+def test_every_job_option_is_compared() -> None:
+    # If cost functions have equal ids, the plan of the first one is used.
     assert {*jobs._OPTIONS, "cost_fn_digest"} == {*messages.JobOptions.__struct_fields__}
 
 
 @pytest.mark.parametrize("number", [0, (1 << 64) - 1])
-def test_a_pass_may_have_any_number_of_64_bits(scene: Scenario, number: int) -> None:
+def test_epoch_may_be_any_unsigned_64_bit_number(scene: Scenario, number: int) -> None:
     assert scene.open("c", epoch=(0, number)).tasks

@@ -1,4 +1,4 @@
-"""Facts are kept, in order, across a crash."""
+"""The dispatcher's journal: replay, golden journals, damage and crashes."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from headrace.service.dispatcher.state import DispatcherState, IterationReaders,
 from headrace.service.modes.coordinated_reads.events import coordinated_task
 from headrace.serving.journal import Journal, MemoryJournal
 from headrace.serving.sqlite_journal import SqliteJournal
-from tests.service.dispatcher.golden_journal import STORIES, a_day, saved
+from tests.service.dispatcher.golden_journal import SCENARIOS, dynamic, load_golden
 from tests.service.dispatcher.scenario import Scenario
 
 
 @pytest.fixture
 def scene() -> Scenario:
-    """Facts of many kinds that a day brings."""
-    return a_day()
+    """A scenario with events of many kinds."""
+    return dynamic()
 
 
-def reopened(work_dir: Path) -> DispatcherState:
+def reopen(work_dir: Path) -> DispatcherState:
     journal = SqliteJournal(work_dir, FORMAT)
     try:
         return journal.replay()
@@ -45,7 +45,7 @@ def reopened(work_dir: Path) -> DispatcherState:
 
 @pytest.mark.parametrize("compact_after", [10, 1000])
 @pytest.mark.parametrize("kind", ["file", "memory"])
-def test_facts_of_every_kind_and_snapshots_of_them_are_read_again(
+def test_journal_replays_events_and_snapshots(
     tmp_path: Path, scene: Scenario, kind: str, compact_after: int
 ) -> None:
     journal: Journal[AnyEvent, DispatcherState]
@@ -54,17 +54,17 @@ def test_facts_of_every_kind_and_snapshots_of_them_are_read_again(
     else:
         journal = MemoryJournal(FORMAT, compact_after=compact_after)
     state = journal.replay()
-    for fact in scene.facts:
-        journal.append([fact])
-        apply(state, fact)
+    for event in scene.events:
+        journal.append([event])
+        apply(state, event)
         journal.compact(state)
     assert journal.replay() == scene.state
     journal.close()
     if kind == "file":
-        assert reopened(tmp_path) == scene.state
+        assert reopen(tmp_path) == scene.state
 
 
-def test_plans_of_a_dispatcher_are_kept_beside_its_facts(tmp_path: Path) -> None:
+def test_journal_stores_plans(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=True)
     for journal in (open_journal(config), open_journal(DispatcherConfig())):
         journal.append([], [PlanChunk(b"digest", 0, b"pl"), PlanChunk(b"digest", 2, b"an")])
@@ -73,67 +73,69 @@ def test_plans_of_a_dispatcher_are_kept_beside_its_facts(tmp_path: Path) -> None
     assert (tmp_path / FORMAT.file_name).exists()
 
 
-# --- facts are for ever ----------------------------------------------------------------------
+# --- golden journals ----------------------------------------------------------------------
 
 
-GOLDEN = saved()
+GOLDEN = load_golden()
 
 
-def replayed(facts: list[AnyEvent]) -> DispatcherState:
+def replay(events: list[AnyEvent]) -> DispatcherState:
     state = DispatcherState()
-    for fact in facts:
-        apply(state, fact)
+    for event in events:
+        apply(state, event)
     validate(state)
     return state
 
 
-@pytest.mark.parametrize("story", GOLDEN)
-def test_facts_that_were_ever_written_still_mean_the_same(story: str) -> None:
-    """The file was written when format 3 began; a story in it must never change."""
-    facts, snapshot = GOLDEN[story]
-    state = replayed(FORMAT.decode_events(facts))
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_events_still_produce_their_state(name: str) -> None:
+    """The file has format 3; the journals in it must never change."""
+    encoded, snapshot = GOLDEN[name]
+    state = replay(FORMAT.decode_events(encoded))
     assert state == FORMAT.decode_state(snapshot)
 
 
-@pytest.mark.parametrize("story", GOLDEN)
-def test_fields_that_were_ever_written_are_still_read(story: str) -> None:
-    facts, snapshot = GOLDEN[story]
-    written = msgspec.msgpack.decode(facts)
-    known = msgspec.msgpack.decode(msgspec.msgpack.encode(FORMAT.decode_events(facts)))
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_fields_are_still_read(name: str) -> None:
+    encoded, snapshot = GOLDEN[name]
+    written = msgspec.msgpack.decode(encoded)
+    known = msgspec.msgpack.decode(msgspec.msgpack.encode(FORMAT.decode_events(encoded)))
     for old, new in zip(written, known, strict=True):
-        assert within(old, new), f"{old} is read as {new}"
+        assert contains(old, new), f"{old} is read as {new}"
     state = msgspec.msgpack.decode(snapshot, strict=False)
     now = msgspec.msgpack.decode(msgspec.msgpack.encode(FORMAT.decode_state(snapshot)))
-    assert within(state, now)
+    assert contains(state, now)
 
 
-def within(old: Any, new: Any) -> bool:
-    """Whether all that was said is still said, apart from what was added since."""
+def contains(old: Any, new: Any) -> bool:
+    """Return whether `new` contains everything in `old`; it may have additional fields."""
     if isinstance(old, dict):
-        return old.keys() <= new.keys() and all(within(old[key], new[key]) for key in old)
+        return old.keys() <= new.keys() and all(contains(old[key], new[key]) for key in old)
     if isinstance(old, list):
         if not any(isinstance(each, dict | list) for each in old):
-            return sorted(old, key=str) == sorted(new, key=str)  # it may have been a set
-        return len(old) == len(new) and all(map(within, old, new))
+            return sorted(old, key=str) == sorted(new, key=str)  # may have been a set
+        return len(old) == len(new) and all(map(contains, old, new))
     return bool(old == new)
 
 
-def test_every_kind_of_fact_is_kept_in_a_story() -> None:
-    """Who adds a kind adds a story (`golden_journal`), so that it stays what it is."""
-    kinds = {type(fact) for facts, _ in GOLDEN.values() for fact in FORMAT.decode_events(facts)}
+def test_golden_journals_cover_every_event_kind() -> None:
+    """A new kind of event needs a scenario in `golden_journal`."""
+    kinds = {
+        type(event) for encoded, _ in GOLDEN.values() for event in FORMAT.decode_events(encoded)
+    }
     assert kinds == set(get_args(AnyEvent))
 
 
-@pytest.mark.parametrize("story", STORIES)
-def test_every_story_is_kept(story: str) -> None:
-    facts = STORIES[story]().facts
-    assert {type(fact) for fact in facts} == {
-        type(fact) for fact in FORMAT.decode_events(GOLDEN[story][0])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_golden_journals_match_their_scenarios(name: str) -> None:
+    events = SCENARIOS[name]().events
+    assert {type(event) for event in events} == {
+        type(event) for event in FORMAT.decode_events(GOLDEN[name][0])
     }
 
 
-def test_facts_of_a_day_mean_what_they_say() -> None:
-    state = replayed(FORMAT.decode_events(GOLDEN["a day"][0]))
+def test_golden_dynamic_journal_has_the_expected_state() -> None:
+    state = replay(FORMAT.decode_events(GOLDEN["dynamic"][0]))
     iteration, left, failed = state.iterations[2000], state.tasks[4000], state.tasks[4001]
     assert (iteration.epoch, iteration.seed, iteration.finished) == ((0, 3), -5, True)
     assert iteration.pool.next_split == 110
@@ -155,14 +157,14 @@ def test_facts_of_a_day_mean_what_they_say() -> None:
     assert state.workers["w"].tags == ("COLOCATED",)
 
 
-def test_facts_of_other_stories_mean_what_they_say() -> None:
-    states = {name: replayed(FORMAT.decode_events(facts)) for name, (facts, _) in GOLDEN.items()}
-    (deadly,) = states["each once"].iterations.values()
-    assert (deadly.pool.exactly_once, deadly.pool.abandoned) == (True, ((1, 2),))
-    (job,) = states["in rounds"].jobs.values()
+def test_other_golden_journals_have_the_expected_state() -> None:
+    states = {name: replay(FORMAT.decode_events(encoded)) for name, (encoded, _) in GOLDEN.items()}
+    (poisoned,) = states["exactly_once"].iterations.values()
+    assert (poisoned.pool.exactly_once, poisoned.pool.abandoned) == (True, ((1, 2),))
+    (job,) = states["coordinated_reads"].jobs.values()
     assert (job.name, job.options.num_consumers, job.options.remainder) == ("rounds", 2, "pad")
-    assert job.options.cost_fn_digest in states["in rounds"].plan_sizes
-    task = states["in rounds"].tasks[4000]
+    assert job.options.cost_fn_digest in states["coordinated_reads"].plan_sizes
+    task = states["coordinated_reads"].tasks[4000]
     assert coordinated_task(task.mode_state).received_rounds == 3
     assert (task.assigned.delivered, task.assigned.partially_delivered) == (((0, 3),), ((0, 4),))
     one, two = states["saves"].saves.values()
@@ -173,9 +175,11 @@ def test_facts_of_other_stories_mean_what_they_say() -> None:
         "no space left",
         "OSError",
     )
-    assert [slot.pattern for slot in states["shares"].slots] == ["v:1", "w:1"]
-    old = states["forgotten"]
-    assert old.jobs[old.jobs_by_name["kept"]].finished_epochs == {(0,): IterationReaders("c", 1)}
+    assert [slot.pattern for slot in states["static"].slots] == ["v:1", "w:1"]
+    old = states["garbage_collection"]
+    assert old.jobs[old.jobs_by_name["finished"]].finished_epochs == {
+        (0,): IterationReaders("c", 1)
+    }
     (missing,) = old.iterations[2002].missing_splits
     assert (missing.client_id, missing.splits) == ("f", ((1, 2),))
     assert 4002 not in old.tasks
@@ -183,42 +187,42 @@ def test_facts_of_other_stories_mean_what_they_say() -> None:
     assert not old.datasets["1001"].anonymous
 
 
-def test_a_work_dir_has_one_dispatcher(tmp_path: Path) -> None:
+def test_work_dir_has_one_dispatcher(tmp_path: Path) -> None:
     with (
         contextlib.closing(SqliteJournal(tmp_path, FORMAT)),
-        pytest.raises(FailedPreconditionError, match="another dispatcher uses the journal"),
+        pytest.raises(FailedPreconditionError, match="in use by another dispatcher"),
     ):
         SqliteJournal(tmp_path, FORMAT)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_journal_of_an_older_version_is_refused_by_name(tmp_path: Path, version: int) -> None:
+def test_journal_of_older_format_is_rejected(tmp_path: Path, version: int) -> None:
     database = sqlite3.connect(tmp_path / FORMAT.file_name)
-    database.execute("CREATE TABLE facts (number INTEGER PRIMARY KEY)")
+    database.execute("CREATE TABLE events (number INTEGER PRIMARY KEY)")
     database.execute(f"PRAGMA user_version = {version}")
     database.close()
     refused = rf"has format {version}, .* reads format 3"
     with pytest.raises(FailedPreconditionError, match=refused) as caught:
         SqliteJournal(tmp_path, FORMAT)
-    assert "register everything again" in str(caught.value)
+    assert "register all datasets again" in str(caught.value)
 
 
-def test_overwritten_pages_never_give_another_state(tmp_path: Path, scene: Scenario) -> None:
+def test_damaged_journal_never_produces_another_state(tmp_path: Path, scene: Scenario) -> None:
     journal = SqliteJournal(tmp_path, FORMAT)
     journal.replay()
-    for fact in scene.facts:
-        journal.append([fact])
+    for event in scene.events:
+        journal.append([event])
     journal.close()
     whole = journal.path.read_bytes()
     seed = random.randrange(2**32)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(30):
-        start = chance.randrange(len(whole))
-        damaged = whole[:start] + chance.randbytes(64) + whole[start + 64 :]
+        start = rng.randrange(len(whole))
+        damaged = whole[:start] + rng.randbytes(64) + whole[start + 64 :]
         journal.path.write_bytes(damaged)
-        # Refused, or unharmed: never taken for something else.
+        # Either rejected or unharmed.
         with contextlib.suppress(DataLossError, FailedPreconditionError):
-            assert reopened(tmp_path) == scene.state, f"seed {seed}"
+            assert reopen(tmp_path) == scene.state, f"seed {seed}"
 
 
 WRITER = """
@@ -230,10 +234,10 @@ journal = SqliteJournal(pathlib.Path(sys.argv[1]), FORMAT, compact_after=40)
 scene = Scenario()
 kept = journal.replay()
 if not kept.datasets:
-    scene.register(positions=-1)
+    scene.register(num_splits=-1)
     scene.add_worker("w")
     scene.open("c", processing_mode=DYNAMIC, job_name="job")
-    journal.append(scene.facts)
+    journal.append(scene.events)
 else:
     scene.dispatcher.state = kept
     scene.dispatcher.soft_state = type(scene.dispatcher.soft_state).from_state(kept, 0.0)
@@ -241,9 +245,9 @@ state = scene.state
 task = state.tasks[4000]
 number = task.assigned.num_assignments
 while True:
-    before = len(scene.facts)
+    before = len(scene.events)
     split = scene.split(4000, max_splits=number % 7 + 1, num_done=task.assigned.num_assigned)
-    journal.append(scene.facts[before:])
+    journal.append(scene.events[before:])
     journal.compact(state)
     print(number, *split, flush=True)
     number += 1
@@ -251,9 +255,9 @@ while True:
 
 
 @pytest.mark.heavy
-def test_a_process_killed_at_any_instant_kept_all_that_it_said(tmp_path: Path) -> None:
+def test_killed_process_loses_no_reported_event(tmp_path: Path) -> None:
     seed = random.randrange(2**32)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     expected = 0
     for _ in range(8):
         writer = subprocess.Popen(
@@ -263,22 +267,22 @@ def test_a_process_killed_at_any_instant_kept_all_that_it_said(tmp_path: Path) -
             cwd=Path(__file__).parents[3],
         )
         assert writer.stdout is not None
-        lines = [writer.stdout.readline() for _ in range(chance.randrange(1, 150))]
+        lines = [writer.stdout.readline() for _ in range(rng.randrange(1, 150))]
         writer.send_signal(signal.SIGKILL)
         lines += writer.stdout.read().splitlines()
         writer.stdout.close()
         writer.wait()
-        said = [tuple(map(int, line.split())) for line in lines if len(line.split()) == 3]
+        printed = [tuple(map(int, line.split())) for line in lines if len(line.split()) == 3]
         journal = SqliteJournal(tmp_path, FORMAT)
         state = journal.replay()
         journal.close()
         validate(state)
         kept = state.tasks[4000]
-        # One more may have been kept than was said, never one less.
-        assert kept.assigned.num_assignments - 1 - said[-1][0] in (0, 1), (
-            f"seed {seed}: {said[-1]} {kept}"
+        # The journal may contain one more assignment than was printed, never one less.
+        assert kept.assigned.num_assignments - 1 - printed[-1][0] in (0, 1), (
+            f"seed {seed}: {printed[-1]} {kept}"
         )
-        for number, start, stop in said:
+        for number, start, stop in printed:
             assert start == expected or number == 0, f"seed {seed}"
             assert stop - start == number % 7 + 1
             expected = stop

@@ -1,15 +1,15 @@
-"""What the dispatcher's log says of a task that is given up fits why it was."""
+"""Log messages of the dispatcher."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.service.dispatcher.events import TaskLost
+from headrace.service.dispatcher.events import TaskLost, WorkerLost
 from headrace.service.dispatcher.losses import log_message
 from tests.service.dispatcher.scenario import DYNAMIC, Scenario
 
 
-def said_of(scene: Scenario) -> Iterator[str]:
+def log_messages(scene: Scenario) -> Iterator[str]:
     scene.register(4)
     scene.add_worker("v")
     scene.open("c", processing_mode=DYNAMIC)
@@ -20,7 +20,18 @@ def said_of(scene: Scenario) -> Iterator[str]:
         yield text
 
 
-def test_a_slow_worker_is_not_said_to_be_out_of_reach(scene: Scenario) -> None:
-    slow, unreached = said_of(scene)
-    assert slow.endswith("on the worker at v:1 is given up: it was slow")
-    assert unreached.endswith("is v:1 an address that clients can reach?")
+def test_log_message_of_a_lost_task_gives_the_reason(scene: Scenario) -> None:
+    slow, unreachable = log_messages(scene)
+    assert slow.endswith("on worker v:1 lost: it was slow")
+    assert unreachable.endswith("is v:1 an address that clients can reach?")
+
+
+def test_log_message_of_a_lost_worker_counts_its_running_tasks(scene: Scenario) -> None:
+    scene.register(4)
+    scene.add_worker("v")
+    scene.open("c", processing_mode=DYNAMIC)
+    reason = "connection refused, no heartbeat for 1 s"
+    assert log_message(scene.state, WorkerLost("v", reason)) == (
+        "worker v:1 lost: connection refused, no heartbeat for 1 s; 1 running task lost. A "
+        "restarted process registers as a new worker."
+    )

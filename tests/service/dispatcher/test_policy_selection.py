@@ -1,4 +1,4 @@
-"""What modes, keys and Python versions allow; nothing else knows the modes."""
+"""Selection of policies, authorization by keys, and Python versions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.service.dispatcher.scenario import DYNAMIC, OFF, STARTED, Scenario, s
 
 
 class Halves(NoSharding):
-    """One half of the data for each of two workers; a lost one is read again by whoever is free."""
+    """One half of the data for each of two workers; a free worker takes over a lost half."""
 
     delivery_policy = "in_turn"
     extend_definition = StaticSharding.extend_definition
@@ -36,18 +36,18 @@ class Halves(NoSharding):
     ) -> list[TaskAssignment]:
         tasks = state.running_tasks(iteration)
         free = [each for each in state.workers if each not in {task.worker_id for task in tasks}]
-        taken = {
+        read = {
             task.mode_state.index for task in tasks if isinstance(task.mode_state, DatasetShard)
         }
-        open_ = [half for half in range(2) if half not in taken]
+        unread = [half for half in range(2) if half not in read]
         return [
             TaskAssignment(worker_id=worker_id, mode_state=DatasetShard(half, 2))
-            for worker_id, half in zip(free, open_, strict=False)
+            for worker_id, half in zip(free, unread, strict=False)
         ]
 
 
 def shards(scene: Scenario) -> dict[str, int]:
-    """Return which shard each worker reads that has a task."""
+    """Return the shard that each worker with a task reads."""
     scene.check()
     (iteration,) = scene.state.iterations.values()
     return {
@@ -57,7 +57,7 @@ def shards(scene: Scenario) -> dict[str, int]:
     }
 
 
-def test_a_mode_is_added_by_a_row(monkeypatch: pytest.MonkeyPatch, scene: Scenario) -> None:
+def test_mode_is_added_by_a_table_entry(monkeypatch: pytest.MonkeyPatch, scene: Scenario) -> None:
     monkeypatch.setitem(POLICIES, ShardingPolicy.DATA, Halves())
     scene.register(None)
     for worker_id in ("u", "v", "w"):
@@ -77,17 +77,17 @@ def test_a_mode_is_added_by_a_row(monkeypatch: pytest.MonkeyPatch, scene: Scenar
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["v", "w"]
 
 
-def test_consumers_of_rounds_and_trainers_that_share_are_not_both(scene: Scenario) -> None:
+def test_cross_trainer_cache_excludes_coordinated_reads(scene: Scenario) -> None:
     dataset_id = scene.register(5)
-    terms = {"job_name": "j", "num_consumers": 2, "consumer_index": 0}
-    with pytest.raises(FailedPreconditionError, match="does not go with coordinated reads"):
-        scene.open("c", dataset_id, cross_trainer_cache=True, **terms)
+    options = {"job_name": "j", "num_consumers": 2, "consumer_index": 0}
+    with pytest.raises(FailedPreconditionError, match="cannot be combined with coordinated reads"):
+        scene.open("c", dataset_id, cross_trainer_cache=True, **options)
 
 
-def test_a_journal_of_what_is_offered_no_more_is_read_and_its_iteration_given_up(
+def test_journal_with_an_unsupported_mode_is_read_and_abandoned(
     monkeypatch: pytest.MonkeyPatch, scene: Scenario
 ) -> None:
-    """Facts mean what they meant: whatever a later version offers, it goes on with the others."""
+    """Events keep their meaning, and iterations in other modes continue."""
     scene.register()
     scene.add_worker("w")
     scene.open("c", job_name="old", processing_mode=DYNAMIC)
@@ -98,13 +98,13 @@ def test_a_journal_of_what_is_offered_no_more_is_read_and_its_iteration_given_up
 
     assert scene.replay() == before
     scene.restart()
-    scene.facts += scene.dispatcher.end_unsupported_iterations(scene.now)
+    scene.events += scene.dispatcher.end_unsupported_iterations(scene.now)
 
     old, other = scene.state.iterations.values()
     assert old.finished
     assert old.failure_reason.endswith("and HINT; got DYNAMIC")
     assert not other.finished
-    scene.settle("c", 4000, touched=((0, 3),))
+    scene.report_delivery("c", 4000, partially_delivered=((0, 3),))
     assert scene.heartbeat("c").failure_reason == old.failure_reason
     assert scene.dispatcher.end_unsupported_iterations(scene.now) == []
     assert scene.replay() == scene.state
@@ -112,7 +112,7 @@ def test_a_journal_of_what_is_offered_no_more_is_read_and_its_iteration_given_up
         scene.open("e", job_name="new", processing_mode=DYNAMIC)
 
 
-def test_a_journal_with_a_save_is_read_whatever_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_with_a_save_is_read_without_dynamic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scenario(keeps_journal=True)
     scene.register()
     scene.add_worker("w")
@@ -123,23 +123,23 @@ def test_a_journal_with_a_save_is_read_whatever_is_offered(monkeypatch: pytest.M
     scene.check()
 
 
-def test_a_list_of_workers_may_change_before_anybody_has_a_share_of_it(scene: Scenario) -> None:
-    scene.facts = [STARTED, SlotsConfigured(patterns=("v:1",))]
+def test_slots_may_change_before_shards_are_assigned(scene: Scenario) -> None:
+    scene.events = [STARTED, SlotsConfigured(patterns=("v:1",))]
     scene.restart()
     scene.register()
-    scene.open("c", job_name="shares", processing_mode=ShardingPolicy.DATA)
+    scene.open("c", job_name="shards", processing_mode=ShardingPolicy.DATA)
     check_slots_may_change(scene.state, ["w:1"])
-    scene.facts.append(SlotsConfigured(patterns=("w:1",)))
+    scene.events.append(SlotsConfigured(patterns=("w:1",)))
     scene.restart()
     scene.add_worker("w")
     assert [task.worker_id for task in scene.heartbeat("c").tasks] == ["w"]
 
 
-# --- which requests may be sent with whose keys ---------------------------------------------------
+# --- authorization by keys ----------------------------------------------------
 
 
-class Sent(Request):
-    """A request without a wire."""
+class FakeRequest(Request):
+    """A request without a connection."""
 
     def __init__(self, message: msgspec.Struct, role: Literal["worker", "client"] | None) -> None:
         self.message, self.role = message, role
@@ -162,7 +162,7 @@ def example(kind: type[msgspec.Struct]) -> msgspec.Struct:
     return kind(**fields)
 
 
-CLIENTS = {
+CLIENT_REQUESTS = {
     "Ping",
     "RegisterDataset",
     "PutPlan",
@@ -181,38 +181,42 @@ CLIENTS = {
 
 
 @pytest.mark.parametrize("kind", get_args(messages.DispatcherRequest), ids=lambda k: k.__name__)
-def test_the_keys_of_a_client_do_what_clients_do(kind: type[msgspec.Struct]) -> None:
-    request = Sent(example(kind), "client")
+def test_client_keys_allow_client_requests_only(kind: type[msgspec.Struct]) -> None:
+    request = FakeRequest(example(kind), "client")
     allowed = filter_authorized([request]) == [request]
-    assert allowed == (kind.__name__ in CLIENTS)
+    assert allowed == (kind.__name__ in CLIENT_REQUESTS)
     assert allowed == (request.error is None)
     if not allowed:
         assert isinstance(request.error, UnauthenticatedError)
     for role in ("worker", None):
-        other = Sent(example(kind), role)  # type: ignore[arg-type]
+        other = FakeRequest(example(kind), role)  # type: ignore[arg-type]
         assert filter_authorized([other]) == [other]
 
 
-def test_refused_requests_do_not_keep_others_out() -> None:
+def test_rejected_requests_do_not_affect_others() -> None:
     register = messages.RegisterWorker(worker_id="w", address="a:1")
-    requests = [Sent(register, "client"), Sent(messages.Ping(), "client"), Sent(register, "worker")]
+    requests = [
+        FakeRequest(register, "client"),
+        FakeRequest(messages.Ping(), "client"),
+        FakeRequest(register, "worker"),
+    ]
     assert filter_authorized(requests) == requests[1:]
 
 
-# --- which workers get tasks of which datasets, by the Python versions of both --------------------
+# --- Python versions of workers and datasets ------------------------------------------------------
 
 
 OLD, NEW = Versions("1.0", "3.11"), Versions("1.0", "3.12")
-REFUSED = r"Python 3\.11, and these workers run another minor version: new:1 \(Python 3\.12\)"
+REJECTED = r"Python 3\.11, but these workers run another minor version: new:1 \(Python 3\.12\)"
 
 
-def scenario(*patterns: str) -> Scenario:
-    """Return a dispatcher with a dataset that Python 3.11 registered."""
+def scenario_with_dataset(*patterns: str) -> Scenario:
+    """Return a dispatcher with a dataset that a Python 3.11 client registered."""
     scene = Scenario()
     if patterns:
-        fact = SlotsConfigured(patterns=patterns)
-        apply(scene.state, fact)
-        scene.facts.append(fact)
+        event = SlotsConfigured(patterns=patterns)
+        apply(scene.state, event)
+        scene.events.append(event)
     scene.register(versions=OLD)
     return scene
 
@@ -222,8 +226,8 @@ def workers_with_tasks(scene: Scenario) -> set[str]:
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
-def test_only_workers_of_the_client_s_version_get_tasks(mode: ShardingPolicy) -> None:
-    scene = scenario()
+def test_only_workers_of_the_clients_python_version_get_tasks(mode: ShardingPolicy) -> None:
+    scene = scenario_with_dataset()
     scene.add_worker("new", versions=NEW)
     scene.add_worker("old", versions=OLD)
     scene.open("c", processing_mode=mode)
@@ -232,42 +236,42 @@ def test_only_workers_of_the_client_s_version_get_tasks(mode: ShardingPolicy) ->
     scene.check()
 
 
-def test_client_is_refused_where_no_worker_can_run_its_functions() -> None:
-    scene = scenario()
+def test_client_is_rejected_if_no_worker_can_run_its_functions() -> None:
+    scene = scenario_with_dataset()
     scene.add_worker("new", versions=NEW)
-    with pytest.raises(FailedPreconditionError, match=REFUSED):
+    with pytest.raises(FailedPreconditionError, match=REJECTED):
         scene.open("c")
     scene.add_worker("old", versions=OLD)
     assert len(scene.open("c").tasks) == 1
 
 
-def test_client_hears_that_workers_came_back_with_another_version() -> None:
-    scene = scenario()
+def test_heartbeat_fails_if_workers_return_with_another_version() -> None:
+    scene = scenario_with_dataset()
     scene.open("c", processing_mode=DYNAMIC)
     scene.heartbeat("c")
     scene.restart()
     scene.add_worker("new", versions=NEW)
-    with pytest.raises(FailedPreconditionError, match=REFUSED):
+    with pytest.raises(FailedPreconditionError, match=REJECTED):
         scene.heartbeat("c")
 
 
-def test_every_slot_must_be_held_by_a_worker_of_the_version() -> None:
-    scene = scenario("old:1", "new:1")
+def test_slot_held_by_a_worker_of_another_version_is_rejected() -> None:
+    scene = scenario_with_dataset("old:1", "new:1")
     scene.add_worker("old", versions=OLD)
     scene.add_worker("new", versions=NEW)
-    with pytest.raises(FailedPreconditionError, match=REFUSED):
+    with pytest.raises(FailedPreconditionError, match=REJECTED):
         scene.open("c", processing_mode=ShardingPolicy.DATA)
 
 
-def test_dataset_of_an_older_version_is_named_when_it_is_registered_again() -> None:
-    scene = scenario()
+def test_registering_with_another_python_version_is_rejected() -> None:
+    scene = scenario_with_dataset()
     scene.register(versions=OLD, dataset_id="mine")
-    with pytest.raises(AlreadyExistsError, match=r"registered by Python 3\.11; got 3\.12"):
+    with pytest.raises(AlreadyExistsError, match=r"Python version: 3\.11; got 3\.12"):
         scene.register(versions=NEW, dataset_id="mine")
 
 
 def test_status_has_the_versions_of_workers() -> None:
-    scene = scenario()
+    scene = scenario_with_dataset()
     scene.add_worker("old", versions=OLD)
     scene.add_worker("new", versions=NEW)
     found = scene.ask(messages.GetStatus())

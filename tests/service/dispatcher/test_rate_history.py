@@ -1,11 +1,11 @@
-"""A history has each interval that is over, those without anything, too, and is bounded."""
+"""History of rates by interval."""
 
 from __future__ import annotations
 
 from headrace.service.dispatcher.rate_history import RateHistory
 
 
-def test_intervals_that_are_over_have_their_rates_and_the_one_that_runs_is_not_there():
+def test_read_returns_only_completed_intervals():
     history = RateHistory(100.0)
     assert history.read(100.0) == ()
     history.add(30.0, 101.0)
@@ -16,7 +16,7 @@ def test_intervals_that_are_over_have_their_rates_and_the_one_that_runs_is_not_t
     assert history.read(109.5) == (20.0, 1.0, 0.0)
 
 
-def test_what_is_long_ago_is_forgotten_and_a_clock_that_stands_still_does_no_harm():
+def test_history_is_bounded_and_tolerates_a_clock_that_goes_back():
     history = RateHistory(0.0)
     history.add(6.0, 1.0)
     history.add(6.0, 0.5)

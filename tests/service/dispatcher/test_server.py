@@ -1,4 +1,4 @@
-"""The dispatcher at its port."""
+"""The dispatcher's server, over the network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from headrace.service.stub import DispatcherStub
 from tests.service.dispatcher.scenario import DYNAMIC, PLAN, opening, registration
 
 
-def connected(server: DispatchServer) -> DispatcherStub:
+def connect(server: DispatchServer) -> DispatcherStub:
     return DispatcherStub(server.target.removeprefix("tcp://"))
 
 
@@ -36,7 +36,7 @@ def worker(worker_id: str) -> messages.RegisterWorker:
 
 
 def put(stub: DispatcherStub, plan: bytes = PLAN) -> bytes:
-    """Put a plan as a client does; return its digest."""
+    """Send a plan as a client does; return its digest."""
     digest, received = hashlib.sha256(plan).digest(), 0
     while received < len(plan):
         part = plan[received : received + messages.PLAN_CHUNK_BYTES]
@@ -47,7 +47,7 @@ def put(stub: DispatcherStub, plan: bytes = PLAN) -> bytes:
     return digest
 
 
-def splitting(task: messages.TaskAddress, number: int, **fields: Any) -> messages.GetSplit:
+def split_request(task: messages.TaskAddress, number: int, **fields: Any) -> messages.GetSplit:
     return messages.GetSplit(
         **{
             "worker_id": task.worker_id,
@@ -61,12 +61,12 @@ def splitting(task: messages.TaskAddress, number: int, **fields: Any) -> message
     )
 
 
-def kept_in(path: Path, **fields: Any) -> DispatcherConfig:
+def durable_config(path: Path, **fields: Any) -> DispatcherConfig:
     return DispatcherConfig(work_dir=path, fault_tolerant_mode=True, **fields)
 
 
 @pytest.mark.catalogue("SL1", "SL6", "SL10", "SL12")
-def test_a_server_starts_and_stops_once_and_any_number_of_calls_is_fine() -> None:
+def test_start_and_stop_of_a_server_are_idempotent() -> None:
     server = DispatchServer(start=False)
     server.start()
     target = server.target
@@ -82,7 +82,7 @@ def test_a_server_starts_and_stops_once_and_any_number_of_calls_is_fine() -> Non
 
 
 @pytest.mark.catalogue("SL2")
-def test_a_server_listens_at_the_port_it_was_told() -> None:
+def test_server_listens_at_the_configured_port() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -102,7 +102,7 @@ def test_join_returns_when_another_thread_stops_the_server() -> None:
     stopper.join()
 
 
-def test_a_server_that_is_dropped_stops() -> None:
+def test_server_stops_when_it_is_garbage_collected() -> None:
     server = DispatchServer()
     dropped = weakref.ref(server)
     address = server.target.removeprefix("tcp://")
@@ -113,18 +113,20 @@ def test_a_server_that_is_dropped_stops() -> None:
         stub.call(messages.GetStatus(), timeout=20.0)
 
 
-def test_a_server_that_never_started_has_nothing_to_stop() -> None:
+def test_server_that_never_started_can_be_stopped() -> None:
     server = DispatchServer(start=False)
-    with pytest.raises(RuntimeError, match="before it is started"):
+    with pytest.raises(RuntimeError, match="before the server is started"):
         print(server.target)
     assert server.num_workers() == 0
     server.stop()
 
 
 @pytest.mark.parametrize("fault_tolerant", [True, False])
-def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolerant: bool) -> None:
+def test_every_request_gets_its_reply_over_the_network(
+    tmp_path: Path, fault_tolerant: bool
+) -> None:
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=fault_tolerant)
-    with DispatchServer(config) as server, connected(server) as stub:
+    with DispatchServer(config) as server, connect(server) as stub:
         plan = random.Random(5).randbytes(9_000_000)
         digest = hashlib.sha256(plan).digest()
         assert stub.call(registration(digest=digest)).plan_needed
@@ -143,22 +145,24 @@ def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolera
         lookup = messages.GetTask(worker_id="w", task_id=task.task_id)
         definition = stub.call(lookup)
         assert (definition.dataset_id, definition.task_token) == (dataset_id, task.task_token)
-        granted = stub.call(splitting(task, 0))
-        assert (granted.start, granted.stop) == (0, 50)
-        shown = {"worker_id": "w", "task_id": task.task_id, "task_token": task.task_token}
-        stub.call(messages.ReturnSplits(splits=((40, 50),), **shown))
-        granted = stub.call(splitting(task, 1))
-        assert (granted.start, granted.stop) == (40, 50)
-        settle = messages.ReportDelivery(client_id="c", task_id=task.task_id, delivered=((0, 5),))
-        stub.call(settle)
+        reply = stub.call(split_request(task, 0))
+        assert (reply.start, reply.stop) == (0, 50)
+        task_fields = {"worker_id": "w", "task_id": task.task_id, "task_token": task.task_token}
+        stub.call(messages.ReturnSplits(splits=((40, 50),), **task_fields))
+        reply = stub.call(split_request(task, 1))
+        assert (reply.start, reply.stop) == (40, 50)
+        report_delivery = messages.ReportDelivery(
+            client_id="c", task_id=task.task_id, delivered=((0, 5),)
+        )
+        stub.call(report_delivery)
         beat = messages.WorkerHeartbeat(worker_id="w", tasks=(1, task.task_id))
         assert stub.call(beat).tasks_to_delete == (1,)
         report = messages.ReportUnreachable(
             client_id="c", task_id=task.task_id, connection_refused=False
         )
         stub.call(report)
-        stub.call(messages.FinishTask(**shown))
-        stub.call(messages.FailTask(reason="late", **shown))
+        stub.call(messages.FinishTask(**task_fields))
+        stub.call(messages.FailTask(reason="late", **task_fields))
         assert stub.call(messages.ClientHeartbeat(client_id="c")).finished
         stub.call(messages.CloseIteration(client_id="c"))
         status = stub.call(messages.GetStatus())
@@ -169,9 +173,9 @@ def test_every_request_is_answered_in_its_own_words(tmp_path: Path, fault_tolera
         assert server.num_workers() == 0
 
 
-def test_an_error_of_one_request_fails_that_one_only() -> None:
+def test_error_of_one_request_fails_only_that_one() -> None:
     with DispatchServer() as server:
-        stubs = [connected(server) for _ in range(8)]
+        stubs = [connect(server) for _ in range(8)]
         outcomes: list[str] = []
 
         def ask(number: int) -> None:
@@ -196,12 +200,12 @@ def test_an_error_of_one_request_fails_that_one_only() -> None:
 
 
 @pytest.mark.catalogue("SL3", "SL4")
-def test_a_dispatcher_that_starts_again_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_restarted_dispatcher_continues_from_its_journal(tmp_path: Path) -> None:
     port = 0
     name = uuid.uuid4().hex
-    taken: list[range] = []
+    assigned: list[range] = []
     for run in range(3):
-        with DispatchServer(kept_in(tmp_path, port=port)) as server, connected(server) as stub:
+        with DispatchServer(durable_config(tmp_path, port=port)) as server, connect(server) as stub:
             port = int(server.target.rpartition(":")[2])
             put(stub)
             dataset_id = stub.call(registration(token=name)).dataset_id
@@ -212,23 +216,23 @@ def test_a_dispatcher_that_starts_again_goes_on_where_it_ended(tmp_path: Path) -
             request = opening("c", dataset_id, processing_mode=DYNAMIC, job_name=name)
             (task,) = stub.call(request).tasks
             for number in range(2):
-                request = splitting(task, 2 * run + number)
-                granted = stub.call(request)
-                assert stub.call(request) == granted
-                taken.append(range(granted.start, granted.stop))
-    assert [index for part in taken for index in part] == list(range(taken[-1].stop))
-    assert taken[-1].stop > 90
+                request = split_request(task, 2 * run + number)
+                reply = stub.call(request)
+                assert stub.call(request) == reply
+                assigned.append(range(reply.start, reply.stop))
+    assert [index for part in assigned for index in part] == list(range(assigned[-1].stop))
+    assert assigned[-1].stop > 90
 
 
-def test_a_connection_outlives_the_dispatcher(tmp_path: Path) -> None:
-    first = DispatchServer(kept_in(tmp_path))
+def test_connection_survives_a_dispatcher_restart(tmp_path: Path) -> None:
+    first = DispatchServer(durable_config(tmp_path))
     port = int(first.target.rpartition(":")[2])
-    with connected(first) as stub:
+    with connect(first) as stub:
         stub.call(worker("w"))
         first.stop()
         with pytest.raises(UnavailableError):
             stub.call(messages.GetStatus(), timeout=20.0)
-        with DispatchServer(kept_in(tmp_path, port=port)):
+        with DispatchServer(durable_config(tmp_path, port=port)):
             beat = messages.WorkerHeartbeat(worker_id="w", tasks=())
             until = time.monotonic() + 20
             while True:
@@ -241,32 +245,32 @@ def test_a_connection_outlives_the_dispatcher(tmp_path: Path) -> None:
 
 def test_two_dispatchers_cannot_share_a_work_dir(tmp_path: Path) -> None:
     with (
-        DispatchServer(kept_in(tmp_path)),
+        DispatchServer(durable_config(tmp_path)),
         pytest.raises(FailedPreconditionError, match="another dispatcher"),
     ):
-        DispatchServer(kept_in(tmp_path))
+        DispatchServer(durable_config(tmp_path))
 
 
-def test_silence_is_noticed_without_anyone_asking() -> None:
+def test_silent_worker_is_lost_without_other_requests() -> None:
     config = DispatcherConfig(worker_timeout_ms=100)
     with DispatchServer(config) as server:
-        with connected(server) as stub:
+        with connect(server) as stub:
             stub.call(worker("w"))
         until = time.monotonic() + 20
         while server.num_workers():
             assert time.monotonic() < until
             time.sleep(0.01)
         beat = messages.WorkerHeartbeat(worker_id="w", tasks=())
-        with connected(server) as stub, pytest.raises(NotFoundError, match="register again"):
+        with connect(server) as stub, pytest.raises(NotFoundError, match="register again"):
             stub.call(beat)
 
 
-def test_what_the_journal_refuses_did_not_happen(tmp_path: Path) -> None:
-    with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
+def test_events_that_cannot_be_journaled_are_not_applied(tmp_path: Path) -> None:
+    with DispatchServer(durable_config(tmp_path)) as server, connect(server) as stub:
         stub.call(worker("v"))
         journal: Any = server._core._journal  # type: ignore[union-attr]
         journal._database.execute("PRAGMA query_only = ON")
-        with pytest.raises(UnavailableError, match="cannot be written"):
+        with pytest.raises(UnavailableError, match="cannot write journal"):
             stub.call(worker("w"))
         journal._database.execute("PRAGMA query_only = OFF")
         status = stub.call(messages.GetStatus())
@@ -275,15 +279,15 @@ def test_what_the_journal_refuses_did_not_happen(tmp_path: Path) -> None:
         assert server.num_workers() == 2
 
 
-def test_a_plan_that_did_not_arrive_whole_is_forgotten_by_a_restart(tmp_path: Path) -> None:
+def test_restart_forgets_an_incomplete_plan(tmp_path: Path) -> None:
     part = messages.PutPlan(
         digest=hashlib.sha256(b"plan").digest(), offset=0, total_bytes=4, chunk=b"pl"
     )
-    with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
+    with DispatchServer(durable_config(tmp_path)) as server, connect(server) as stub:
         assert stub.call(part).received_bytes == 2
-    with DispatchServer(kept_in(tmp_path)) as server, connected(server) as stub:
-        rest = messages.PutPlan(digest=part.digest, offset=2, total_bytes=4, chunk=b"an")
-        assert stub.call(rest).received_bytes == 0
+    with DispatchServer(durable_config(tmp_path)) as server, connect(server) as stub:
+        last = messages.PutPlan(digest=part.digest, offset=2, total_bytes=4, chunk=b"an")
+        assert stub.call(last).received_bytes == 0
         assert put(stub, b"plan") == part.digest
 
 
@@ -296,8 +300,8 @@ with DispatchServer(DispatcherConfig(worker_timeout_ms=3000)) as server:
 """
 
 
-class Heart(threading.Thread):
-    """A worker of which there is only the heartbeat."""
+class HeartbeatThread(threading.Thread):
+    """A worker that only sends heartbeats."""
 
     def __init__(self, address: str, worker_id: str) -> None:
         super().__init__(daemon=True)
@@ -320,38 +324,38 @@ class Heart(threading.Thread):
 
 @pytest.mark.system
 @pytest.mark.heavy
-def test_a_dispatcher_that_was_stopped_for_a_while_declares_nobody_lost() -> None:
+def test_stopped_dispatcher_process_declares_no_worker_lost() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", DISPATCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    hearts: list[Heart] = []
+    workers: list[HeartbeatThread] = []
     try:
         address = process.stdout.readline().strip()
         with DispatcherStub(address) as stub:
             for number in range(5):
                 stub.call(worker(f"w{number}"))
-                hearts.append(Heart(address, f"w{number}"))
-                hearts[-1].start()
+                workers.append(HeartbeatThread(address, f"w{number}"))
+                workers[-1].start()
             for _ in range(2):
                 time.sleep(0.3)
                 os.kill(process.pid, signal.SIGSTOP)
-                time.sleep(4.0)  # longer than a worker may be silent
+                time.sleep(4.0)  # longer than the worker timeout
                 os.kill(process.pid, signal.SIGCONT)
             time.sleep(1.5)
             status = stub.call(messages.GetStatus(), timeout=30.0)
-            assert [heart.lost for heart in hearts] == [None] * 5
+            assert [worker_thread.lost for worker_thread in workers] == [None] * 5
             assert len(status.workers) == 5
-            hearts[0].stopped.set()
+            workers[0].stopped.set()
             until = time.monotonic() + 20
             while len(stub.call(messages.GetStatus()).workers) != 4:
-                assert time.monotonic() < until, "silence is still noticed"
+                assert time.monotonic() < until, "the silent worker was not declared lost"
                 time.sleep(0.05)
     finally:
-        for heart in hearts:
-            heart.stopped.set()
-            heart.join()
+        for worker_thread in workers:
+            worker_thread.stopped.set()
+            worker_thread.join()
         process.stdin.close()
         process.stdout.close()
         process.kill()

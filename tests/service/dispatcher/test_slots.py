@@ -1,4 +1,4 @@
-"""Slots: which worker has which share, and who takes its place."""
+"""Slots of workers, and the shards of static policies."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.service.dispatcher.scenario import Scenario
 DATA = ShardingPolicy.DATA
 
 
-def slotted(*patterns: str, **limits: float) -> Scenario:
+def scenario_with_slots(*patterns: str, **limits: float) -> Scenario:
     scenario = Scenario(**limits)
-    fact = SlotsConfigured(patterns=patterns)
-    apply(scenario.state, fact)
-    scenario.facts.append(fact)
+    event = SlotsConfigured(patterns=patterns)
+    apply(scenario.state, event)
+    scenario.events.append(event)
     return scenario
 
 
-def shares(scenario: Scenario, phase: TaskPhase = TaskPhase.RUNNING) -> dict[int, str]:
+def shards(scenario: Scenario, phase: TaskPhase = TaskPhase.RUNNING) -> dict[int, str]:
     return {
         task.mode_state.index: task.worker_id
         for task in scenario.state.tasks.values()
@@ -54,32 +54,32 @@ def finish(scenario: Scenario, task_id: int) -> None:
         ("[fe80::1]:8", "[fe80::1]:7", False),
     ],
 )
-def test_an_address_fits_a_slot(pattern: str, address: str, expected: bool) -> None:
+def test_slot_pattern_matches_address(pattern: str, address: str, expected: bool) -> None:
     assert matches(pattern, address) is expected
 
 
-def test_slots_are_taken_in_order_and_exact_ones_by_their_own() -> None:
-    scenario = slotted("a", "b:5", "a", "b")
+def test_exact_address_takes_its_slot_and_others_go_in_order() -> None:
+    scenario = scenario_with_slots("a", "b:5", "a", "b")
     for worker_id, address in [("w", "b:5"), ("x", "a:9"), ("y", "b:6"), ("z", "a:8")]:
         scenario.add_worker(worker_id, address)
     assert [slot.worker_id for slot in scenario.state.slots] == ["x", "w", "z", "y"]
     scenario.check()
 
 
-def test_each_slot_has_its_shard_also_of_a_worker_that_joins_later() -> None:
-    scenario = slotted("a", "b")
+def test_late_worker_reads_the_shard_of_its_slot() -> None:
+    scenario = scenario_with_slots("a", "b")
     scenario.add_worker("late?", "b:1")
     scenario.open("c", scenario.register(), processing_mode=DATA)
-    assert shares(scenario) == {1: "late?"}
+    assert shards(scenario) == {1: "late?"}
     scenario.add_worker("w", "a:1")
-    assert shares(scenario) == {1: "late?", 0: "w"}
+    assert shards(scenario) == {1: "late?", 0: "w"}
     task = scenario.ask(messages.GetTask(worker_id="w", task_id=max(scenario.state.tasks)))
     assert (task.shard_index, task.num_shards) == (0, 2)
     scenario.check()
 
 
-def test_a_pass_ends_when_every_shard_was_read() -> None:
-    scenario = slotted("a", "b")
+def test_iteration_finishes_when_every_shard_was_read() -> None:
+    scenario = scenario_with_slots("a", "b")
     scenario.add_worker("w", "a:1")
     scenario.open("c", scenario.register(), processing_mode=DATA)
     finish(scenario, min(scenario.state.tasks))
@@ -92,8 +92,8 @@ def test_a_pass_ends_when_every_shard_was_read() -> None:
     scenario.check()
 
 
-def test_the_shard_of_a_lost_worker_waits_for_the_one_that_takes_its_slot() -> None:
-    scenario = slotted("a", "b")
+def test_shard_of_a_lost_worker_waits_for_the_next_slot_holder() -> None:
+    scenario = scenario_with_slots("a", "b")
     scenario.add_worker("w", "a:1")
     scenario.add_worker("x", "b:1")
     scenario.open("c", scenario.register(), processing_mode=DATA)
@@ -101,47 +101,47 @@ def test_the_shard_of_a_lost_worker_waits_for_the_one_that_takes_its_slot() -> N
     finish(scenario, max(scenario.state.tasks))
     for _ in range(40):
         scenario.tick(0.5)
-        scenario.beat("x")
+        scenario.worker_heartbeat("x")
         scenario.heartbeat("c")
     assert "w" not in scenario.state.workers
-    scenario.settle("c", first)
+    scenario.report_delivery("c", first)
     assert not scenario.heartbeat("c").finished
-    scenario.add_worker("again", "a:7")
-    assert shares(scenario) == {0: "again"}
-    again = max(scenario.state.tasks)
-    assert scenario.state.tasks[again].attempt == 1
-    finish(scenario, again)
+    scenario.add_worker("restarted", "a:7")
+    assert shards(scenario) == {0: "restarted"}
+    new_task = max(scenario.state.tasks)
+    assert scenario.state.tasks[new_task].attempt == 1
+    finish(scenario, new_task)
     update = scenario.heartbeat("c")
     assert update.finished
     assert not update.lost
     scenario.check()
 
 
-def test_a_worker_that_starts_again_at_its_address_has_its_slot_again() -> None:
-    scenario = slotted("a", "a")
+def test_worker_restarted_at_its_address_takes_its_slot_again() -> None:
+    scenario = scenario_with_slots("a", "a")
     scenario.add_worker("w", "a:1")
     scenario.add_worker("x", "a:2")
     scenario.open("c", scenario.register(), processing_mode=DATA)
-    scenario.add_worker("again", "a:1")
-    assert shares(scenario) == {0: "again", 1: "x"}
+    scenario.add_worker("restarted", "a:1")
+    assert shards(scenario) == {0: "restarted", 1: "x"}
     scenario.check()
 
 
-def test_one_too_many_waits_a_lease_and_is_refused_when_all_were_heard() -> None:
-    scenario = slotted("a:%port%")
+def test_surplus_worker_waits_one_timeout_and_is_then_rejected() -> None:
+    scenario = scenario_with_slots("a:%port%")
     scenario.add_worker("w", "a:1")
-    with pytest.raises(AbortedError, match=r"waits .*`worker_addresses=\['a:%port%'\]`"):
+    with pytest.raises(AbortedError, match=r"wait for a slot of worker_addresses=\['a:%port%'\]"):
         scenario.add_worker("x", "a:2")
     for _ in range(22):
         scenario.tick(0.5)
-        scenario.beat("w")
+        scenario.worker_heartbeat("w")
     with pytest.raises(FailedPreconditionError, match="other workers are already running"):
         scenario.add_worker("x", "a:2")
     scenario.check()
 
 
-def test_one_that_waits_takes_a_slot_whose_worker_fell_silent() -> None:
-    scenario = slotted("a:%port%")
+def test_waiting_worker_takes_the_slot_of_a_lost_one() -> None:
+    scenario = scenario_with_slots("a:%port%")
     scenario.add_worker("w", "a:1")
     with pytest.raises(AbortedError):
         scenario.add_worker("x", "a:2")
@@ -151,14 +151,14 @@ def test_one_that_waits_takes_a_slot_whose_worker_fell_silent() -> None:
     scenario.check()
 
 
-def test_who_fits_no_slot_is_refused_at_once() -> None:
-    scenario = slotted("a:%port%")
+def test_worker_without_a_matching_slot_is_rejected_at_once() -> None:
+    scenario = scenario_with_slots("a:%port%")
     with pytest.raises(FailedPreconditionError, match="is not configured"):
         scenario.add_worker("x", "b:2")
     scenario.check()
 
 
-def test_without_slots_static_policies_are_refused_and_workers_are_not() -> None:
+def test_static_sharding_without_slots_is_rejected() -> None:
     scenario = Scenario()
     scenario.add_worker("w")
     dataset_id = scenario.register()
@@ -166,30 +166,30 @@ def test_without_slots_static_policies_are_refused_and_workers_are_not() -> None
         scenario.open("c", dataset_id, processing_mode=DATA)
 
 
-def test_slots_outlive_a_restart() -> None:
-    scenario = slotted("a", "b")
+def test_slots_survive_a_restart() -> None:
+    scenario = scenario_with_slots("a", "b")
     scenario.add_worker("w", "a:1")
     scenario.open("c", scenario.register(), processing_mode=DATA)
     scenario.restart()
     assert [slot.worker_id for slot in scenario.state.slots] == ["w", ""]
     scenario.add_worker("x", "b:1")
-    assert shares(scenario) == {0: "w", 1: "x"}
+    assert shards(scenario) == {0: "w", 1: "x"}
     scenario.check()
 
 
-def test_a_shard_that_kills_its_workers_is_given_up_when_the_others_are_read() -> None:
-    scenario = slotted("a", "b")
+def test_poison_shard_is_abandoned_when_the_others_are_read() -> None:
+    scenario = scenario_with_slots("a", "b")
     scenario.add_worker("x", "b:1")
     for number in range(3):
-        scenario.add_worker(f"w{number}", "a:1")  # at its address: the one before is gone
+        scenario.add_worker(f"w{number}", "a:1")  # at the same address: replaces the previous one
         if not number:
             scenario.open("c", scenario.register(), processing_mode=DATA)
     scenario.add_worker("w3", "a:1")
-    assert shares(scenario) == {1: "x"}
+    assert shards(scenario) == {1: "x"}
     assert not scenario.heartbeat("c").finished
     scenario.finish("x", next(iter(scenario.state.workers["x"].tasks)))
     for task_id in scenario.heartbeat("c").reports_needed:
-        scenario.settle("c", task_id)
+        scenario.report_delivery("c", task_id)
     update = scenario.heartbeat("c")
     assert update.finished
     assert "Share 0 was given up" in update.failure_reason
@@ -197,12 +197,12 @@ def test_a_shard_that_kills_its_workers_is_given_up_when_the_others_are_read() -
     scenario.check()
 
 
-def test_workers_that_leave_do_not_count_as_killed() -> None:
-    scenario = slotted("a")
+def test_departed_workers_do_not_count_as_killed() -> None:
+    scenario = scenario_with_slots("a")
     scenario.add_worker("w0", "a:1")
     scenario.open("c", scenario.register(), processing_mode=DATA)
     for number in range(5):
         scenario.ask(messages.UnregisterWorker(worker_id=f"w{number}"))
         scenario.add_worker(f"w{number + 1}", "a:1")
-    assert shares(scenario) == {0: "w5"}
+    assert shards(scenario) == {0: "w5"}
     scenario.check()

@@ -1,4 +1,4 @@
-"""Iterations that begin at a saved place: what came before is dealt to nobody."""
+"""Iterations that start at a saved position, groups of jobs, and common positions."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from headrace.service import messages
 from headrace.service.element_sets import END_ORDINAL
 from tests.service.dispatcher.scenario import EXACTLY, Scenario
 
-PLACE: dict[str, Any] = {
+POSITION: dict[str, Any] = {
     "first_split": 3,
     "delivered": ((5, 7), (9, 10)),
     "partial_splits": ((8, ((0, 2), (4, END_ORDINAL))),),
-    "start_position_id": "place",
+    "start_position_id": "position",
     "seed": 7,
 }
 
 
 @pytest.fixture
 def scene(scene: Scenario) -> Scenario:
-    """Twelve units, and a worker."""
+    """A dataset with twelve splits, and a worker."""
     scene.register(12, has_element_ids=True)
     scene.add_worker("v")
     return scene
 
 
-def dealt(scene: Scenario, task_id: int = 4000) -> list[tuple[int, int, Any]]:
-    """Deal all that is left to a task; return the units, and which ordinals of those in part."""
-    found: list[tuple[int, int, Any]] = []
+def assign_all(scene: Scenario, task_id: int = 4000) -> list[tuple[int, int, Any]]:
+    """Assign all remaining splits to a task; return them with the ordinals of partial splits."""
+    assigned: list[tuple[int, int, Any]] = []
     task = scene.state.tasks[task_id]
     while True:
-        granted = scene.ask(
+        reply = scene.ask(
             messages.GetSplit(
                 worker_id=task.worker_id,
                 task_id=task_id,
@@ -44,37 +44,39 @@ def dealt(scene: Scenario, task_id: int = 4000) -> list[tuple[int, int, Any]]:
             )
         )
         scene.check()
-        if granted.start == granted.stop:
-            return found
-        found.append((granted.start, granted.stop, granted.ordinals))
+        if reply.start == reply.stop:
+            return assigned
+        assigned.append((reply.start, reply.stop, reply.ordinals))
 
 
-def test_only_what_was_not_delivered_is_dealt(scene: Scenario) -> None:
-    opened = scene.open("c", **EXACTLY, **PLACE)
+def test_only_undelivered_elements_are_assigned(scene: Scenario) -> None:
+    opened = scene.open("c", **EXACTLY, **POSITION)
     assert opened.seed == 7
     scene.check()
     scene.restart()
-    units = dealt(scene)
-    whole = {unit for start, stop, rows in units if not rows for unit in range(start, stop)}
-    assert whole == {3, 4, 7, 10, 11}
-    assert [each for each in units if each[2]] == [(8, 9, ((2, 4),))]
+    splits = assign_all(scene)
+    complete = {
+        split for start, stop, ordinals in splits if not ordinals for split in range(start, stop)
+    }
+    assert complete == {3, 4, 7, 10, 11}
+    assert [each for each in splits if each[2]] == [(8, 9, ((2, 4),))]
 
 
-def test_all_clients_of_a_job_begin_at_the_same_place(scene: Scenario) -> None:
-    scene.open("c", **EXACTLY, **PLACE)
-    scene.open("d", **EXACTLY, **PLACE)
+def test_clients_of_a_job_must_start_at_the_same_position(scene: Scenario) -> None:
+    scene.open("c", **EXACTLY, **POSITION)
+    scene.open("d", **EXACTLY, **POSITION)
     with pytest.raises(FailedPreconditionError, match="another saved state"):
-        scene.open("e", **EXACTLY, **{**PLACE, "start_position_id": "elsewhere"})
-    with pytest.raises(FailedPreconditionError, match="go on from the start"):
+        scene.open("e", **EXACTLY, **{**POSITION, "start_position_id": "other position"})
+    with pytest.raises(FailedPreconditionError, match="starts from the start"):
         scene.open("e", **EXACTLY)
     scene.open("f", **{**EXACTLY, "job_name": "fresh"})
     with pytest.raises(FailedPreconditionError, match="read from the start"):
-        scene.open("e", **{**EXACTLY, **PLACE, "job_name": "fresh"})
+        scene.open("e", **{**EXACTLY, **POSITION, "job_name": "fresh"})
     scene.check()
 
 
 @pytest.mark.parametrize(
-    "place",
+    "position",
     [
         {"delivered": ((2, 4),)},
         {"delivered": ((5, 7), (6, 8))},
@@ -85,19 +87,21 @@ def test_all_clients_of_a_job_begin_at_the_same_place(scene: Scenario) -> None:
         {"partial_splits": ((8, ((3, 2),)),)},
     ],
 )
-def test_a_place_that_makes_no_sense_is_refused(scene: Scenario, place: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="`delivered` and `parts`"):
-        scene.open("c", **EXACTLY, **{**PLACE, **place})
+def test_invalid_start_position_is_rejected(scene: Scenario, position: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="`delivered` and `partial_splits`"):
+        scene.open("c", **EXACTLY, **{**POSITION, **position})
 
 
-def test_a_place_of_another_dataset_or_without_origins_is_refused(scene: Scenario) -> None:
-    with pytest.raises(FailedPreconditionError, match=r"up to 20 were delivered, and .* 12"):
-        scene.open("c", **EXACTLY, **{**PLACE, "delivered": ((15, 20),), "partial_splits": ()})
+def test_start_position_of_another_dataset_or_without_ids_is_rejected(scene: Scenario) -> None:
+    with pytest.raises(
+        FailedPreconditionError, match=r"delivered splits up to 20, but the dataset has only 12"
+    ):
+        scene.open("c", **EXACTLY, **{**POSITION, "delivered": ((15, 20),), "partial_splits": ()})
     with pytest.raises(FailedPreconditionError, match="exactly_once"):
-        scene.open("c", **{**EXACTLY, **PLACE, "visitation": "at_most_once"})
+        scene.open("c", **{**EXACTLY, **POSITION, "visitation": "at_most_once"})
 
 
-def test_who_reads_alone_goes_on_from_a_place_after_another_one_has_gone(scene: Scenario) -> None:
+def test_sole_client_resumes_from_a_position_after_a_departed_one(scene: Scenario) -> None:
     alone = {
         **EXACTLY,
         "ordered": True,
@@ -106,35 +110,37 @@ def test_who_reads_alone_goes_on_from_a_place_after_another_one_has_gone(scene: 
         "exclusive_reason": "order",
     }
     scene.open("c", **alone)
-    dealt(scene)
+    assign_all(scene)
     with pytest.raises(FailedPreconditionError, match="is read from the start"):
-        scene.open("d", **alone, first_split=5, start_position_id="place")
+        scene.open("d", **alone, first_split=5, start_position_id="position")
     scene.close("c")
-    opened = scene.open("d", **alone, first_split=5, start_position_id="place")
+    opened = scene.open("d", **alone, first_split=5, start_position_id="position")
     scene.check()
     assert scene.state.iterations[opened.iteration_id].pool.next_split == 5
 
 
-def test_who_shares_a_job_does_not_begin_it_again(scene: Scenario) -> None:
+def test_shared_job_does_not_restart_from_a_position(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
-    dealt(scene)
+    assign_all(scene)
     scene.close("c")
     with pytest.raises(FailedPreconditionError, match="read from the start"):
-        scene.open("d", **EXACTLY, **PLACE)
+        scene.open("d", **EXACTLY, **POSITION)
 
 
-def test_who_comes_to_what_is_read_already_hears_so_from_wherever_it_would_go_on(
+def test_finished_iteration_is_reported_for_any_start_position(
     scene: Scenario,
 ) -> None:
-    scene.open("c", **EXACTLY, **PLACE)
-    dealt(scene)
+    scene.open("c", **EXACTLY, **POSITION)
+    assign_all(scene)
     scene.finish("v", 4000, num_done=scene.state.tasks[4000].assigned.num_assigned)
     assert scene.heartbeat("c").finished
     assert scene.open("d", **EXACTLY).finished
-    assert scene.open("e", **EXACTLY, **{**PLACE, "start_position_id": "elsewhere"}).finished
+    assert scene.open(
+        "e", **EXACTLY, **{**POSITION, "start_position_id": "other position"}
+    ).finished
 
 
-def test_nobody_goes_on_in_order_from_the_start_where_another_one_has_gone(
+def test_ordered_iteration_of_a_departed_client_cannot_be_joined(
     scene: Scenario,
 ) -> None:
     alone = {
@@ -147,7 +153,9 @@ def test_nobody_goes_on_in_order_from_the_start_where_another_one_has_gone(
     scene.open("c", **alone)
     scene.split(4000, max_splits=2)
     scene.close("c")
-    with pytest.raises(FailedPreconditionError, match="begun in order by client c, which is gone"):
+    with pytest.raises(
+        FailedPreconditionError, match="read in order, was started by client c, which has departed"
+    ):
         scene.open("d", **alone)
 
 
@@ -155,123 +163,136 @@ def test_nobody_goes_on_in_order_from_the_start_where_another_one_has_gone(
 
 
 def consumer(scene: Scenario, name: str, **fields: Any) -> Any:
-    terms = {**EXACTLY, "job_name": name, "group": "train", "group_options": "two", **fields}
-    return scene.open(f"client of {name} {scene.now}", **terms)
+    options = {**EXACTLY, "job_name": name, "group": "train", "group_options": "two", **fields}
+    return scene.open(f"client of {name} {scene.now}", **options)
 
 
-def test_jobs_of_a_group_draw_from_one_seed_in_each_pass(scene: Scenario) -> None:
+def test_jobs_of_a_group_share_the_seed_of_each_epoch(scene: Scenario) -> None:
     first = consumer(scene, "one", seed=1, epoch=(0,))
     second = consumer(scene, "two", seed=2, epoch=(0,))
     later = consumer(scene, "one", seed=3, epoch=(1,))
-    placed = consumer(scene, "three", seed=4, epoch=(1,), first_split=3, start_position_id="place")
+    resumed = consumer(
+        scene, "three", seed=4, epoch=(1,), first_split=3, start_position_id="position"
+    )
     assert first.seed == second.seed != later.seed
-    assert placed.seed == 4
+    assert resumed.seed == 4
     scene.restart()
     assert consumer(scene, "four", seed=5, epoch=(0,)).seed == first.seed
     scene.check()
 
 
-def test_the_seed_of_a_pass_of_a_group_is_the_same_for_ever(scene: Scenario) -> None:
-    # States that consumers saved name it, and another one of them may yet begin the pass.
+def test_seed_of_a_group_never_changes_between_versions(scene: Scenario) -> None:
+    # Saved states of consumers contain it, and other consumers may open the epoch later.
     assert consumer(scene, "one", epoch=(0,)).seed == 2_306_747_959_675_709
 
 
-def test_jobs_of_a_group_agree_on_their_terms(scene: Scenario) -> None:
+def test_jobs_of_a_group_must_have_equal_options(scene: Scenario) -> None:
     consumer(scene, "one")
     with pytest.raises(AlreadyExistsError, match="<two>; got <three>"):
         consumer(scene, "two", group_options="three")
 
 
-def test_consumers_with_another_dataset_hear_which_step_differs(scene: Scenario) -> None:
+def test_error_about_another_dataset_in_a_group_names_the_step(scene: Scenario) -> None:
     consumer(scene, "one", group_options="two, dataset 1\nrange 7\nmap f 8")
-    with pytest.raises(AlreadyExistsError, match=r"dataset 2>: of the dataset, step 2 is batch"):
+    with pytest.raises(
+        AlreadyExistsError, match=r"dataset 2>: the datasets differ: step 2 is batch"
+    ):
         consumer(scene, "two", group_options="two, dataset 2\nrange 7\nbatch 9")
-    with pytest.raises(AlreadyExistsError, match=r"step 2, map f, has other arguments"):
+    with pytest.raises(AlreadyExistsError, match=r"step 2, map f, has different arguments"):
         consumer(scene, "two", group_options="two, dataset 3\nrange 7\nmap f 9")
     with pytest.raises(AlreadyExistsError, match=r"step 2 is none"):
         consumer(scene, "two", group_options="two, dataset 4\nrange 7")
 
 
-def test_the_name_of_a_group_is_no_other_job(scene: Scenario) -> None:
+def test_group_name_cannot_be_a_job_name(scene: Scenario) -> None:
     consumer(scene, "one")
     with pytest.raises(AlreadyExistsError, match=r"'train' .* set `num_consumers`"):
-        scene.open("forgetful", **{**EXACTLY, "job_name": "train"})
+        scene.open("without index", **{**EXACTLY, "job_name": "train"})
     scene.open("other", **EXACTLY)
     with pytest.raises(AlreadyExistsError, match="'job' is read without `num_consumers`"):
         consumer(scene, "two", group="job")
     scene.check()
 
 
-def test_one_client_at_a_time_is_a_consumer(scene: Scenario) -> None:
-    turn = {"ordered": True, "exclusive_reason": "reading in order"}
-    scene.open("c", **{**EXACTLY, **turn, "group": "train", "job_name": "one"})
-    wanted = {**EXACTLY, **turn, "group": "train", "job_name": "one"}
+def test_consumer_has_one_client_at_a_time(scene: Scenario) -> None:
+    ordered = {"ordered": True, "exclusive_reason": "reading in order"}
+    scene.open("c", **{**EXACTLY, **ordered, "group": "train", "job_name": "one"})
+    options = {**EXACTLY, **ordered, "group": "train", "job_name": "one"}
     with pytest.raises(FailedPreconditionError, match=r"read by client c: .* `consumer_index`"):
-        scene.open("d", **wanted)
+        scene.open("d", **options)
     scene.close("c")
-    with pytest.raises(FailedPreconditionError, match=r"client c, which is gone: .*`set_state`"):
-        scene.open("d", **wanted)
-    scene.open("d", **wanted, first_split=3, start_position_id="place")
+    with pytest.raises(
+        FailedPreconditionError, match=r"client c, which has departed: .*`set_state`"
+    ):
+        scene.open("d", **options)
+    scene.open("d", **options, first_split=3, start_position_id="position")
     scene.check()
 
 
-# --- the place of all -----------------------------------------------------------------------------
+# --- common positions -----------------------------------------------------------------------------
 
 
-def gather(scene: Scenario, client_id: str, token: str, delivered: Any, parts: Any = ()) -> Any:
-    said = messages.ContributeCheckpoint(
-        client_id=client_id, token=token, delivered=tuple(delivered), partial_splits=tuple(parts)
+def contribute(
+    scene: Scenario, client_id: str, token: str, delivered: Any, partial_splits: Any = ()
+) -> Any:
+    request = messages.ContributeCheckpoint(
+        client_id=client_id,
+        token=token,
+        delivered=tuple(delivered),
+        partial_splits=tuple(partial_splits),
     )
-    return scene.ask(said)
+    return scene.ask(request)
 
 
-def test_all_clients_hear_where_they_stand_together_once_each_has_said_it(scene: Scenario) -> None:
+def test_common_position_is_returned_once_all_clients_contributed(scene: Scenario) -> None:
     for client_id in "cde":
         scene.open(client_id, **EXACTLY)
-    assert gather(scene, "c", "1", [(0, 2)], [(5, ((0, 3),))]).missing_clients == ("d", "e")
-    assert gather(scene, "d", "2", [(4, 5)], [(6, ((1, 2),))]).missing_clients == ("e",)
-    whole = gather(scene, "e", "3", [(2, 3)], [(5, ((3, END_ORDINAL),)), (6, ((0, 1),))])
-    assert whole.missing_clients == ()
-    assert whole.delivered == ((0, 3), (4, 6))
-    assert whole.partial_splits == ((6, ((0, 2),)),)
-    assert gather(scene, "c", "1", []) == whole
-    assert gather(scene, "d", "2", []) == whole
-    # The next time each says it again.
-    assert gather(scene, "d", "4", [(0, 1)]).missing_clients == ("c", "e")
+    assert contribute(scene, "c", "1", [(0, 2)], [(5, ((0, 3),))]).missing_clients == ("d", "e")
+    assert contribute(scene, "d", "2", [(4, 5)], [(6, ((1, 2),))]).missing_clients == ("e",)
+    result = contribute(scene, "e", "3", [(2, 3)], [(5, ((3, END_ORDINAL),)), (6, ((0, 1),))])
+    assert result.missing_clients == ()
+    assert result.delivered == ((0, 3), (4, 6))
+    assert result.partial_splits == ((6, ((0, 2),)),)
+    assert contribute(scene, "c", "1", []) == result
+    assert contribute(scene, "d", "2", []) == result
+    # The next checkpoint needs new contributions of all clients.
+    assert contribute(scene, "d", "4", [(0, 1)]).missing_clients == ("c", "e")
 
 
-def test_who_asks_no_more_counts_as_missing(scene: Scenario) -> None:
+def test_contribution_of_a_silent_client_expires(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
     scene.open("d", **EXACTLY)
-    gather(scene, "c", "1", [(0, 2)])
+    contribute(scene, "c", "1", [(0, 2)])
     scene.now += 6.0
-    assert gather(scene, "d", "2", [(2, 3)]).missing_clients == ("c",)
-    assert gather(scene, "c", "3", [(3, 4)]).delivered == ((2, 4),)
+    assert contribute(scene, "d", "2", [(2, 3)]).missing_clients == ("c",)
+    assert contribute(scene, "c", "3", [(3, 4)]).delivered == ((2, 4),)
 
 
-def test_where_a_client_has_left_the_place_of_all_is_not_known(scene: Scenario) -> None:
+def test_no_common_position_after_a_client_left(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
     scene.open("d", **EXACTLY)
     scene.close("d")
-    with pytest.raises(FailedPreconditionError, match="1 of 2 clients that read pass"):
-        gather(scene, "c", "1", [])
+    with pytest.raises(
+        FailedPreconditionError, match=r"no common state of epoch 0: 1 of 2 clients have left"
+    ):
+        contribute(scene, "c", "1", [])
     with pytest.raises(NotFoundError):
-        gather(scene, "d", "1", [])
+        contribute(scene, "d", "1", [])
 
 
-@pytest.mark.parametrize("said", [[(40, 50)], [(5, 3)], [(4, 6), (5, 8)]])
-def test_what_a_client_cannot_have_is_no_place(scene: Scenario, said: Any) -> None:
+@pytest.mark.parametrize("delivered", [[(40, 50)], [(5, 3)], [(4, 6), (5, 8)]])
+def test_invalid_contribution_is_rejected(scene: Scenario, delivered: Any) -> None:
     scene.open("c", **EXACTLY)
     with pytest.raises((ValueError, FailedPreconditionError), match="delivered"):
-        gather(scene, "c", "1", said)
+        contribute(scene, "c", "1", delivered)
 
 
-def test_all_of_a_crowd_hear_the_answer(scene: Scenario) -> None:
-    scene.compares = False
-    crowd = [f"c{number}" for number in range(1100)]
-    for client_id in crowd:
+def test_result_reaches_each_of_many_clients(scene: Scenario) -> None:
+    scene.checks_rejections = False
+    clients = [f"c{number}" for number in range(1100)]
+    for client_id in clients:
         scene.open(client_id, **EXACTLY)
-    for client_id in crowd:
-        last = gather(scene, client_id, f"of {client_id}", [(0, 2)])
+    for client_id in clients:
+        last = contribute(scene, client_id, f"of {client_id}", [(0, 2)])
     assert last.delivered == ((0, 2),)
-    assert all(gather(scene, each, f"of {each}", []).delivered == ((0, 2),) for each in crowd)
+    assert all(contribute(scene, each, f"of {each}", []).delivered == ((0, 2),) for each in clients)

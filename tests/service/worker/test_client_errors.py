@@ -1,4 +1,4 @@
-"""What clients see of an error in a task."""
+"""Errors of a task as reported to clients."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from headrace.errors import DataLossError, HeadraceError, OutOfRangeError, UserF
 from headrace.service.worker.client_errors import format_error, to_client_error
 
 
-class WordlessError(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no message")
 
 
 def raised(error: BaseException) -> BaseException:
-    """Return the error as it comes out of a user's function."""
+    """Return the error with a traceback through a user function."""
 
     def users_function() -> None:
         raise error
@@ -30,32 +30,32 @@ def raised(error: BaseException) -> BaseException:
     "error",
     [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit()],
 )
-def test_what_is_no_exception_becomes_an_error_of_the_users_function(error: BaseException) -> None:
-    said = to_client_error(raised(error))
-    assert isinstance(said, UserFunctionError)
-    assert said.original_type == type(error).__name__
-    assert "in users_function" in said.original_traceback
-    assert "in users_function" in str(said)
+def test_an_error_that_is_no_exception_becomes_a_user_function_error(error: BaseException) -> None:
+    converted = to_client_error(raised(error))
+    assert isinstance(converted, UserFunctionError)
+    assert converted.original_type == type(error).__name__
+    assert "in users_function" in converted.original_traceback
+    assert "in users_function" in str(converted)
 
 
 @pytest.mark.parametrize("error", [StopIteration(5), OutOfRangeError("nothing left")])
-def test_what_would_end_a_loop_becomes_an_error_of_the_users_function(error: Exception) -> None:
-    said = to_client_error(raised(error))
-    assert isinstance(said, UserFunctionError)
-    assert not isinstance(said, StopIteration)
-    assert said.original_type == type(error).__name__
+def test_an_error_that_would_end_a_loop_becomes_a_user_function_error(error: Exception) -> None:
+    converted = to_client_error(raised(error))
+    assert isinstance(converted, UserFunctionError)
+    assert not isinstance(converted, StopIteration)
+    assert converted.original_type == type(error).__name__
 
 
-def test_errors_of_headrace_pass_as_they_are_and_others_keep_their_class_in_words() -> None:
+def test_headrace_errors_are_unchanged_and_others_are_named_by_class() -> None:
     torn = DataLossError("torn")
     assert to_client_error(torn) is torn
-    said = to_client_error(MemoryError("3 GB"))
-    assert type(said) is HeadraceError
-    assert str(said) == "MemoryError: 3 GB"
+    converted = to_client_error(MemoryError("3 GB"))
+    assert type(converted) is HeadraceError
+    assert str(converted) == "MemoryError: 3 GB"
 
 
-def test_an_error_that_cannot_say_its_words_is_described_all_the_same() -> None:
-    assert format_error(WordlessError()) == (
-        "WordlessError: (its words are not known: str() of it raised RuntimeError)"
+def test_an_error_whose_str_fails_is_described_by_its_class() -> None:
+    assert format_error(UnprintableError()) == (
+        "UnprintableError: (no message: its __str__ raised RuntimeError)"
     )
-    assert "WordlessError" in str(to_client_error(WordlessError()))
+    assert "UnprintableError" in str(to_client_error(UnprintableError()))

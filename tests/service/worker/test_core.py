@@ -1,4 +1,4 @@
-"""Who a worker is to its dispatcher: it registers, says that it is alive, asks until it hears."""
+"""Registration of a worker, its heartbeats, and repetition of its calls."""
 
 from __future__ import annotations
 
@@ -23,56 +23,63 @@ from headrace.service.messages import (
     WorkerHeartbeat,
     WorkerHeartbeatReply,
 )
-from tests.service.worker.driving import AWAY, INTERVAL, PLAN, Driven, definition, portion
+from tests.service.worker.core_driver import (
+    INTERVAL,
+    PLAN,
+    UNREACHABLE,
+    CoreDriver,
+    batch,
+    definition,
+)
 
 
 def test_a_worker_registers_at_once() -> None:
-    worker = Driven(tags=("fast",))
+    worker = CoreDriver(tags=("fast",))
     assert worker.calls == [RegisterWorker(worker_id="w1", address="h:1", tags=("fast",))]
-    assert not worker.session.is_registered
-    worker.registered()
-    assert worker.session.is_registered
+    assert not worker.core.is_registered
+    worker.register()
+    assert worker.core.is_registered
 
 
-def test_requests_that_come_while_a_worker_registers_are_handed_on_in_their_order() -> None:
-    worker = Driven()
-    requests = [worker.ask(number=n, acknowledged=0) for n in range(2)]
-    other = worker.ask(task_id=2)
+def test_requests_received_during_registration_are_served_in_order() -> None:
+    worker = CoreDriver()
+    requests = [worker.request(number=n, acknowledged=0) for n in range(2)]
+    other = worker.request(task_id=2)
     assert len(worker.calls) == 1
-    worker.registered()
-    requests.append(worker.ask(number=2, acknowledged=0))
-    assert [call.task_id for call in worker.of(GetTask)] == [1, 2]
-    worker.session.reply_received(worker.of(GetTask)[0], definition(1), worker.now)
+    worker.register()
+    requests.append(worker.request(number=2, acknowledged=0))
+    assert [call.task_id for call in worker.calls_of(GetTask)] == [1, 2]
+    worker.core.reply_received(worker.calls_of(GetTask)[0], definition(1), worker.now)
     worker.act()
-    worker.say(GetPlan, GetPlanReply(chunk=PLAN, total_bytes=len(PLAN)))
-    worker.produce(worker.starts[0].producer, *(portion(n, size=0) for n in range(2)))
-    assert [worker.answers[each].first_element for each in requests[:2]] == [0, 1]
-    assert not {requests[2], other} & worker.answers.keys()
+    worker.reply(GetPlan, GetPlanReply(chunk=PLAN, total_bytes=len(PLAN)))
+    worker.produce(worker.starts[0].producer, *(batch(n, size=0) for n in range(2)))
+    assert [worker.replies[each].first_element for each in requests[:2]] == [0, 1]
+    assert not {requests[2], other} & worker.replies.keys()
 
 
-def test_requests_that_come_while_a_worker_registers_again_wait_under_its_new_id() -> None:
-    worker = Driven().registered()
+def test_requests_received_during_reregistration_use_the_new_worker_id() -> None:
+    worker = CoreDriver().register()
     worker.pass_time(INTERVAL)
-    worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
-    request = worker.ask()
-    worker.registered()
-    assert worker.of(GetTask) == [GetTask(worker_id="w2", task_id=1)]
-    worker.say(GetTask, NotFoundError("of an earlier worker"))
-    assert isinstance(worker.answers[request], CancelledError)
+    worker.reply(WorkerHeartbeat, NotFoundError("unknown worker"))
+    request = worker.request()
+    worker.register()
+    assert worker.calls_of(GetTask) == [GetTask(worker_id="w2", task_id=1)]
+    worker.reply(GetTask, NotFoundError("of an earlier worker"))
+    assert isinstance(worker.replies[request], CancelledError)
 
 
-def test_a_registration_without_an_answer_is_repeated_under_its_id() -> None:
-    worker = Driven()
+def test_an_unanswered_registration_is_repeated_with_the_same_id() -> None:
+    worker = CoreDriver()
     worker.pass_time(5.0)
     assert len(worker.calls) == 6
     assert set(worker.calls) == {worker.calls[0]}
 
 
-def test_a_lost_registration_is_repeated_soon_and_then_less_often() -> None:
-    worker = Driven()
+def test_a_lost_registration_is_retried_with_backoff() -> None:
+    worker = CoreDriver()
     waits = []
     for _ in range(15):
-        worker.say(RegisterWorker, AWAY)
+        worker.reply(RegisterWorker, UNREACHABLE)
         waits.append(round(worker.wake_in, 3))
         worker.act(worker.wake_in)
     assert waits[:3] == [0.05, 0.065, 0.085]
@@ -81,171 +88,173 @@ def test_a_lost_registration_is_repeated_soon_and_then_less_often() -> None:
     assert len(worker.calls) == 16
 
 
-def test_a_worker_that_finds_no_dispatcher_fails_when_its_patience_ends() -> None:
-    worker = Driven(dispatcher_timeout=30.0)
-    worker.say(RegisterWorker, AWAY)
+def test_a_worker_without_a_dispatcher_fails_after_the_dispatcher_timeout() -> None:
+    worker = CoreDriver(dispatcher_timeout=30.0)
+    worker.reply(RegisterWorker, UNREACHABLE)
     worker.pass_time(29.0)
-    assert worker.session.failure is None
+    assert worker.core.failure is None
     worker.pass_time(1.0)
-    failure = worker.session.failure
+    failure = worker.core.failure
     assert isinstance(failure, UnavailableError)
-    assert "the worker at h:1 wants to register, did not answer for 30 s" in str(failure)
-    assert "The last try: connection refused" in str(failure)
-    assert worker.over
+    assert "dispatcher d:1 did not reply to RegisterWorker of worker h:1 for 30 s" in str(failure)
+    assert "Last error: connection refused" in str(failure)
+    assert worker.is_finished
 
 
-@pytest.mark.parametrize("error", [UnauthenticatedError("who?"), ValueError("no address")])
-def test_a_worker_that_is_not_let_in_fails_at_once(error: Exception) -> None:
-    worker = Driven()
-    worker.say(RegisterWorker, error)
-    assert str(error) in str(worker.session.failure)
-    assert worker.over
+@pytest.mark.parametrize("error", [UnauthenticatedError("unknown key"), ValueError("no address")])
+def test_a_rejected_first_registration_fails_at_once(error: Exception) -> None:
+    worker = CoreDriver()
+    worker.reply(RegisterWorker, error)
+    assert str(error) in str(worker.core.failure)
+    assert worker.is_finished
 
 
-def test_heartbeats_follow_each_answer_after_the_interval_and_name_the_tasks_that_run() -> None:
-    worker = Driven().registered()
+def test_heartbeats_follow_each_reply_after_the_interval_and_list_running_tasks() -> None:
+    worker = CoreDriver().register()
     assert worker.pass_time(INTERVAL - 0.1) == []
     assert worker.pass_time(0.1) == [WorkerHeartbeat(worker_id="w1", tasks=())]
-    worker.say(WorkerHeartbeat, WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first"))
-    worker.begin()
-    worker.beat()
-    assert worker.of(WorkerHeartbeat)[-1].tasks == (1,)
+    worker.reply(WorkerHeartbeat, WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first"))
+    worker.start_task()
+    worker.heartbeat()
+    assert worker.calls_of(WorkerHeartbeat)[-1].tasks == (1,)
 
 
-def test_the_configured_interval_goes_before_the_dispatchers_wish() -> None:
-    worker = Driven(heartbeat_interval=0.5).registered()
+def test_the_configured_heartbeat_interval_overrides_the_dispatchers() -> None:
+    worker = CoreDriver(heartbeat_interval=0.5).register()
     worker.pass_time(0.5)
-    assert len(worker.of(WorkerHeartbeat)) == 1
+    assert len(worker.calls_of(WorkerHeartbeat)) == 1
 
 
-def test_a_dispatcher_with_many_workers_is_told_less_often() -> None:
+def test_the_dispatcher_can_lengthen_the_heartbeat_interval() -> None:
     rare = WorkerHeartbeatReply(
         tasks_to_delete=(), dispatcher_id="first", heartbeat_interval=3 * INTERVAL
     )
-    wishing, configured = Driven().registered(), Driven(heartbeat_interval=INTERVAL).registered()
-    for worker in (wishing, configured):
+    default, configured = (
+        CoreDriver().register(),
+        CoreDriver(heartbeat_interval=INTERVAL).register(),
+    )
+    for worker in (default, configured):
         worker.pass_time(INTERVAL)
-        worker.say(WorkerHeartbeat, rare)
+        worker.reply(WorkerHeartbeat, rare)
         worker.pass_time(3 * INTERVAL - 0.1)
-    assert len(wishing.of(WorkerHeartbeat)) == 1
-    assert len(configured.of(WorkerHeartbeat)) > 1
-    wishing.pass_time(0.1)
-    assert len(wishing.of(WorkerHeartbeat)) == 2
+    assert len(default.calls_of(WorkerHeartbeat)) == 1
+    assert len(configured.calls_of(WorkerHeartbeat)) > 1
+    default.pass_time(0.1)
+    assert len(default.calls_of(WorkerHeartbeat)) == 2
 
 
-def test_a_heartbeat_without_an_answer_is_repeated_each_second() -> None:
-    worker = Driven().registered()
+def test_an_unanswered_heartbeat_is_repeated_each_second() -> None:
+    worker = CoreDriver().register()
     worker.pass_time(INTERVAL + 3.0)
-    assert len(worker.of(WorkerHeartbeat)) == 4
+    assert len(worker.calls_of(WorkerHeartbeat)) == 4
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        NotFoundError("who are you?"),
+        NotFoundError("unknown worker"),
         WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="second"),
     ],
 )
-def test_a_worker_that_is_not_known_any_more_registers_under_a_new_id(
+def test_an_unknown_worker_registers_again_with_a_new_id(
     answer: WorkerHeartbeatReply | Exception,
 ) -> None:
-    worker = Driven().registered()
-    producer = worker.begin()
-    running, waiting = worker.ask(number=1), worker.ask(task_id=2)
+    worker = CoreDriver().register()
+    producer = worker.start_task()
+    running, waiting = worker.request(number=1), worker.request(task_id=2)
     worker.pass_time(INTERVAL)
 
-    actions = worker.say(WorkerHeartbeat, answer)
+    actions = worker.reply(WorkerHeartbeat, answer)
 
     assert worker.calls[-1] == RegisterWorker(worker_id="w2", address="h:1")
-    assert "registering again" in worker.warnings[-1]
-    assert isinstance(worker.answers[running], CancelledError)
-    assert isinstance(worker.answers[waiting], CancelledError)
+    assert "registers again" in worker.warnings[-1]
+    assert isinstance(worker.replies[running], CancelledError)
+    assert isinstance(worker.replies[waiting], CancelledError)
     assert actions.cancellations == [producer]
-    assert worker.session.tasks.running == ()
+    assert worker.core.tasks.running == ()
 
-    worker.registered("second")
-    worker.beat(incarnation="second")
-    assert len(worker.of(RegisterWorker)) == 2
+    worker.register("second")
+    worker.heartbeat(dispatcher_id="second")
+    assert len(worker.calls_of(RegisterWorker)) == 2
 
 
-def test_what_an_earlier_producer_of_a_task_with_the_same_number_says_is_not_heard() -> None:
-    worker = Driven().registered()
-    before = worker.begin()
+def test_output_of_a_producer_from_an_earlier_registration_is_ignored() -> None:
+    worker = CoreDriver().register()
+    before = worker.start_task()
     worker.pass_time(INTERVAL)
-    worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
-    worker.registered()
-    after = worker.begin()
+    worker.reply(WorkerHeartbeat, NotFoundError("unknown worker"))
+    worker.register()
+    after = worker.start_task()
     assert before != after
-    actions = worker.end(before, "its iterator was closed")
+    actions = worker.end_producer(before, "its iterator was closed")
     assert actions.replies == actions.calls == []
-    assert worker.session.tasks.running == (1,)
+    assert worker.core.tasks.running == (1,)
 
 
-def test_a_registration_that_is_refused_later_is_tried_again_under_another_id() -> None:
-    worker = Driven().registered()
+def test_a_rejected_reregistration_is_retried_with_another_id() -> None:
+    worker = CoreDriver().register()
     worker.pass_time(INTERVAL)
-    worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
-    worker.say(RegisterWorker, ValueError("not now"))
-    assert "cannot register again" in worker.warnings[-1]
+    worker.reply(WorkerHeartbeat, NotFoundError("unknown worker"))
+    worker.reply(RegisterWorker, ValueError("not now"))
+    assert "rejected the new registration of worker h:1" in worker.warnings[-1]
     worker.pass_time(1.0)
-    assert [call.worker_id for call in worker.of(RegisterWorker)] == ["w1", "w2", "w3"]
-    assert worker.session.failure is None
+    assert [call.worker_id for call in worker.calls_of(RegisterWorker)] == ["w1", "w2", "w3"]
+    assert worker.core.failure is None
 
 
-def test_while_it_is_not_taken_again_a_worker_says_that_tasks_of_before_are_not_here() -> None:
-    worker = Driven().registered()
-    worker.begin()
+def test_requests_fail_while_the_reregistration_is_rejected() -> None:
+    worker = CoreDriver().register()
+    worker.start_task()
     worker.pass_time(INTERVAL)
-    worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
-    request = worker.ask("b")
-    assert request not in worker.answers, "it may have such a task when it is taken"
-    worker.say(RegisterWorker, ValueError("another one has the place"))
-    assert isinstance(worker.answers[request], CancelledError)
-    later = worker.ask("c")
+    worker.reply(WorkerHeartbeat, NotFoundError("unknown worker"))
+    request = worker.request("b")
+    assert request not in worker.replies, "the worker may have this task once it is registered"
+    worker.reply(RegisterWorker, ValueError("the slot is taken"))
+    assert isinstance(worker.replies[request], CancelledError)
+    later = worker.request("c")
     worker.pass_time(1.0)
-    worker.say(RegisterWorker, ValueError("another one has the place"))
-    assert isinstance(worker.answers[later], CancelledError)
-    last = worker.ask("d")
+    worker.reply(RegisterWorker, ValueError("the slot is taken"))
+    assert isinstance(worker.replies[later], CancelledError)
+    last = worker.request("d")
     worker.pass_time(1.0)
-    worker.registered()
-    assert last not in worker.answers
-    assert worker.of(GetTask)[-1].task_id == 1, "the dispatcher says what it is"
+    worker.register()
+    assert last not in worker.replies
+    assert worker.calls_of(GetTask)[-1].task_id == 1, "the task is looked up"
 
 
-def test_an_answer_that_comes_late_or_twice_changes_nothing() -> None:
-    worker = Driven().registered()
+def test_a_late_or_duplicate_reply_changes_nothing() -> None:
+    worker = CoreDriver().register()
     worker.pass_time(INTERVAL)
     beat = worker.calls[-1]
-    worker.say(WorkerHeartbeat, NotFoundError("who are you?"))
-    first = worker.of(RegisterWorker)[0]
+    worker.reply(WorkerHeartbeat, NotFoundError("unknown worker"))
+    first = worker.calls_of(RegisterWorker)[0]
     for late in (
-        NotFoundError("who are you?"),
+        NotFoundError("unknown worker"),
         WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="x"),
     ):
-        worker.session.reply_received(beat, late, worker.now)
-    worker.session.reply_received(
+        worker.core.reply_received(beat, late, worker.now)
+    worker.core.reply_received(
         first, RegisterWorkerReply(heartbeat_interval=1.0, dispatcher_id="x"), worker.now
     )
     assert worker.act().calls == []
-    assert not worker.session.is_registered
+    assert not worker.core.is_registered
 
 
-def test_an_answer_of_another_kind_names_both_kinds() -> None:
-    worker = Driven()
-    worker.say(RegisterWorker, Done())
-    assert "answered RegisterWorker with Done; is it of another version" in str(
-        worker.session.failure
+def test_a_reply_of_the_wrong_type_names_both_types() -> None:
+    worker = CoreDriver()
+    worker.reply(RegisterWorker, Done())
+    assert "replied to RegisterWorker with Done, expected RegisterWorkerReply" in str(
+        worker.core.failure
     )
 
 
-def test_a_dispatcher_that_does_not_answer_for_ten_seconds_is_named_and_then_each_minute() -> None:
-    worker = Driven()
+def test_a_silent_dispatcher_is_reported_after_ten_seconds_and_each_minute() -> None:
+    worker = CoreDriver()
     worker.pass_time(9.9)
     assert worker.warnings == []
     worker.pass_time(0.1)
     assert worker.warnings == [
-        "the dispatcher at d:1 has not answered the worker at h:1 for 10 s: is it running, and is "
-        "this its address?"
+        "dispatcher d:1 has not replied to worker h:1 for 10 s: is it running at this address?"
     ]
     worker.pass_time(59.0)
     assert len(worker.warnings) == 1
@@ -253,116 +262,118 @@ def test_a_dispatcher_that_does_not_answer_for_ten_seconds_is_named_and_then_eac
     assert "for 70 s" in worker.warnings[1]
 
 
-def test_silence_is_counted_anew_after_an_answer_and_only_while_something_was_asked() -> None:
-    worker = Driven(heartbeat_interval=60.0).registered()
+def test_silence_counts_from_the_last_reply_and_only_during_pending_calls() -> None:
+    worker = CoreDriver(heartbeat_interval=60.0).register()
     worker.pass_time(59.0)
     assert worker.warnings == []
-    worker.pass_time(8.0)  # the heartbeat waits for 7 s
-    worker.say(WorkerHeartbeat, WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first"))
+    worker.pass_time(8.0)  # the heartbeat is pending for 7 s
+    worker.reply(WorkerHeartbeat, WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first"))
     worker.pass_time(69.0)
     assert worker.warnings == []
     worker.pass_time(1.0)
     assert len(worker.warnings) == 1
 
 
-def refused(worker: Driven, seconds: float) -> None:
-    """Let time pass in which heartbeats are answered and requests for units are not."""
+def fail_split_requests(worker: CoreDriver, seconds: float) -> None:
+    """Advance the time; heartbeats are answered, and split requests fail."""
     until = worker.now + seconds
     while worker.now < until:
         for call in worker.pass_time(0.5):
             if isinstance(call, WorkerHeartbeat):
-                worker.say(
+                worker.reply(
                     WorkerHeartbeat, WorkerHeartbeatReply(tasks_to_delete=(), dispatcher_id="first")
                 )
             elif isinstance(call, GetSplit):
-                worker.say(GetSplit, UnavailableError("the disk is full"))
+                worker.reply(GetSplit, UnavailableError("the disk is full"))
 
 
-def test_a_call_that_alone_is_refused_for_ten_seconds_is_named_and_then_each_minute() -> None:
-    worker = Driven(heartbeat_interval=1.0).registered()
-    worker.need(worker.begin(dealt=True))
-    worker.say(GetSplit, UnavailableError("the disk is full"))
-    refused(worker, 9.0)
+def test_a_call_failing_for_ten_seconds_is_reported_and_then_each_minute() -> None:
+    worker = CoreDriver(heartbeat_interval=1.0).register()
+    worker.need_splits(worker.start_task(assigns_splits=True))
+    worker.reply(GetSplit, UnavailableError("the disk is full"))
+    fail_split_requests(worker, 9.0)
     assert worker.warnings == []
-    refused(worker, 3.0)
+    fail_split_requests(worker, 3.0)
     (warning,) = worker.warnings
-    assert "the dispatcher at d:1 answers the worker at h:1, but not its GetSplit, for 1" in warning
-    assert "The last try: the disk is full" in warning
-    refused(worker, 55.0)
+    assert "dispatcher d:1: GetSplit of worker h:1 has failed for 1" in warning
+    assert "Last error: the disk is full" in warning
+    fail_split_requests(worker, 55.0)
     assert len(worker.warnings) == 1
-    refused(worker, 8.0)
+    fail_split_requests(worker, 8.0)
     assert len(worker.warnings) == 2
 
 
-def test_worker_that_waits_for_a_place_in_the_fixed_list_is_told_so() -> None:
-    worker = Driven()
+def test_a_wait_for_a_slot_in_the_worker_list_is_reported() -> None:
+    worker = CoreDriver()
     until = worker.now + 11.0
-    worker.say(RegisterWorker, AbortedError("a place in `worker_addresses=['h', 'h']`"))
+    worker.reply(RegisterWorker, AbortedError("no free slot in `worker_addresses=['h', 'h']`"))
     while worker.now < until:
         for _ in worker.pass_time(0.5):
-            worker.say(RegisterWorker, AbortedError("a place in `worker_addresses=['h', 'h']`"))
+            worker.reply(
+                RegisterWorker, AbortedError("no free slot in `worker_addresses=['h', 'h']`")
+            )
     (warning,) = worker.warnings
-    assert "the dispatcher at d:1 answers the worker at h:1, but not its RegisterWorker" in warning
+    assert "dispatcher d:1: RegisterWorker of worker h:1 has failed for" in warning
     assert "`worker_addresses=['h', 'h']`" in warning
-    assert worker.session.failure is None
+    assert worker.core.failure is None
 
 
-def test_what_waited_through_a_silence_is_not_said_to_be_refused_when_it_ends() -> None:
-    worker = Driven(heartbeat_interval=1.0).registered()
-    worker.need(worker.begin(dealt=True))
-    worker.say(GetSplit, AWAY)
+def test_a_call_pending_during_a_silence_is_not_reported_as_failing() -> None:
+    worker = CoreDriver(heartbeat_interval=1.0).register()
+    worker.need_splits(worker.start_task(assigns_splits=True))
+    worker.reply(GetSplit, UNREACHABLE)
     worker.pass_time(15.0)
-    assert "has not answered" in worker.warnings[0]
-    refused(worker, 9.0)
+    assert "has not replied" in worker.warnings[0]
+    fail_split_requests(worker, 9.0)
     assert len(worker.warnings) == 1
 
 
-def test_a_pause_of_the_worker_itself_is_no_silence_of_the_dispatcher() -> None:
-    worker = Driven(dispatcher_timeout=20.0)
+def test_a_pause_of_the_worker_is_not_counted_as_silence() -> None:
+    worker = CoreDriver(dispatcher_timeout=20.0)
     worker.act(3600.0)
     assert worker.warnings == []
-    assert worker.session.failure is None
+    assert worker.core.failure is None
 
 
-def test_a_call_that_is_lost_does_not_wait_for_its_time_to_be_repeated() -> None:
-    worker = Driven().registered()
-    worker.ask()
-    worker.say(GetTask, AWAY)
+def test_a_lost_call_is_retried_before_the_regular_interval() -> None:
+    worker = CoreDriver().register()
+    worker.request()
+    worker.reply(GetTask, UNREACHABLE)
     worker.pass_time(0.05)
-    assert len(worker.of(GetTask)) == 2
+    assert len(worker.calls_of(GetTask)) == 2
 
 
-def test_what_a_dispatcher_that_is_away_keeps_from_clients_fails_when_patience_ends() -> None:
-    worker = Driven(dispatcher_timeout=20.0).registered()
-    request = worker.ask()
+def test_client_requests_fail_after_the_dispatcher_timeout() -> None:
+    worker = CoreDriver(dispatcher_timeout=20.0).register()
+    request = worker.request()
     for _ in range(19):
         worker.pass_time(1.0)
-        assert request not in worker.answers
+        assert request not in worker.replies
     worker.pass_time(1.0)
-    assert "did not answer for 20 s" in str(worker.answers[request])
-    assert worker.session.failure is None
+    assert "did not reply to GetTask of worker h:1 for 20 s" in str(worker.replies[request])
+    assert worker.core.failure is None
 
 
-def test_a_task_that_the_dispatcher_does_not_know_is_not_on_this_worker() -> None:
-    worker = Driven().registered()
-    request = worker.ask()
-    worker.say(GetTask, NotFoundError("no such task"))
-    assert "is not on this worker" in str(worker.answers[request])
-    worker.ask()
-    assert len(worker.of(GetTask)) == 2
+def test_a_request_for_a_task_unknown_to_the_dispatcher_fails() -> None:
+    worker = CoreDriver().register()
+    request = worker.request()
+    worker.reply(GetTask, NotFoundError("no such task"))
+    assert "is not on this worker" in str(worker.replies[request])
+    worker.request()
+    assert len(worker.calls_of(GetTask)) == 2
 
 
-def test_who_asks_for_a_task_hears_why_it_cannot_be_looked_up() -> None:
-    worker = Driven().registered()
-    request = worker.ask()
-    worker.say(GetTask, FailedPreconditionError("of another run"))
-    assert "of another run" in str(worker.answers[request])
+def test_a_request_fails_with_the_error_of_the_task_lookup() -> None:
+    worker = CoreDriver().register()
+    request = worker.request()
+    worker.reply(GetTask, FailedPreconditionError("of another run"))
+    assert "of another run" in str(worker.replies[request])
 
 
-def test_a_task_that_is_deleted_while_it_is_looked_up_does_not_start() -> None:
-    worker = Driven().registered()
-    request = worker.ask()
-    worker.beat(1)
-    assert isinstance(worker.answers[request], CancelledError)
-    worker.say(GetTask, definition())
+def test_a_task_deleted_during_its_lookup_does_not_start() -> None:
+    worker = CoreDriver().register()
+    request = worker.request()
+    worker.heartbeat(1)
+    assert isinstance(worker.replies[request], CancelledError)
+    worker.reply(GetTask, definition())
     assert worker.starts == []

@@ -1,4 +1,4 @@
-"""Workers that leave while they are read: nothing is missing, nothing comes twice."""
+"""Workers that stop during reading: no element is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.service.reading import numbers, slowly, wait_until
 pytestmark = pytest.mark.system
 
 
-def dealt(dataset: hr.Dataset, cluster: LocalCluster) -> hr.Dataset:
+def distributed(dataset: hr.Dataset, cluster: LocalCluster) -> hr.Dataset:
     return dataset.apply(distribute("distributed_epoch", cluster.target))
 
 
 @pytest.mark.parametrize("buffer", [None, 1000])
-def test_a_worker_that_gets_sigterm_loses_and_doubles_nothing(buffer: int | None) -> None:
+def test_sigterm_loses_and_duplicates_no_element(buffer: int | None) -> None:
     count = 4000
     with LocalCluster(num_workers=2) as cluster:
         dataset = hr.Dataset.range(count).map(slowly)
         if buffer is not None:
-            # Above the filter the elements themselves are held.
+            # After a filter, the shuffle buffer holds the elements themselves.
             dataset = dataset.filter(lambda x: x >= 0).shuffle(buffer)
-        reader = iter(dealt(dataset, cluster))
+        reader = iter(distributed(dataset, cluster))
         got = [int(next(reader)) for _ in range(200)]
         os.kill(cluster.workers[0].pid, signal.SIGTERM)
         got += numbers(reader)
@@ -38,27 +38,27 @@ def test_a_worker_that_gets_sigterm_loses_and_doubles_nothing(buffer: int | None
 
 
 @pytest.mark.parametrize("processes", [False, True])
-def test_a_worker_that_is_stopped_hands_back_what_nobody_was_given(processes: bool) -> None:
+def test_a_stopped_worker_returns_undelivered_splits(processes: bool) -> None:
     count = 2000
     with LocalCluster(num_workers=2, processes=processes) as cluster:
-        reader = iter(dealt(hr.Dataset.range(count).map(slowly), cluster))
+        reader = iter(distributed(hr.Dataset.range(count).map(slowly), cluster))
         got = [int(next(reader)) for _ in range(100)]
         cluster.stop_worker(0)
         got += numbers(reader)
         seen = Counter(got)
         assert max(seen.values()) == 1
-        # What was on its way to this process when the worker stopped may have been dropped.
+        # Elements in transit when the worker stopped may have been dropped.
         assert len(seen) > count - 50
 
 
-def test_a_function_that_exits_fails_its_element_and_hangs_nobody() -> None:
+def test_a_function_that_exits_fails_only_its_element() -> None:
     def exits(x: Any) -> Any:
         if x == 50:
             raise SystemExit(3)
         return x
 
     with LocalCluster(num_workers=2, processes=False) as cluster:
-        reader = iter(dealt(hr.Dataset.range(100).map(exits), cluster))
+        reader = iter(distributed(hr.Dataset.range(100).map(exits), cluster))
         got: list[int] = []
         errors = []
         while True:
@@ -72,30 +72,28 @@ def test_a_function_that_exits_fails_its_element_and_hangs_nobody() -> None:
         assert sorted(got) == [n for n in range(100) if n != 50]
 
 
-def test_a_worker_that_stops_after_its_iteration_was_closed_warns_of_no_loss(
+def test_a_worker_stopped_after_its_iteration_closed_reports_no_loss(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with LocalCluster(num_workers=1, processes=False, heartbeat_interval_ms=600_000) as cluster:
-        with iter(dealt(hr.Dataset.range(4000).map(slowly), cluster)) as reader:
+        with iter(distributed(hr.Dataset.range(4000).map(slowly), cluster)) as reader:
             got = [int(next(reader)) for _ in range(100)]
         assert len(got) == 100
-        # No heartbeat tells the worker that it was closed: it may still hold units.
+        # No heartbeat reports the closing: the worker may still hold splits.
         cluster.stop_worker(0)
-    assert "are lost" not in caplog.text
-    assert "not delivered" not in caplog.text
+    assert "lost" not in caplog.text
+    assert "undelivered" not in caplog.text
 
 
-def test_a_worker_whose_client_left_early_drains_at_once_and_the_next_client_gets_the_rest() -> (
-    None
-):
+def test_a_worker_drains_at_once_after_its_client_left() -> None:
     count = 2000
     with LocalCluster(num_workers=2) as cluster:
         data = hr.Dataset.range(count).map(slowly)
         with iter(data.apply(distribute("distributed_epoch", cluster.target, "job"))) as first:
             got = [int(next(first)) for _ in range(200)]
-        began = time.monotonic()
+        started_at = time.monotonic()
         os.kill(cluster.workers[0].pid, signal.SIGTERM)
         wait_until(lambda: not cluster.workers[0].is_running)
-        assert time.monotonic() - began < 20.0  # it would wait 25 s for clients
+        assert time.monotonic() - started_at < 20.0  # with a client, it would wait 25 s
         got += numbers(iter(data.apply(distribute("distributed_epoch", cluster.target, "job"))))
         assert Counter(got) == dict.fromkeys(range(count), 1)

@@ -1,4 +1,4 @@
-"""The workers of a local cluster: who dies is reported and replaced; what they see."""
+"""Workers of a local cluster: crashes, replacement and environment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ticks(pid: int) -> int:
 
 
 @pytest.mark.system
-def test_a_worker_that_dies_by_itself_is_reported_with_its_signal_and_replaced(
+def test_a_crashed_worker_is_reported_with_its_signal_and_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING), LocalCluster(num_workers=1) as cluster:
@@ -43,12 +43,12 @@ def test_a_worker_that_dies_by_itself_is_reported_with_its_signal_and_replaced(
         wait_until(lambda: len(cluster.workers) == 2)
         assert first.exit_reason == "ended by SIGSEGV"
         assert cluster.workers[1].is_running
-    assert f"worker process {first.pid} at {first.address} ended by SIGSEGV" in caplog.text
-    assert "another starts in 0.5 s" in caplog.text
+    assert f"worker process {first.pid} ({first.address}) ended by SIGSEGV" in caplog.text
+    assert "replacement starts in 0.5 s" in caplog.text
 
 
 @pytest.mark.system
-def test_a_worker_that_was_killed_or_stopped_on_purpose_is_not_replaced(
+def test_a_deliberately_killed_or_stopped_worker_is_not_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with LocalCluster(num_workers=3) as cluster:
@@ -63,7 +63,7 @@ def test_a_worker_that_was_killed_or_stopped_on_purpose_is_not_replaced(
 
 
 @pytest.mark.system
-def test_a_worker_that_there_is_not_is_refused_by_number() -> None:
+def test_a_worker_index_out_of_range_is_rejected() -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
         with pytest.raises(ValueError, match="`index` must be at most 0, but got 7"):
             cluster.stop_worker(7)
@@ -72,7 +72,7 @@ def test_a_worker_that_there_is_not_is_refused_by_number() -> None:
 
 
 @pytest.mark.system
-def test_a_module_to_preload_that_there_is_not_is_one_line() -> None:
+def test_a_missing_preload_module_is_reported_in_one_line() -> None:
     with pytest.raises(UnavailableError) as caught:
         LocalCluster(num_workers=1, preload=("no_such_module",))
     first, second = str(caught.value).splitlines()
@@ -81,18 +81,18 @@ def test_a_module_to_preload_that_there_is_not_is_one_line() -> None:
 
 
 @pytest.mark.system
-def test_a_cluster_that_restarts_nobody_reports_a_death_all_the_same(
+def test_a_cluster_without_restarts_still_reports_a_crash(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with LocalCluster(num_workers=1, restart=False) as cluster:
         os.kill(cluster.workers[0].pid, signal.SIGKILL)
         wait_until(lambda: cluster.workers[0].exit_reason is not None)
-        wait_until(lambda: "0 of the cluster's workers are left" in caplog.text)
+        wait_until(lambda: "remaining workers: 0" in caplog.text)
     assert len(cluster.workers) == 1
 
 
 @pytest.mark.system
-def test_workers_see_no_accelerators_unless_they_are_given_some(
+def test_workers_see_no_accelerators_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
@@ -103,7 +103,7 @@ def test_workers_see_no_accelerators_unless_they_are_given_some(
 
 
 @pytest.mark.system
-def test_a_worker_that_gets_sigterm_leaves_by_itself_and_is_not_replaced() -> None:
+def test_a_worker_that_exits_on_sigterm_is_not_replaced() -> None:
     with LocalCluster(num_workers=1) as cluster:
         os.kill(cluster.workers[0].pid, signal.SIGTERM)
         wait_until(lambda: not cluster.workers[0].is_running)
@@ -113,7 +113,7 @@ def test_a_worker_that_gets_sigterm_leaves_by_itself_and_is_not_replaced() -> No
 
 @pytest.mark.system
 @pytest.mark.parametrize("code", [0, 128 + signal.SIGTERM])
-def test_a_worker_whose_function_ends_the_process_is_replaced_whatever_the_code(
+def test_a_worker_ended_by_its_function_is_replaced_for_any_exit_code(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, code: int
 ) -> None:
     def ends_once(path: Path) -> Callable[[Any], Any]:
@@ -131,13 +131,13 @@ def test_a_worker_whose_function_ends_the_process_is_replaced_whatever_the_code(
         assert len(got) == len(set(got))
         wait_until(lambda: len(cluster.workers) == 2)
         assert cluster.workers[0].exit_reason == f"ended with code {code}"
-    assert f"ended with code {code}; 0 of the cluster's workers are left" in caplog.text
+    assert f"ended with code {code}; remaining workers: 0" in caplog.text
 
 
 @pytest.mark.system
-def test_workers_whose_functions_hold_the_interpreter_are_closed_in_seconds_together() -> None:
+def test_workers_blocked_by_the_interpreter_lock_are_closed_in_seconds() -> None:
     def holds_the_lock(x: Any) -> Any:
-        # A regular expression that backtracks for ever does not let other threads run.
+        # A regular expression that backtracks forever does not release the interpreter lock.
         return re.match(r"(a+)+$", "a" * 64 + "b")
 
     with LocalCluster(num_workers=3) as cluster:
@@ -172,7 +172,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.system
-def test_a_forked_child_that_outlives_its_parent_keeps_no_worker() -> None:
+def test_a_forked_child_that_outlives_its_parent_keeps_no_worker_alive() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", FORKED], stdout=subprocess.PIPE, process_group=0
     )
@@ -200,7 +200,7 @@ if "fork" in sys.argv and (child := os.fork()):
 
 @pytest.mark.system
 @pytest.mark.parametrize("how", ["alone", "fork"])
-def test_a_cluster_that_nobody_closed_ends_with_the_program_without_a_word(how: str) -> None:
+def test_an_unclosed_cluster_ends_with_the_program_silently(how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", NOT_CLOSED, how],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What a worker asks its dispatcher for: calls, units, plans; and what follows from them."""
+"""Calls to the dispatcher, split requests, plans, and assignment order."""
 
 from __future__ import annotations
 
@@ -34,44 +34,44 @@ from headrace.service.worker.plan_lookups import PlanBytesCache, PlanFetch
 from headrace.service.worker.registry import create_delivery
 from headrace.service.worker.split_requests import SplitRequests, next_request_size
 from headrace.service.worker.task_iterator import open_plan
-from tests.service.worker.driving import Driven, definition
+from tests.service.worker.core_driver import CoreDriver, definition
 
-LEAVING, LEFT, PLAN = DrainWorker("w"), UnregisterWorker("w"), GetPlan(b"")
+DRAIN, UNREGISTER, PLAN = DrainWorker("w"), UnregisterWorker("w"), GetPlan(b"")
 
 
-def test_what_is_asked_twice_is_one_call_until_it_is_answered() -> None:
+def test_a_repeated_request_is_one_call_until_it_is_answered() -> None:
     calls = PendingCalls(60.0, 0.0, lambda: 0.0)
-    assert calls.add(LEAVING, 0.0)
-    assert not calls.add(LEAVING, 0.5)
-    assert calls.resolve(LEAVING, 1.0)
-    assert not calls.resolve(LEAVING, 1.0)
-    assert calls.add(LEAVING, 1.0)
+    assert calls.add(DRAIN, 0.0)
+    assert not calls.add(DRAIN, 0.5)
+    assert calls.resolve(DRAIN, 1.0)
+    assert not calls.resolve(DRAIN, 1.0)
+    assert calls.add(DRAIN, 1.0)
 
 
-def test_a_call_is_made_again_after_a_second_and_a_plan_is_waited_for_longer() -> None:
+def test_a_call_is_retried_after_a_second_and_a_plan_request_later() -> None:
     calls = PendingCalls(60.0, 0.0, lambda: 0.0)
-    calls.add(LEAVING, 0.0)
+    calls.add(DRAIN, 0.0)
     calls.add(PLAN, 0.0)
     assert calls.take_retries(0.9) == []
-    assert calls.take_retries(1.0) == [LEAVING]
+    assert calls.take_retries(1.0) == [DRAIN]
     assert calls.take_retries(1.9) == []
-    assert calls.take_retries(10.0) == [LEAVING, PLAN]
+    assert calls.take_retries(10.0) == [DRAIN, PLAN]
 
 
-def test_workers_that_lost_the_dispatcher_at_once_do_not_come_back_at_once() -> None:
+def test_workers_that_lose_the_dispatcher_together_retry_at_different_times() -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    chance = random.Random(seed)
-    crowd = [PendingCalls(60.0, 0.0, chance.random) for _ in range(1000)]
-    for calls in crowd:
-        calls.add(LEAVING, 0.0)
-        calls.note_failure(LEAVING, 0.0)
-    first = sorted(calls.next_deadline for calls in crowd)
-    for at, calls in zip([each.next_deadline for each in crowd], crowd, strict=True):
-        assert calls.take_retries(at) == [LEAVING]
-        calls.note_failure(LEAVING, 1.0)
-    second = sorted(calls.next_deadline for calls in crowd)
-    # Half as long again as the first delay of 50 ms, at most; the next delay is longer.
+    rng = random.Random(seed)
+    workers = [PendingCalls(60.0, 0.0, rng.random) for _ in range(1000)]
+    for calls in workers:
+        calls.add(DRAIN, 0.0)
+        calls.note_failure(DRAIN, 0.0)
+    first = sorted(calls.next_deadline for calls in workers)
+    for at, calls in zip([each.next_deadline for each in workers], workers, strict=True):
+        assert calls.take_retries(at) == [DRAIN]
+        calls.note_failure(DRAIN, 1.0)
+    second = sorted(calls.next_deadline for calls in workers)
+    # The first delay of 50 ms is lengthened by at most half; the next delay is longer.
     assert 0.05 <= first[0] < 0.06
     assert 0.07 < first[-1] < 0.075
     assert 1.065 <= second[0] < second[-1] < 1.0975
@@ -80,94 +80,98 @@ def test_workers_that_lost_the_dispatcher_at_once_do_not_come_back_at_once() -> 
         assert most < 150
 
 
-def test_what_is_not_answered_is_made_again_after_another_time_by_each() -> None:
+def test_retry_intervals_have_jitter() -> None:
     times = []
     for drawn in (0.0, 0.5, 0.999):
         calls = PendingCalls(60.0, 0.0, lambda drawn=drawn: drawn)  # type: ignore[misc]
-        calls.add(LEAVING, 0.0)
+        calls.add(DRAIN, 0.0)
         times.append(round(calls.next_deadline, 3))
-        assert calls.take_retries(calls.next_deadline) == [LEAVING]
+        assert calls.take_retries(calls.next_deadline) == [DRAIN]
         times.append(round(calls.next_deadline, 3))
     assert times == [1.0, 2.0, 1.25, 2.5, 1.5, 2.999]
 
 
-def test_the_loss_of_a_call_that_nobody_waits_for_is_none() -> None:
+def test_the_failure_of_an_unknown_call_is_not_counted() -> None:
     calls = PendingCalls(60.0, 0.0, lambda: 0.0)
-    assert calls.note_failure(LEAVING, 0.0) == 0
-    calls.add(LEAVING, 0.0)
-    assert [calls.note_failure(LEAVING, 0.0), calls.note_failure(LEAVING, 1.0)] == [1, 2]
+    assert calls.note_failure(DRAIN, 0.0) == 0
+    calls.add(DRAIN, 0.0)
+    assert [calls.note_failure(DRAIN, 0.0), calls.note_failure(DRAIN, 1.0)] == [1, 2]
 
 
-def test_calls_that_are_of_no_use_any_more_are_forgotten() -> None:
+def test_discarded_calls_are_removed() -> None:
     calls = PendingCalls(60.0, 0.0, lambda: 0.0)
-    calls.add(LEAVING, 0.0)
-    calls.add(LEFT, 0.0)
+    calls.add(DRAIN, 0.0)
+    calls.add(UNREGISTER, 0.0)
     calls.discard(lambda call: isinstance(call, DrainWorker))
-    assert calls.pending_of(DrainWorker, UnregisterWorker) == [LEFT]
+    assert calls.pending_of(DrainWorker, UnregisterWorker) == [UNREGISTER]
     calls.discard()
     assert calls.next_deadline == math.inf
 
 
-def test_a_call_is_given_up_when_patience_ends() -> None:
+def test_a_call_expires_after_the_timeout() -> None:
     calls = PendingCalls(60.0, 0.0, lambda: 0.0)
-    calls.add(LEAVING, 5.0)
+    calls.add(DRAIN, 5.0)
     assert calls.take_expired(64.9) == []
-    assert calls.take_expired(65.0) == [LEAVING]
+    assert calls.take_expired(65.0) == [DRAIN]
     assert calls.take_retries(100.0) == []
 
 
-def test_time_in_which_the_worker_did_not_run_is_left_out() -> None:
+def test_pauses_of_the_worker_do_not_count() -> None:
     calls = PendingCalls(60.0, 0.0, lambda: 0.0)
-    calls.add(LEAVING, 0.0)
+    calls.add(DRAIN, 0.0)
     calls.exclude_pause(100.0, 105.0)
     assert calls.silence_to_report(109.9) == 0.0
     assert calls.silence_to_report(110.0) == 10.0
     assert calls.take_expired(159.9) == []
-    assert calls.take_expired(160.0) == [LEAVING]
+    assert calls.take_expired(160.0) == [DRAIN]
 
 
-# --- how many units a task asks for, and how it waits for them ------------------------------------
+# --- split requests -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("want", "seconds", "expected"),
     [(1, 0.001, 2), (8, 0.02, 16), (8, 0.05, 8), (8, 2.0, 4), (1, 2.0, 1), (1 << 24, 0.0, 1 << 24)],
 )
-def test_a_range_used_up_soon_is_followed_by_a_longer_one(
+def test_the_request_size_follows_the_speed_of_consumption(
     want: int, seconds: float, expected: int
 ) -> None:
     assert next_request_size(want, seconds) == expected
 
 
-def test_what_is_granted_is_counted_and_ends_the_waiting() -> None:
-    asking = SplitRequests()
-    asking.splits_needed(1.0)
-    assert asking.request_at == 1.0
-    asking.request_at = math.inf
-    assert asking.is_pending
-    assert asking.reply_received(GetSplitReply(start=3, stop=5), 1.0) == (3, 5)
-    assert (asking.assignment_number, asking.num_assigned, asking.is_needed) == (1, 2, False)
+def test_granted_splits_are_counted_and_end_the_wait() -> None:
+    requests = SplitRequests()
+    requests.splits_needed(1.0)
+    assert requests.request_at == 1.0
+    requests.request_at = math.inf
+    assert requests.is_pending
+    assert requests.reply_received(GetSplitReply(start=3, stop=5), 1.0) == (3, 5)
+    assert (requests.assignment_number, requests.num_assigned, requests.is_needed) == (1, 2, False)
 
 
-def test_an_answer_without_units_does_not_count() -> None:
-    asking = SplitRequests()
-    asking.splits_needed(1.0)
-    assert asking.reply_received(GetSplitReply(start=0, stop=0, wait=True), 1.0) is None
-    assert (asking.assignment_number, asking.request_at, asking.is_exhausted) == (0, 1.02, False)
-    assert asking.reply_received(GetSplitReply(start=0, stop=0), 1.02) is None
-    assert (asking.assignment_number, asking.is_exhausted) == (0, True)
+def test_a_reply_without_splits_is_not_counted() -> None:
+    requests = SplitRequests()
+    requests.splits_needed(1.0)
+    assert requests.reply_received(GetSplitReply(start=0, stop=0, wait=True), 1.0) is None
+    assert (requests.assignment_number, requests.request_at, requests.is_exhausted) == (
+        0,
+        1.02,
+        False,
+    )
+    assert requests.reply_received(GetSplitReply(start=0, stop=0), 1.02) is None
+    assert (requests.assignment_number, requests.is_exhausted) == (0, True)
 
 
-def test_a_range_that_was_waited_for_lasts_from_its_grant() -> None:
-    asking = SplitRequests()
-    asking.splits_needed(0.0)
-    asking.reply_received(GetSplitReply(start=0, stop=0, wait=True), 1.0)
-    asking.reply_received(GetSplitReply(start=0, stop=1), 9.0)
-    asking.splits_needed(9.001)
-    assert asking.request_size == 2
+def test_the_duration_of_a_range_starts_with_its_grant() -> None:
+    requests = SplitRequests()
+    requests.splits_needed(0.0)
+    requests.reply_received(GetSplitReply(start=0, stop=0, wait=True), 1.0)
+    requests.reply_received(GetSplitReply(start=0, stop=1), 9.0)
+    requests.splits_needed(9.001)
+    assert requests.request_size == 2
 
 
-# --- plans are fetched in parts, checked, and kept up to a number of bytes ------------------------
+# --- plans ----------------------------------------------------------------------------------------
 
 
 def digest(plan: bytes) -> bytes:
@@ -187,7 +191,7 @@ def test_a_plan_is_fetched_in_parts() -> None:
     assert asked == [GetPlan(digest=digest(plan), offset=offset) for offset in (0, 10, 20)]
 
 
-def test_the_plan_that_was_not_used_for_longest_goes_when_bytes_run_out() -> None:
+def test_the_least_recently_used_plan_is_evicted() -> None:
     plans = PlanBytesCache(capacity=100)
     for name in (b"1", b"2"):
         plans.put(name, bytes(40))
@@ -197,7 +201,7 @@ def test_the_plan_that_was_not_used_for_longest_goes_when_bytes_run_out() -> Non
     assert plans.size == 80
 
 
-def test_a_plan_that_is_larger_than_all_that_is_kept_pushes_nothing_out() -> None:
+def test_a_plan_larger_than_the_cache_evicts_nothing() -> None:
     plans = PlanBytesCache(capacity=100)
     plans.put(b"1", bytes(40))
     plans.put(b"2", bytes(101))
@@ -205,23 +209,23 @@ def test_a_plan_that_is_larger_than_all_that_is_kept_pushes_nothing_out() -> Non
     assert plans.size == 40
 
 
-def test_an_empty_plan_and_one_that_ends_early_are_no_endless_loops() -> None:
+def test_empty_and_truncated_plans_end_the_fetch() -> None:
     assert PlanFetch(digest(b"")).add_part(GetPlanReply(chunk=b"", total_bytes=0)) == b""
     cut = PlanFetch(digest(b"abc"))
     assert cut.add_part(GetPlanReply(chunk=b"ab", total_bytes=3)) is None
-    with pytest.raises(DataLossError, match="2 bytes of 3"):
+    with pytest.raises(DataLossError, match="received 2 of 3 bytes"):
         cut.add_part(GetPlanReply(chunk=b"", total_bytes=3))
 
 
-def test_bytes_with_another_digest_are_refused() -> None:
-    with pytest.raises(DataLossError, match="arrived damaged"):
+def test_bytes_with_a_wrong_digest_are_rejected() -> None:
+    with pytest.raises(DataLossError, match="is corrupt: received"):
         PlanFetch(digest(b"abc")).add_part(GetPlanReply(chunk=b"abd", total_bytes=3))
 
 
-# --- origins in the order in which units were dealt to a task -------------------------------------
+# --- element ids in assignment order --------------------------------------------------------------
 
 
-def test_units_are_numbered_in_the_order_in_which_they_were_dealt() -> None:
+def test_splits_are_numbered_in_assignment_order() -> None:
     order = AssignmentOrder()
     order.assign(10, 13)
     order.assign(40, 42)
@@ -233,20 +237,20 @@ def test_units_are_numbered_in_the_order_in_which_they_were_dealt() -> None:
     )
 
 
-def test_a_run_that_was_dealt_in_pieces_is_several() -> None:
+def test_a_run_assigned_in_parts_becomes_several() -> None:
     order = AssignmentOrder()
     order.assign(12, 14)
     order.assign(10, 12)
     assert order.element_ids([(10, 4, 0, 1)], []) == ((2, 2, 0, 1), (0, 2, 0, 1))
 
 
-def test_the_end_of_a_unit_is_all_that_comes_after_its_elements() -> None:
+def test_the_end_of_a_split_covers_all_ordinals_after_its_elements() -> None:
     order = AssignmentOrder()
     order.assign(7, 9)
     assert order.element_ids([], [(7, 2, 3)]) == ((0, 2, 3, END_ORDINAL - 3),)
 
 
-def test_a_unit_that_is_dealt_once_more_in_part_is_another() -> None:
+def test_a_split_reassigned_in_part_has_its_own_number() -> None:
     order = AssignmentOrder()
     order.assign(7, 8)
     order.assign(7, 8, ((3, 5), (9, END_ORDINAL)))
@@ -254,7 +258,7 @@ def test_a_unit_that_is_dealt_once_more_in_part_is_another() -> None:
     assert found == ((0, 1, 0, 2), (1, 1, 3, 2), (0, 1, 6, 1), (1, 1, 12, END_ORDINAL - 12))
 
 
-def test_of_a_unit_that_is_dealt_in_part_alone_an_early_end_is_known() -> None:
+def test_an_early_end_of_a_partly_assigned_split_is_located() -> None:
     order = AssignmentOrder()
     order.assign(7, 8, ((3, 5),))
     assert order.element_ids([(7, 1, 3, 1)], [(7, 1, 5)]) == (
@@ -263,7 +267,7 @@ def test_of_a_unit_that_is_dealt_in_part_alone_an_early_end_is_known() -> None:
     )
 
 
-def test_units_of_what_was_dealt_last_and_before_have_their_own_numbers() -> None:
+def test_splits_of_several_assignments_have_distinct_numbers() -> None:
     order = AssignmentOrder()
     order.assign(100, 110)
     order.assign(110, 120)
@@ -278,35 +282,35 @@ def test_units_of_what_was_dealt_last_and_before_have_their_own_numbers() -> Non
     )
 
 
-def test_an_order_that_goes_on_for_ever_knows_only_what_is_not_done() -> None:
+def test_a_long_assignment_order_forgets_completed_splits() -> None:
     order = AssignmentOrder()
     for number in range(10_000):
         order.forget(number - 3)
-        order.assign(2 * number, 2 * number + 1)  # the others are dealt to others
+        order.assign(2 * number, 2 * number + 1)  # other tasks receive the others
         order.forget(number - 3)
         assert order.element_ids([(2 * number, 1, 0, 1)], []) == ((number, 1, 0, 1),)
-    assert held_by(order) < 1000
+    assert count_referenced_objects(order) < 1000
 
 
-def test_parts_of_units_are_forgotten_when_they_are_done() -> None:
+def test_completed_partial_splits_are_forgotten() -> None:
     order = AssignmentOrder()
     for number in range(10_000):
         order.forget(number - 3)
         order.assign(number, number + 1, ((3, 5),))
         assert order.element_ids([(number, 1, 4, 1)], []) == ((number, 1, 4, 1),)
-    assert held_by(order) < 2000
+    assert count_referenced_objects(order) < 2000
 
 
-def test_that_units_ended_which_are_done_is_left_out() -> None:
+def test_ends_of_forgotten_splits_are_left_out() -> None:
     order = AssignmentOrder()
-    for unit in range(1000):
-        order.assign(2 * unit, 2 * unit + 1)
+    for split in range(1000):
+        order.assign(2 * split, 2 * split + 1)
     order.forget(999)
     assert order.element_ids([], [(0, 1, 5), (1990, 9, 5)]) == ((999, 1, 5, END_ORDINAL - 5),)
 
 
-def held_by(order: AssignmentOrder) -> int:
-    """Return how many objects an order keeps alive."""
+def count_referenced_objects(order: AssignmentOrder) -> int:
+    """Return the number of objects that an assignment order references."""
     seen: set[int] = set()
     left: list[object] = [order]
     while left:
@@ -317,18 +321,18 @@ def held_by(order: AssignmentOrder) -> int:
     return len(seen)
 
 
-# --- what a worker does with a task follows from names in its definition --------------------------
+# --- implementations of the names in a task definition --------------------------------------------
 
 
-def changed(**fields: Any) -> TaskDefinition:
+def changed_definition(**fields: Any) -> TaskDefinition:
     return msgspec.structs.replace(definition(), **fields)
 
 
-def test_a_worker_knows_all_that_a_dispatcher_offers() -> None:
+def test_a_worker_supports_all_policies_of_the_dispatcher() -> None:
     plain = hr.Dataset.range(4)
     hinted = plain.shard(hr.service.SHARD_HINT, 0)
     for policy in POLICIES.values():
-        task = changed(
+        task = changed_definition(
             delivery_policy=policy.delivery_policy,
             shard_kind=policy.shard_kind,
             shard_index=0,
@@ -340,31 +344,33 @@ def test_a_worker_knows_all_that_a_dispatcher_offers() -> None:
             open_plan(dump_plan(plan), task, None, worker="h:1").close()
 
 
-def test_a_way_to_hand_out_is_added_by_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    class LastCome(FifoDelivery[Any]):
+def test_a_delivery_policy_can_be_added_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LifoDelivery(FifoDelivery[Any]):
         pass
 
     monkeypatch.setitem(
-        registry._DELIVERY_POLICIES, "last_come", lambda task, bounds: LastCome(bounds)
+        registry._DELIVERY_POLICIES, "lifo", lambda task, limits: LifoDelivery(limits)
     )
-    assert isinstance(create_delivery(changed(delivery_policy="last_come"), None), LastCome)
-    assert type(create_delivery(changed(), None)) is FifoDelivery
+    assert isinstance(
+        create_delivery(changed_definition(delivery_policy="lifo"), None), LifoDelivery
+    )
+    assert type(create_delivery(changed_definition(), None)) is FifoDelivery
 
 
-def test_a_task_of_a_kind_that_is_not_known_fails_and_its_clients_hear_why() -> None:
-    worker = Driven().registered()
-    request = worker.ask()
-    worker.defines(changed(delivery_policy="unheard of"))
-    content = worker.answers[request]
+def test_a_task_with_an_unknown_delivery_policy_fails_with_the_reason() -> None:
+    worker = CoreDriver().register()
+    request = worker.request()
+    worker.define_task(changed_definition(delivery_policy="unknown"))
+    content = worker.replies[request]
     assert isinstance(content, FailedPreconditionError)
-    assert "'unheard of', which this worker does not know" in str(content)
-    (failed,) = worker.of(FailTask)
+    assert "this worker does not support delivery policy 'unknown'" in str(content)
+    (failed,) = worker.calls_of(FailTask)
     assert "it cannot be started" in failed.reason
     assert worker.starts == []
 
 
-def test_a_part_of_a_plan_that_is_not_known_is_refused_by_name() -> None:
+def test_an_unknown_shard_kind_is_rejected_by_name() -> None:
     plan = dump_plan(hr.Dataset.range(4).plan)
-    task = changed(shard_kind="unheard of", shard_index=0, num_shards=1)
-    with pytest.raises(FailedPreconditionError, match="'unheard of', which this worker does not"):
+    task = changed_definition(shard_kind="unknown", shard_index=0, num_shards=1)
+    with pytest.raises(FailedPreconditionError, match="does not support shard kind 'unknown'"):
         open_plan(plan, task, None, worker="h:1")

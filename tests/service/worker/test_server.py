@@ -1,4 +1,4 @@
-"""The worker's life: it registers, beats, drains, stops; whatever happens in between."""
+"""Lifecycle of a worker server: registration, heartbeats, drain and stop, with errors."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ from headrace.transport import zeromq
 from headrace.transport.channel import Channel, Request
 from headrace.transport.envelope import decode_error
 from tests.service.reading import wait_until
-from tests.service.worker.driving import TICKET, definition
-from tests.service.worker.listed import SECONDS
+from tests.service.worker.core_driver import TASK_TOKEN, definition
+from tests.service.worker.scripted_iterator import SECONDS
 from tests.stopwatch import Stopwatch
 
 
 class Dispatcher:
-    """A dispatcher that takes every registration, knows one dataset, and notes what it hears."""
+    """Dispatcher that accepts every registration, has one dataset, and records messages."""
 
     def __init__(self, dataset: hr.Dataset | None = None) -> None:
-        self.heard: list[Any] = []
-        #: Heartbeats are put here while they are to be answered by the test.
-        self.held: SimpleQueue[Request] | None = None
-        self.incarnation = "first"
+        self.messages: list[Any] = []
+        #: If not None, receives heartbeats, which the test answers.
+        self.held_heartbeats: SimpleQueue[Request] | None = None
+        self.dispatcher_id = "first"
         self.to_delete: tuple[int, ...] = ()
         self._plan = b"" if dataset is None else dump_plan(dataset.plan)
         self._answers: dict[type, Callable[[Any], msgspec.Struct]] = {
             RegisterWorker: lambda _: RegisterWorkerReply(
-                heartbeat_interval=0.01, dispatcher_id=self.incarnation
+                heartbeat_interval=0.01, dispatcher_id=self.dispatcher_id
             ),
             WorkerHeartbeat: lambda _: WorkerHeartbeatReply(
-                tasks_to_delete=self.to_delete, dispatcher_id=self.incarnation
+                tasks_to_delete=self.to_delete, dispatcher_id=self.dispatcher_id
             ),
             GetTask: lambda asked: definition(asked.task_id, plan=self._plan),
             GetPlan: lambda asked: GetPlanReply(
@@ -80,15 +80,15 @@ class Dispatcher:
     def handle(self, requests: Sequence[Request]) -> None:
         for request in requests:
             message = request.message
-            self.heard.append(message)
-            if isinstance(message, WorkerHeartbeat) and self.held is not None:
-                self.held.put(request)
+            self.messages.append(message)
+            if isinstance(message, WorkerHeartbeat) and self.held_heartbeats is not None:
+                self.held_heartbeats.put(request)
             else:
                 request.reply(self._answers.get(type(message), lambda _: Done())(message))
 
     def count(self, kind: type) -> int:
-        """Return how many messages of a kind were heard."""
-        return sum(isinstance(message, kind) for message in list(self.heard))
+        """Return the number of received messages of a type."""
+        return sum(isinstance(message, kind) for message in list(self.messages))
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def reading(worker: WorkerServer) -> Iterator[Channel]:
 def get(number: int, acknowledged: int, task_id: int = 1) -> GetElements:
     return GetElements(
         task_id=task_id,
-        ticket=TICKET,
+        task_token=TASK_TOKEN,
         client_id="c",
         request_number=number,
         acknowledged=acknowledged,
@@ -137,17 +137,17 @@ def threads(name: str) -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith(name)]
 
 
-def test_a_worker_that_stops_while_it_is_to_register_again_leaves_no_thread() -> None:
+def test_a_worker_stopped_before_registering_again_leaves_no_thread() -> None:
     dispatcher = Dispatcher()
-    dispatcher.held = SimpleQueue()
+    dispatcher.held_heartbeats = SimpleQueue()
     with serving(dispatcher) as address:
         worker = WorkerServer(WorkerConfig(address))
-        beat = dispatcher.held.get(timeout=SECONDS)
+        beat = dispatcher.held_heartbeats.get(timeout=SECONDS)
         stop = threading.Thread(target=worker.stop)
         stop.start()
         wait_until(lambda: dispatcher.count(UnregisterWorker) == 1)
-        # The worker has left, and the heartbeat waits still for its answer: register again.
-        beat.fail(NotFoundError("who are you?"))
+        # The worker has deregistered, and its pending heartbeat is rejected.
+        beat.fail(NotFoundError("unknown worker"))
         stop.join(SECONDS)
 
         assert not stop.is_alive()
@@ -156,7 +156,7 @@ def test_a_worker_that_stops_while_it_is_to_register_again_leaves_no_thread() ->
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), MemoryError(), SystemExit()])
-def test_the_heartbeat_survives_everything(
+def test_heartbeats_continue_after_any_error(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     dispatcher = Dispatcher()
@@ -177,13 +177,13 @@ def test_the_heartbeat_survives_everything(
             raise error
 
         with monkeypatch.context() as patch:
-            # Both ways in which a heartbeat asks for what may be short.
+            # Both calls of the I/O thread that may lack resources.
             patch.setattr(PeerConnections, "add", connect)
             patch.setattr(PeerConnections, "wait", wait)
             assert failed.wait(SECONDS)
         before = dispatcher.count(WorkerHeartbeat)
         wait_until(lambda: dispatcher.count(WorkerHeartbeat) > before + 1)
-    assert "no heartbeat" in caplog.text
+    assert "heartbeats are delayed" in caplog.text
 
 
 def test_a_worker_without_a_dispatcher_stops_within_a_second() -> None:
@@ -194,35 +194,35 @@ def test_a_worker_without_a_dispatcher_stops_within_a_second() -> None:
     assert watch.seconds < 2.0
 
 
-GO_ON = threading.Event()
-BEGAN = threading.Event()
+RELEASED = threading.Event()
+STARTED = threading.Event()
 
 
-def until_told(x: Any) -> Any:
-    """Return when the test says so."""
+def block_until_released(x: Any) -> Any:
+    """Block positive elements until `RELEASED` is set."""
     if x > 0:
-        BEGAN.set()
-        GO_ON.wait(SECONDS)
+        STARTED.set()
+        RELEASED.wait(SECONDS)
     return x
 
 
 @pytest.mark.parametrize("end", ["stop", "drain"])
-def test_a_function_that_does_not_return_holds_up_no_worker(end: str) -> None:
-    GO_ON.clear()
-    BEGAN.clear()
-    dispatcher = Dispatcher(hr.Dataset.range(3).map(until_told))
+def test_a_function_that_does_not_return_does_not_delay_the_stop(end: str) -> None:
+    RELEASED.clear()
+    STARTED.clear()
+    dispatcher = Dispatcher(hr.Dataset.range(3).map(block_until_released))
     with serving(dispatcher) as address:
         worker = WorkerServer(WorkerConfig(address))
         with reading(worker) as channel:
             channel.send(get(0, 0))
-            assert BEGAN.wait(SECONDS)
+            assert STARTED.wait(SECONDS)
             with Stopwatch() as watch:
                 if end == "stop":
                     worker.stop()
                 else:
                     worker.drain(0.3)
             assert watch.seconds < 2.5
-        GO_ON.set()
+        RELEASED.set()
         wait_until(lambda: not threads("headrace-task"))
     assert dispatcher.count(UnregisterWorker) == 1
 
@@ -241,7 +241,7 @@ def test_a_drain_ends_at_once_when_the_worker_is_stopped() -> None:
             assert not drain.is_alive()
 
 
-def test_of_a_finished_task_nothing_but_its_end_is_kept() -> None:
+def test_a_finished_task_releases_its_memory() -> None:
     rows = np.arange(500_000, dtype=np.float64)
     dispatcher = Dispatcher(hr.Dataset.from_tensor_slices(rows).batch(50_000))
     with (
@@ -261,13 +261,13 @@ def test_of_a_finished_task_nothing_but_its_end_is_kept() -> None:
             grown = tracemalloc.get_traced_memory()[0] - before
         finally:
             tracemalloc.stop()
-        # Eight tasks of 4 MB.
+        # Eight tasks with 4 MB each were read.
         assert grown < rows.nbytes // 2
         assert dispatcher.count(GetPlan) == 1
         assert read(channel, 3) == 0
 
 
-def test_a_task_whose_thread_cannot_be_started_fails_and_its_clients_hear_why(
+def test_a_task_whose_thread_cannot_start_fails_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def no_thread_left(_: object) -> None:
@@ -286,12 +286,12 @@ def test_a_task_whose_thread_cannot_be_started_fails_and_its_clients_hear_why(
             first_element=0, num_elements=0, end_of_task=True
         )
         assert "can't start new thread" in next(
-            message.reason for message in dispatcher.heard if isinstance(message, FailTask)
+            message.reason for message in dispatcher.messages if isinstance(message, FailTask)
         )
         assert worker.num_tasks() == 0
 
 
-def test_a_module_that_is_missing_on_a_worker_is_named_with_the_worker_and_a_cure() -> None:
+def test_the_error_of_a_missing_module_names_worker_module_and_fix() -> None:
     lonely = types.ModuleType("lonely_module")
     exec("def same(x): return x", lonely.__dict__)
     lonely.same.__module__ = "lonely_module"
@@ -307,15 +307,15 @@ def test_a_module_that_is_missing_on_a_worker_is_named_with_the_worker_and_a_cur
         pytest.raises(FailedPreconditionError) as caught,
     ):
         read(channel, 1)
-    assert f"the worker at {worker.address} cannot load the dataset" in str(caught.value)
+    assert f"worker {worker.address} cannot load the dataset" in str(caught.value)
     assert "No module named 'lonely_module'" in str(caught.value)
     assert 'modules=["lonely_module"]' in str(caught.value)
 
 
-def test_a_task_that_is_deleted_closes_its_iterator_and_answers_who_waits() -> None:
-    GO_ON.clear()
-    BEGAN.clear()
-    dispatcher = Dispatcher(hr.Dataset.range(3).map(until_told))
+def test_a_deleted_task_closes_its_iterator_and_fails_waiting_requests() -> None:
+    RELEASED.clear()
+    STARTED.clear()
+    dispatcher = Dispatcher(hr.Dataset.range(3).map(block_until_released))
     with (
         serving(dispatcher) as address,
         WorkerServer(WorkerConfig(address)) as worker,
@@ -323,14 +323,14 @@ def test_a_task_that_is_deleted_closes_its_iterator_and_answers_who_waits() -> N
     ):
         for number in range(4):
             channel.send(get(number, 0))
-        assert BEGAN.wait(SECONDS)
+        assert STARTED.wait(SECONDS)
         dispatcher.to_delete = (1,)
         errors = 0
         while errors < 3:
             reply = channel.receive(SECONDS)
             assert reply is not None
             errors += isinstance(reply.message, CancelledError)
-        GO_ON.set()
+        RELEASED.set()
         wait_until(lambda: not threads("headrace-task"))
 
 

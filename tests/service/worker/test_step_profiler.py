@@ -1,4 +1,4 @@
-"""The sampler finds at which step a thread is, and changes nothing there."""
+"""The profiler finds the step that a thread executes, without side effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def slowly(x):
     return x
 
 
-def read_on(iterator):
+def read_all(iterator):
     while iterator.next_chunk(8) is not None:
         pass
 
@@ -32,25 +32,25 @@ def test_time_in_a_function_counts_for_the_step_that_calls_it():
     meter = meters.start_task(1, 4000)
     plan = hr.Dataset.range(60).map(slowly).batch(4).plan
     iterator = build_iterator(plan, instrument=meter.register_step)
-    sampler = StepProfiler(meters)
-    sampler.start()
-    reader = threading.Thread(target=read_on, args=(iterator,))
+    profiler = StepProfiler(meters)
+    profiler.start()
+    reader = threading.Thread(target=read_all, args=(iterator,))
     reader.start()
     reader.join()
-    sampler.stop()
-    sampler.join(5.0)
+    profiler.stop()
+    profiler.join(5.0)
     iterator.close()
     spent = {each.step.split(" ")[0]: each.seconds for each in meter.snapshot().steps}
     assert max(spent, key=spent.__getitem__) == "map"
     assert spent["map"] > 0.2
 
 
-def test_a_thread_that_is_at_no_step_is_at_none():
+def test_a_thread_outside_any_step_is_not_attributed():
     assert find_step(sys._getframe(), [TaskMetrics(1)]) is None
 
 
 class Step:
-    """Stands for a step: it has values of its own while it works."""
+    """Stand-in for a step with local variables."""
 
     def work(self):
         total = 1
@@ -59,13 +59,13 @@ class Step:
         return total
 
 
-def test_a_look_at_a_step_that_is_traced_leaves_its_values_alone():
+def test_sampling_a_traced_step_does_not_change_its_locals():
     meter, step = TaskMetrics(1), Step()
     meter.register_step(hr.Dataset.range(1).plan, step)
     found = []
 
     def trace(frame, event, argument):
-        # As a debugger's: what it leaves in the frame's snapshot goes back into the frame.
+        # Like a debugger: changes to the frame's snapshot are written back into the frame.
         found.append(find_step(frame, [meter]))
         return trace
 
@@ -80,48 +80,50 @@ def test_a_look_at_a_step_that_is_traced_leaves_its_values_alone():
     assert found[0][0] is meter
 
 
-class Asking:
-    """Stands for a step that waits for units."""
+class WaitingStep:
+    """Stand-in for a step that waits for splits."""
 
-    def work(self, feed):
+    def work(self, channel):
         with contextlib.suppress(CancelledError):
-            feed.next_splits(lambda: None)
+            channel.next_splits(lambda: None)
 
 
-class Nobody:
+class IgnoringListener:
     def splits_needed(self, producer):
         pass
 
 
-def stands_in(thread, code):
+def is_in_function(thread, code):
     frame = sys._current_frames()[thread.ident]
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame is not None
 
 
-def test_a_thread_that_waits_for_units_is_at_no_step():
-    meter, step, feed = TaskMetrics(1), Asking(), ProducerChannel(1, Nobody())
+def test_a_thread_waiting_for_splits_is_attributed_to_no_step():
+    meter, step, channel = TaskMetrics(1), WaitingStep(), ProducerChannel(1, IgnoringListener())
     meter.register_step(hr.Dataset.range(1).plan, step)
-    thread = threading.Thread(target=step.work, args=(feed,))
+    thread = threading.Thread(target=step.work, args=(channel,))
     thread.start()
     try:
-        wait_until(lambda: stands_in(thread, ProducerChannel._wait_for_grant_or_deferral.__code__))
+        wait_until(
+            lambda: is_in_function(thread, ProducerChannel._wait_for_grant_or_deferral.__code__)
+        )
         assert find_step(sys._current_frames()[thread.ident], [meter]) is None
-        feed.defer()
-        wait_until(lambda: stands_in(thread, ProducerChannel._wait_for_splits.__code__))
+        channel.defer()
+        wait_until(lambda: is_in_function(thread, ProducerChannel._wait_for_splits.__code__))
         assert find_step(sys._current_frames()[thread.ident], [meter]) is None
     finally:
-        feed.close()
+        channel.close()
         thread.join()
 
 
-def test_a_record_that_is_half_made_is_no_step():
+def test_a_partly_constructed_object_is_no_step():
     meter = TaskMetrics(1)
     assert meter.find_step(SplitGrant.__new__(SplitGrant)) is None
 
 
-def test_it_ends_when_it_is_stopped_before_it_was_started():
-    sampler = StepProfiler(WorkerMetrics())
-    sampler.stop()
-    sampler.join(1.0)
+def test_a_profiler_stopped_before_its_start_can_be_joined():
+    profiler = StepProfiler(WorkerMetrics())
+    profiler.stop()
+    profiler.join(1.0)

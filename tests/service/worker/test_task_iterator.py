@@ -1,4 +1,4 @@
-"""What a state says about units that are whole."""
+"""Number of complete splits in a state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.service.worker.task_iterator import count_complete_splits
 
 
 @pytest.mark.parametrize(
-    ("state", "units"),
+    ("state", "splits"),
     [
         ({"assigned": 7}, 7),
         ({"offset": 2, "input": {"assigned": 4}}, 4),
@@ -19,20 +19,20 @@ from headrace.service.worker.task_iterator import count_complete_splits
         ({"assigned": 0}, 0),
     ],
 )
-def test_the_smallest_number_anywhere_in_a_state_counts(state: Any, units: int) -> None:
-    assert count_complete_splits(state, before=0) == units
+def test_the_smallest_number_in_a_nested_state_counts(state: Any, splits: int) -> None:
+    assert count_complete_splits(state, before=0) == splits
 
 
 @pytest.mark.parametrize("state", [None, 3, {}, {"input": [1, "assigned"]}])
-def test_a_state_without_such_a_number_changes_nothing(state: Any) -> None:
+def test_a_state_without_a_split_number_changes_nothing(state: Any) -> None:
     assert count_complete_splits(state, before=12) == 12
 
 
-def test_what_is_whole_stays_so_where_a_step_keeps_an_older_state() -> None:
+def test_the_count_does_not_decrease_with_an_older_state() -> None:
     assert count_complete_splits({"assigned": 3}, before=12) == 12
 
 
-def test_a_state_may_be_nested_more_deeply_than_calls_may() -> None:
+def test_a_state_may_be_nested_deeper_than_the_recursion_limit() -> None:
     state: Any = {"assigned": 2}
     for _ in range(10_000):
         state = {"input": state}

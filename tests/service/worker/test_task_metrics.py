@@ -1,4 +1,4 @@
-"""What a worker has done for its tasks: counted by portions, said when it changed."""
+"""Counters of a worker's tasks, reported when they change."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from headrace.service.worker.task_metrics import TaskMetrics, WorkerMetrics
 from headrace.testing import ManualClock
 
 
-def test_portions_add_up_and_are_said_once():
+def test_batches_add_up_and_are_reported_once():
     meters = WorkerMetrics()
     meter = meters.start_task(1, 4000)
     meter.add_batch(10, 80)
     meter.add_batch(5, 40)
-    (said,) = meters.take_changes({4000: BufferedOutput(2, 120)})
-    assert (said.task_id, said.elements, said.bytes) == (4000, 15, 120)
-    assert (said.buffered_batches, said.buffered_bytes) == (2, 120)
+    (activity,) = meters.take_changes({4000: BufferedOutput(2, 120)})
+    assert (activity.task_id, activity.elements, activity.bytes) == (4000, 15, 120)
+    assert (activity.buffered_batches, activity.buffered_bytes) == (2, 120)
     assert meters.take_changes({4000: BufferedOutput(2, 120)}) == ()
 
 
-def test_buffers_that_clients_emptied_are_a_change():
+def test_a_delivered_buffer_is_a_change():
     meters = WorkerMetrics()
     meters.start_task(1, 4000).add_batch(10, 80)
     meters.take_changes({4000: BufferedOutput(1, 80)})
-    (said,) = meters.take_changes({})
-    assert said.buffered_batches == 0
+    (activity,) = meters.take_changes({})
+    assert activity.buffered_batches == 0
 
 
-def test_a_wait_is_said_when_it_begins_and_when_it_ends_and_not_between():
+def test_a_wait_is_reported_at_its_start_and_end_only():
     clock, meters = ManualClock(0.0), WorkerMetrics()
     meter = TaskMetrics(4000, clock)
     meters._running[1] = meter
     meters.take_changes({})
     with meter.track_wait(WAITING_FOR_CLIENTS):
         clock.advance(1.0)
-        (said,) = meters.take_changes({})
-        assert (said.waiting_for, said.client_wait_seconds) == (WAITING_FOR_CLIENTS, 1.0)
+        (activity,) = meters.take_changes({})
+        assert (activity.waiting_for, activity.client_wait_seconds) == (WAITING_FOR_CLIENTS, 1.0)
         clock.advance(100.0)
         assert meters.take_changes({}) == ()
-    (said,) = meters.take_changes({})
-    assert (said.waiting_for, said.client_wait_seconds) == ("", 101.0)
+    (activity,) = meters.take_changes({})
+    assert (activity.waiting_for, activity.client_wait_seconds) == ("", 101.0)
 
 
-def test_a_plan_that_reads_ahead_may_wait_for_both():
+def test_a_plan_that_reads_ahead_may_wait_for_clients_and_splits():
     clock = ManualClock(0.0)
     meter = TaskMetrics(4000, clock)
     with meter.track_wait(WAITING_FOR_CLIENTS):
@@ -53,11 +53,11 @@ def test_a_plan_that_reads_ahead_may_wait_for_both():
         with meter.track_wait(WAITING_FOR_SPLITS):
             clock.advance(1.0)
         assert meter.is_waiting
-    said = meter.snapshot()
-    assert (said.client_wait_seconds, said.split_wait_seconds) == (2.0, 1.0)
+    activity = meter.snapshot()
+    assert (activity.client_wait_seconds, activity.split_wait_seconds) == (2.0, 1.0)
 
 
-def test_a_task_that_ended_is_said_once_more_and_stays_in_the_totals():
+def test_an_ended_task_is_reported_once_more_and_stays_in_the_totals():
     meters = WorkerMetrics()
     meters.start_task(1, 4000).add_batch(10, 80)
     meters.end_task(1)
@@ -68,7 +68,7 @@ def test_a_task_that_ended_is_said_once_more_and_stays_in_the_totals():
     assert (totals.elements, totals.bytes, totals.buffered_batches) == (15, 120, 1)
 
 
-def test_what_an_ended_task_has_ready_is_said_until_clients_have_taken_it():
+def test_buffered_output_of_an_ended_task_is_reported_until_delivered():
     meters = WorkerMetrics()
     meters.start_task(1, 4000).add_batch(10, 80)
     meters.end_task(1)
@@ -80,7 +80,7 @@ def test_what_an_ended_task_has_ready_is_said_until_clients_have_taken_it():
     assert meters.take_changes({}) == ()
 
 
-def test_steps_are_named_by_kind_and_place_and_nothing_stands_in_their_place():
+def test_steps_are_named_by_kind_and_location_and_not_wrapped():
     meter = TaskMetrics(4000)
     plan = hr.Dataset.range(4).map(lambda x: x + 1).plan
     iterator = build_iterator(plan, instrument=meter.register_step)
@@ -93,15 +93,15 @@ def test_steps_are_named_by_kind_and_place_and_nothing_stands_in_their_place():
         iterator.close()
 
 
-def test_very_many_steps_become_one():
+def test_excess_steps_are_combined():
     meter = TaskMetrics(4000)
     for number in range(1000):
         meter.add_step_seconds(f"map at file.py:{number}", 1.0)
-    stages = meter.snapshot().steps
-    assert len(stages) <= 65
-    assert sum(each.seconds for each in stages) == 1000.0
+    steps = meter.snapshot().steps
+    assert len(steps) <= 65
+    assert sum(each.seconds for each in steps) == 1000.0
 
 
-def test_what_is_being_made_is_no_step_though_its_hash_fails():
-    grant = object.__new__(SplitGrant)  # as a sampler finds it within its own constructor
+def test_a_partly_constructed_object_is_no_step_even_if_its_hash_fails():
+    grant = object.__new__(SplitGrant)  # as the profiler may find it during its construction
     assert TaskMetrics(4000, ManualClock(0.0)).find_step(grant) is None

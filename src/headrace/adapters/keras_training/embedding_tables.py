@@ -247,7 +247,9 @@ def loading_tables(file: Any) -> Iterator[None]:
                 f"{os.path.basename(str(_directory(file)))} together"
             ) from error
         # Optimizers begin with the rows, as with the other weights.
-        read.pieces = tuple(msgspec.structs.replace(each, slot_firsts={}) for each in read.pieces)
+        read.pieces = tuple(
+            msgspec.structs.replace(each, slot_initial_values={}) for each in read.pieces
+        )
         CheckpointStatus(Checkpoint(tables=tables), read).restore_new()
 
 

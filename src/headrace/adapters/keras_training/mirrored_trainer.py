@@ -119,7 +119,9 @@ class ReplicaModelSteps:
         """Return sums of what all workers have. All workers call this."""
         framework = self._strategy.framework
         columns = [[framework.as_array(each)] for each in arrays]
-        sums = self._strategy.reduce_columns(ReduceOp.SUM, columns, what="a step of a Keras model")
+        sums = self._strategy.reduce_columns(
+            ReduceOp.SUM, columns, description="a step of a Keras model"
+        )
         return [np.asarray(framework.to_numpy(each)) for each in sums]
 
     def synchronize_variables(self) -> None:

@@ -36,53 +36,53 @@ def sum_arrays(
         FailedPreconditionError: If large arrays differ.
     """
     if sum(array.nbytes for array in arrays) <= _CHUNK_BYTES:
-        words = f"{description} of {len(arrays)} arrays"
-        return list(client.run(words, SUM, arrays=arrays).arrays)
-    made: list[NDArray[Any]] = []
-    under_way: deque[int] = deque()
+        name = f"{description} of {len(arrays)} arrays"
+        return list(client.run(name, SUM, arrays=arrays).arrays)
+    sums: list[NDArray[Any]] = []
+    in_flight: deque[int] = deque()
     # All workers chunk alike; if their arrays differ, the first differing description says where.
-    words = f"{description} of {sum(array.size for array in arrays)} values in {len(arrays)} arrays"
-    for number, part in enumerate(_split_chunks(arrays)):
-        if len(under_way) == _MAX_IN_FLIGHT:
-            made += client.wait(under_way.popleft()).arrays
-        shapes = ", ".join(str(piece.shape) for piece in part)
-        under_way.append(client.start(f"{words}, part {number} ({shapes})", SUM, arrays=part))
-    for meeting in under_way:
-        made += client.wait(meeting).arrays
-    return _join_chunks(made, arrays)
+    name = f"{description} of {sum(array.size for array in arrays)} values in {len(arrays)} arrays"
+    for number, chunk in enumerate(_split_chunks(arrays)):
+        if len(in_flight) == _MAX_IN_FLIGHT:
+            sums += client.wait(in_flight.popleft()).arrays
+        shapes = ", ".join(str(piece.shape) for piece in chunk)
+        in_flight.append(client.start(f"{name}, part {number} ({shapes})", SUM, arrays=chunk))
+    for pending in in_flight:
+        sums += client.wait(pending).arrays
+    return _join_chunks(sums, arrays)
 
 
 def _split_chunks(arrays: Sequence[NDArray[Any]]) -> Iterator[list[NDArray[Any]]]:
     """Yield flat pieces of arrays, up to the chunk size in bytes together."""
-    part: list[NDArray[Any]] = []
-    room = _CHUNK_BYTES
+    chunk: list[NDArray[Any]] = []
+    remaining_bytes = _CHUNK_BYTES
     for array in arrays:
         flat = np.ascontiguousarray(array).reshape(-1)
         start = 0
         while True:
-            piece = flat[start : start + max(1, room // flat.itemsize)]
-            part.append(piece)
+            piece = flat[start : start + max(1, remaining_bytes // flat.itemsize)]
+            chunk.append(piece)
             start += len(piece)
-            room -= piece.nbytes
-            if room <= flat.itemsize:
-                yield part
-                part, room = [], _CHUNK_BYTES
+            remaining_bytes -= piece.nbytes
+            if remaining_bytes <= flat.itemsize:
+                yield chunk
+                chunk, remaining_bytes = [], _CHUNK_BYTES
             if start >= len(flat):
                 break
-    if part:
-        yield part
+    if chunk:
+        yield chunk
 
 
 def _join_chunks(
-    chunks: Sequence[NDArray[Any]], like: Sequence[NDArray[Any]]
+    chunks: Sequence[NDArray[Any]], originals: Sequence[NDArray[Any]]
 ) -> list[NDArray[Any]]:
     """Reverse `_split_chunks`."""
-    made: list[NDArray[Any]] = []
+    arrays: list[NDArray[Any]] = []
     rest = iter(chunks)
-    for array in like:
-        found = [next(rest)]
-        while sum(len(piece) for piece in found) < array.size:
-            found.append(next(rest))
-        flat = found[0] if len(found) == 1 else np.concatenate(found)
-        made.append(flat.reshape(array.shape))
-    return made
+    for array in originals:
+        pieces = [next(rest)]
+        while sum(len(piece) for piece in pieces) < array.size:
+            pieces.append(next(rest))
+        flat = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        arrays.append(flat.reshape(array.shape))
+    return arrays

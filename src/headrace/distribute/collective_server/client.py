@@ -143,7 +143,7 @@ class CollectiveClient:
                 counts. No two consecutive collectives may have this description.
         """
         heads, buffers = encode_arrays(arrays)
-        said = {"description": description, "kind": kind, "flag": flag, "arrays": heads}
+        fields = {"description": description, "kind": kind, "flag": flag, "arrays": heads}
         with self._lock:
             self._check()
             self._mark_busy()
@@ -153,7 +153,7 @@ class CollectiveClient:
                 return self._next_number - 1
             number = self._next_number
             # No call between these two statements, so that an interruption cannot separate them.
-            self._contributions[number] = said, buffers
+            self._contributions[number] = fields, buffers
             self._next_number = number + 1
             self._send(number)
             self._is_busy = False
@@ -176,37 +176,42 @@ class CollectiveClient:
         """
         with self._lock:
             self._mark_busy()
-            longest = min(self._timeout, math.inf if timeout is None else timeout)
-            waited, warnings, ends, speaks = 0.0, WaitWarningLimiter(), math.inf, math.inf
+            timeout_seconds = min(self._timeout, math.inf if timeout is None else timeout)
+            waited, warnings, end_deadline, reply_deadline = (
+                0.0,
+                WaitWarningLimiter(),
+                math.inf,
+                math.inf,
+            )
             while number not in self._results and number != self._last_result[0]:
                 self._check()
                 if warnings.should_warn(waited):
-                    speaks = waited + self._query_missing(number, waited)
+                    reply_deadline = waited + self._query_missing(number, waited)
                 if None not in self._tickets.values():
-                    speaks = math.inf
-                elif waited >= speaks:
-                    speaks = math.inf
-                    self._log_missing([f"{self._names[0]} does not answer"])
-                if waited >= longest and ends == math.inf:
-                    ends = waited + self._request_session_end(number, waited)
-                if waited >= ends:
+                    reply_deadline = math.inf
+                elif waited >= reply_deadline:
+                    reply_deadline = math.inf
+                    self._log_missing([f"{self._names[0]} has not replied"])
+                if waited >= timeout_seconds and end_deadline == math.inf:
+                    end_deadline = waited + self._request_session_end(number, waited)
+                if waited >= end_deadline:
                     self._fail(self._silence_error(number, waited))
                     continue
-                begun = self._clock()
-                limit = ends if waited >= longest else longest
-                asked = min(warnings.next_warning_after, limit, speaks) - waited
-                self._receive(begun + asked)
+                started = self._clock()
+                limit = end_deadline if waited >= timeout_seconds else timeout_seconds
+                wait_seconds = min(warnings.next_warning_after, limit, reply_deadline) - waited
+                self._receive(started + wait_seconds)
                 # Time in which this process was paused does not count.
-                waited += min(self._clock() - begun, asked + _MAX_OVERRUN_SECONDS)
-            found = self._results.get(number, self._last_result[1])
-            arrays = found.arrays if isinstance(found, CollectiveValue) else ()
+                waited += min(self._clock() - started, wait_seconds + _MAX_OVERRUN_SECONDS)
+            result = self._results.get(number, self._last_result[1])
+            arrays = result.arrays if isinstance(result, CollectiveValue) else ()
             is_small = sum(array.nbytes for array in arrays) <= _SMALL_BYTES
-            self._last_result = (number, found) if is_small else _NO_RESULT
+            self._last_result = (number, result) if is_small else _NO_RESULT
             self._results.pop(number, None)
             self._is_busy = False
-        if isinstance(found, HeadraceError):
-            raise found
-        return found
+        if isinstance(result, HeadraceError):
+            raise result
+        return result
 
     def run(
         self,
@@ -259,7 +264,7 @@ class CollectiveClient:
         self._failure_ticket = None
 
     def _send(self, number: int) -> None:
-        said, buffers = self._contributions[number]
+        fields, buffers = self._contributions[number]
         self._num_sent += 1
         message = Contribute(
             session_id=self.closer.session_id,
@@ -268,7 +273,7 @@ class CollectiveClient:
             number=number,
             acknowledged=next(iter(self._contributions)),
             attempt=self._num_sent,
-            **said,
+            **fields,
         )
         self._tickets[self._channel.send(message, buffers)] = number
 
@@ -294,18 +299,18 @@ class CollectiveClient:
         self._clear_in_flight()
         self._last_loss = error
         self._num_refused += error.refused
-        wait = 0.0
+        delay = 0.0
         if not self.closer.session_id:  # it may not have started
-            wait, self._retry_delay = self._retry_delay, min(2 * self._retry_delay, _MAX_DELAY)
+            delay, self._retry_delay = self._retry_delay, min(2 * self._retry_delay, _MAX_DELAY)
         elif self._num_refused >= _MAX_REFUSED:
             self._fail(
                 UnavailableError(
-                    f"{self._names[0]}, where the workers meet, is gone: its process ended "
-                    f"({error}). No worker goes on without the others: start all again, and go on "
-                    "from a state that was saved"
+                    f"{self._names[0]}, which runs the collective server, is lost: its process "
+                    f"has ended ({error}). Workers cannot continue without each other: restart "
+                    "all of them from a saved state"
                 )
             )
-        self._retry_at = dict.fromkeys(self._contributions, self._clock() + wait)
+        self._retry_at = dict.fromkeys(self._contributions, self._clock() + delay)
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -335,22 +340,22 @@ class CollectiveClient:
     ) -> None:
         if number not in self._contributions:
             return
-        found: CollectiveValue | HeadraceError
+        result: CollectiveValue | HeadraceError
         if isinstance(message, CollectiveResult):
             self.closer.session_id = message.session_id
             if self._failure_ticket is None:
-                listen = AwaitSessionFailure(
+                request = AwaitSessionFailure(
                     session_id=message.session_id, rank=self._rank, process_id=self._process_id
                 )
-                self._failure_ticket = self._channel.send(listen)
-            found = CollectiveValue(message.flag, decode_arrays(message.arrays, buffers))
+                self._failure_ticket = self._channel.send(request)
+            result = CollectiveValue(message.flag, decode_arrays(message.arrays, buffers))
         else:
             error = decode_error(message)
-            found = error
+            result = error
             if message.is_permanent:
                 self._fail(error)
         if number not in self._unwanted:
-            self._results[number] = found
+            self._results[number] = result
         del self._contributions[number]
         self._unwanted.discard(number)
 
@@ -358,9 +363,9 @@ class CollectiveClient:
 
     def _query_missing(self, number: int, waited: float) -> float:
         """Request the names of missing workers for the log; return the seconds to allow."""
-        self._waiting_description = f"{self._names[self._rank]} has waited for {waited:.0f} s"
+        self._waiting_description = f"{self._names[self._rank]} has been waiting for {waited:.0f} s"
         if self._last_loss is not None:
-            self._log_missing([f"{self._names[0]} cannot be reached ({self._last_loss})"])
+            self._log_missing([f"cannot connect to {self._names[0]} ({self._last_loss})"])
             return math.inf
         if None in self._tickets.values():
             return 0.0
@@ -370,7 +375,10 @@ class CollectiveClient:
     def _log_missing(self, missing: Sequence[str]) -> None:
         if missing and self._waiting_description:
             _log.warning(
-                "%s, of %g, for: %s", self._waiting_description, self._timeout, "; ".join(missing)
+                "%s (timeout %g s): %s",
+                self._waiting_description,
+                self._timeout,
+                "; ".join(missing),
             )
 
     def _request_session_end(self, number: int, waited: float) -> float:
@@ -382,7 +390,7 @@ class CollectiveClient:
         return _REPLY_SECONDS
 
     def _send_missing_query(self, number: int, waited: float, ends_session: bool) -> None:
-        question = GetMissingWorkers(
+        request = GetMissingWorkers(
             session_id=self.closer.session_id,
             rank=self._rank,
             process_id=self._process_id,
@@ -390,15 +398,15 @@ class CollectiveClient:
             waited=waited,
             ends_session=ends_session,
         )
-        self._tickets[self._channel.send(question)] = None
+        self._tickets[self._channel.send(request)] = None
 
     def _silence_error(self, number: int, waited: float) -> HeadraceError:
-        what = self._contributions[number][0]["description"]
-        why = f" ({self._last_loss})" if self._last_loss is not None else ""
+        description = self._contributions[number][0]["description"]
+        cause = f" ({self._last_loss})" if self._last_loss is not None else ""
         return UnavailableError(
-            f"{self._names[0]}, where the workers meet, did not answer for {waited:.0f} s{why}, "
-            f"while {self._names[self._rank]} waits at {what}: is it running, and is this its "
-            "address?"
+            f"{self._names[0]}, which runs the collective server, has not replied for "
+            f"{waited:.0f} s{cause}, while {self._names[self._rank]} waits in {description} (is it "
+            "running, and is this its address?)"
         )
 
     def _fail(self, error: HeadraceError) -> None:
@@ -411,7 +419,7 @@ class CollectiveClient:
             raise type(self._failure)(str(self._failure))
         if self.closer.is_closed:
             raise FailedPreconditionError(
-                "this strategy was closed: make another one, on all workers"
+                "this strategy is closed; create a new one on all workers"
             )
 
 

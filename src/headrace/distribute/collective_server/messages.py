@@ -200,15 +200,15 @@ def decode_arrays(heads: Sequence[ArrayHead], buffers: Sequence[Buffer]) -> list
     Raises:
         ValueError: If headers and buffers do not match.
     """
-    rest = iter(buffers)
-    return [_decode_array(head, rest) for head in heads]
+    remaining = iter(buffers)
+    return [_decode_array(head, remaining) for head in heads]
 
 
 def _decode_array(head: ArrayHead, buffers: Iterator[Buffer]) -> NDArray[Any]:
     if head.dtype == _OBJECTS:
         items = msgspec.msgpack.decode(head.raw or b"", type=list[Any])
         if not all(isinstance(each, bytes | str) for each in items):
-            raise ValueError("an array of objects holds others than bytes and str")
+            raise ValueError("an object array must hold only bytes and str")
         array = np.empty(len(items), object)
         array[:] = items
         return array.reshape(head.shape)
@@ -217,20 +217,22 @@ def _decode_array(head: ArrayHead, buffers: Iterator[Buffer]) -> NDArray[Any]:
         return np.frombuffer(bytearray(head.raw), np.uint8).view(dtype).reshape(head.shape)
     buffer = next(buffers, None)
     if buffer is None:
-        raise ValueError("an array was announced whose memory did not come")
+        raise ValueError(
+            f"the message has no buffer for an array of dtype {dtype} and shape {head.shape}"
+        )
     return np.frombuffer(buffer, np.uint8).view(dtype).reshape(head.shape)
 
 
 def _encode_objects(array: NDArray[Any]) -> bytes:
     items = array.reshape(-1).tolist()
-    strange = next((each for each in items if not isinstance(each, bytes | str)), None)
-    if strange is not None:
+    invalid = next((each for each in items if not isinstance(each, bytes | str)), None)
+    if invalid is not None:
         raise InvalidArgumentError(
-            f"an array of objects such as {strange!r:.80} cannot be sent to other workers; make "
-            "numbers, bytes or str of them"
+            f"an object array with {invalid!r:.80} of type {type(invalid).__name__} cannot be "
+            "sent to other workers; convert its items to numbers, bytes or str"
         )
-    plain = [bytes(each) if isinstance(each, bytes) else str(each) for each in items]
-    return msgspec.msgpack.encode(plain)
+    values = [bytes(each) if isinstance(each, bytes) else str(each) for each in items]
+    return msgspec.msgpack.encode(values)
 
 
 # --- Errors as messages: workers raise the error that occurred on the server ----------------------

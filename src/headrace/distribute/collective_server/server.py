@@ -113,11 +113,11 @@ class CollectiveServer(LifeCycle):
         host, port = addresses.split(self._address)
         # A name that leads here only from outside, such as a load balancer or a container's
         # host, is not an interface to listen on.
-        own = host if addresses.is_local_host(host) else _ANY_INTERFACE
+        listen_host = host if addresses.is_local_host(host) else _ANY_INTERFACE
         server = zeromq.serve(
             self._sessions.handle,
             request_type=CollectiveRequest,
-            host=own,
+            host=listen_host,
             port=port,
             security=self._security,
             limits=ServerLimits(
@@ -157,13 +157,13 @@ class _SessionTable:
         """Handle the end of a connection."""
         self._run_or_defer(partial(self._handle_disconnect, peer))
 
-    def _run_or_defer(self, work: Callable[[], None]) -> None:
+    def _run_or_defer(self, call: Callable[[], None]) -> None:
         """Run a call, or defer it if a finalizer requests it while this thread runs another one.
 
         A dropped strategy leaves whenever it is garbage collected.
         """
         with self._lock:
-            self._deferred.append(work)
+            self._deferred.append(call)
             if self._is_busy:
                 return
             try:
@@ -194,9 +194,9 @@ class _SessionTable:
         )
         if not 0 <= message.rank < len(self._names):
             raise InvalidArgumentError(
-                f"a worker says that it is number {message.rank} of those that train together, and "
-                f"the first one knows of {len(self._names)}: {', '.join(self._names)}; give all "
-                "the same cluster"
+                f"a worker has rank {message.rank}, but the cluster of {self._names[0]} has "
+                f"{len(self._names)} workers: {', '.join(self._names)}; give every worker the "
+                "same cluster"
             )
         if isinstance(message, Contribute):
             self._on_contribute(request, message)
@@ -213,57 +213,63 @@ class _SessionTable:
             request.reply(
                 encode_error(
                     UnavailableError(
-                        f"{self._names[0]} was started again, or its strategy was closed, while "
-                        "the others went on: workers that train together are all started "
-                        "together, and go on from a state that was saved"
+                        f"{self._names[0]} was restarted, or its strategy was closed, while "
+                        "other workers continued: restart all workers together from a saved state"
                     )
                 )
             )
             return
-        strategy = message.rank, message.process_id
-        if message.attempt < session.attempts.get(strategy, 0):
+        key = message.rank, message.process_id
+        if message.attempt < session.attempts.get(key, 0):
             # Sent through an abandoned connection, and handled after a newer request: no client
             # receives the answer.
-            request.reply(encode_error(UnavailableError("it was brought again since")))
+            request.reply(
+                encode_error(UnavailableError("a newer attempt of this contribution has arrived"))
+            )
             return
-        session.attempts[strategy] = message.attempt
+        session.attempts[key] = message.attempt
         session.peers = {peer: rank for peer, rank in session.peers.items() if rank != message.rank}
         session.peers[request.peer] = message.rank
-        brought = CollectiveValue(message.flag, decode_arrays(message.arrays, request.buffers))
-        before = session.held_requests.pop((message.rank, message.number), None)
-        if before is not None:
-            words = (
-                f"another process, or strategy, of {self._names[message.rank]} came in its place"
+        value = CollectiveValue(message.flag, decode_arrays(message.arrays, request.buffers))
+        previous = session.held_requests.pop((message.rank, message.number), None)
+        if previous is not None:
+            reason = (
+                "replaced by a contribution of another process or strategy of "
+                f"{self._names[message.rank]}"
             )
-            before.reply(encode_error(UnavailableError(words)))
+            previous.reply(encode_error(UnavailableError(reason)))
         session.held_requests[message.rank, message.number] = request
-        dues = session.state.contribute(
+        answers = session.state.contribute(
             message.rank,
             message.process_id,
             message.number,
             message.acknowledged,
-            Contribution(message.description, message.kind, brought),
+            Contribution(message.description, message.kind, value),
             time.monotonic(),
         )
-        self._answer(session, dues)
+        self._answer(session, answers)
 
     def _on_get_missing(self, request: Request, message: GetMissingWorkers) -> None:
         session = self._find_session(message)
         now = time.monotonic()
-        words = [] if session is None else session.state.describe_missing(message.number, now)
+        descriptions = (
+            [] if session is None else session.state.describe_missing(message.number, now)
+        )
         if (
-            words
+            descriptions
             and session is not None
             and session.is_forming
             and self._is_rank_taken(message.rank)
         ):
-            words.append(
-                f"{self._names[message.rank]} takes part in a session that goes on already (is "
-                "this a second process of that task?)"
+            descriptions.append(
+                f"{self._names[message.rank]} already takes part in a running session (is this a "
+                "second process of that task?)"
             )
-        request.reply(MissingWorkers(descriptions=tuple(words)))
+        request.reply(MissingWorkers(descriptions=tuple(descriptions)))
         if session is not None and message.ends_session:
-            self._answer(session, session.state.fail_missing(message.number, message.waited, words))
+            self._answer(
+                session, session.state.fail_missing(message.number, message.waited, descriptions)
+            )
 
     def _is_rank_taken(self, rank: int) -> bool:
         """Return whether a rank takes part in a session that has started and has not failed."""
@@ -323,9 +329,9 @@ class _SessionTable:
             else:
                 request.reply(encode_error(answer))
         if session.state.failure is not None:
-            end = encode_error(session.state.failure)
+            failure = encode_error(session.state.failure)
             while session.listeners:
-                session.listeners.popitem()[1].reply(end)
+                session.listeners.popitem()[1].reply(failure)
 
 
 _servers: dict[str, tuple[CollectiveServer, int]] = {}
@@ -338,12 +344,12 @@ def acquire_server(
 ) -> tuple[CollectiveServer, _ServerReference]:
     """Return this process's server at an address, and the function that releases it."""
     with _servers_lock:
-        place, users = _servers.get(address, (None, 0))
-        if place is None:
-            place = CollectiveServer(address, names, security)
-            place.start()
-        _servers[address] = place, users + 1
-    return place, _ServerReference(address, place)
+        server, users = _servers.get(address, (None, 0))
+        if server is None:
+            server = CollectiveServer(address, names, security)
+            server.start()
+        _servers[address] = server, users + 1
+    return server, _ServerReference(address, server)
 
 
 class _ServerReference:
@@ -457,8 +463,10 @@ class _LocalRequest(Request):
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False
     ) -> None:
         views = flat_views(buffers)
-        own = [memoryview(bytearray(each)) if borrowed or each.readonly else each for each in views]
-        self._put(Reply(self._ticket, message, own))
+        copied = [
+            memoryview(bytearray(each)) if borrowed or each.readonly else each for each in views
+        ]
+        self._put(Reply(self._ticket, message, copied))
 
     def fail(self, error: Exception) -> None:
         self._put(Reply(self._ticket, error, ()))

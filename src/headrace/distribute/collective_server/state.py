@@ -163,8 +163,8 @@ class CollectiveState:
         worker = self._workers[rank]
         if worker.process_id not in ("", process_id) or worker.has_left:
             error = UnavailableError(
-                f"{self._names[rank]} was started again while the others went on: workers that "
-                "train together are all started together, and go on from a state that was saved"
+                f"{self._names[rank]} was restarted while other workers continued: restart all "
+                "workers together from a saved state"
             )
             return [*self._fail(error), RankAnswer(rank, number, error)]
         worker.process_id, worker.last_heard, worker.disconnected_since = process_id, now, None
@@ -174,13 +174,13 @@ class CollectiveState:
             return [RankAnswer(rank, number, self._results[number])]
         if number < self._first_kept:
             return []
-        meeting = self._pending.setdefault(number, {})
-        if rank not in meeting:
-            meeting[rank] = contribution
+        contributions = self._pending.setdefault(number, {})
+        if rank not in contributions:
+            contributions[rank] = contribution
             worker.last_collective = contribution.description
-            if (strange := self._find_mismatch(meeting, rank)) is not None:
-                return self._fail(strange)
-        if len(meeting) == len(self._names):
+            if (mismatch := self._find_mismatch(contributions, rank)) is not None:
+                return self._fail(mismatch)
+        if len(contributions) == len(self._names):
             return self._complete(number)
         return self._wait_for_missing(rank, number, now)
 
@@ -195,9 +195,9 @@ class CollectiveState:
         worker.disconnected_since = now
         return [
             RankAnswer(other, number, RetryAfter(RECONNECT_SECONDS))
-            for number, meeting in self._pending.items()
-            if rank not in meeting
-            for other in meeting
+            for number, contributions in self._pending.items()
+            if rank not in contributions
+            for other in contributions
         ]
 
     def leave(self, rank: int, process_id: str) -> list[RankAnswer]:
@@ -210,20 +210,20 @@ class CollectiveState:
             return []
         worker.has_left = True
         if self.failure is None:
-            for number, meeting in self._pending.items():
-                if rank not in meeting:
+            for number, contributions in self._pending.items():
+                if rank not in contributions:
                     return self._fail(self._ended_error([rank], number))
-                if meeting[rank].kind == ERROR:
-                    return self._fail(self._remote_error(rank, meeting[rank]))
+                if contributions[rank].kind == ERROR:
+                    return self._fail(self._remote_error(rank, contributions[rank]))
         self._drop_acknowledged()
         return []
 
     def describe_missing(self, number: int, now: float) -> list[str]:
         """Describe the workers missing in a collective; empty if it is complete or unknown."""
-        meeting = self._pending.get(number)
-        if not meeting or self.failure is not None:
+        contributions = self._pending.get(number)
+        if not contributions or self.failure is not None:
             return []
-        return [self._describe(rank, now) for rank in self._missing(meeting)]
+        return [self._describe(rank, now) for rank in self._missing(contributions)]
 
     def fail_missing(self, number: int, waited: float, missing: Sequence[str]) -> list[RankAnswer]:
         """Fail the session, because a worker has waited too long for missing workers.
@@ -235,12 +235,12 @@ class CollectiveState:
         """
         if not missing:
             return []
-        what = next(iter(self._pending[number].values())).description
+        description = next(iter(self._pending[number].values())).description
         return self._fail(
             UnavailableError(
-                f"{'; '.join(missing)}: missing at {what}, which the others have waited for for "
-                f"{waited:.0f} s. No worker goes on without the others: start all again, and go on "
-                "from a state that was saved"
+                f"the other workers waited {waited:.0f} s in {description}, but "
+                f"{'; '.join(missing)}. Workers cannot continue without each other: restart all "
+                "of them from a saved state"
             )
         )
 
@@ -249,8 +249,8 @@ class CollectiveState:
     def _forget_worker(self, rank: int) -> None:
         """Forget a worker before the session has started."""
         self._workers[rank] = _WorkerState()
-        for meeting in self._pending.values():
-            meeting.pop(rank, None)
+        for contributions in self._pending.values():
+            contributions.pop(rank, None)
 
     def _missing(self, contributions: dict[int, Contribution]) -> list[int]:
         return [rank for rank in range(len(self._names)) if rank not in contributions]
@@ -258,36 +258,34 @@ class CollectiveState:
     def _find_mismatch(
         self, contributions: dict[int, Contribution], rank: int
     ) -> HeadraceError | None:
-        mine = contributions[rank]
-        for other, theirs in sorted(contributions.items()):
-            if (theirs.description, theirs.kind) != (mine.description, mine.kind):
-                for each, brought in ((other, theirs), (rank, mine)):
-                    if brought.kind == ERROR:
-                        return self._remote_error(each, brought)
+        own = contributions[rank]
+        for other, contribution in sorted(contributions.items()):
+            if (contribution.description, contribution.kind) != (own.description, own.kind):
+                for each, failed in ((other, contribution), (rank, own)):
+                    if failed.kind == ERROR:
+                        return self._remote_error(each, failed)
                 return FailedPreconditionError(
-                    f"the workers do not do the same: {self._names[other]} is at "
-                    f"{theirs.description}, "
-                    f"and {self._names[rank]} is at {mine.description}; every worker must run the "
-                    "same "
-                    "program, with the same steps in the same order"
+                    f"the workers run different operations: {self._names[other]} is in "
+                    f"{contribution.description}, and {self._names[rank]} is in {own.description}; "
+                    "every worker must run the same program, with the same steps in the same "
+                    "order"
                 )
         return None
 
     def _remote_error(self, rank: int, contribution: Contribution) -> HeadraceError:
         text = b"".join(array.tobytes() for array in contribution.value.arrays).decode()
         return UnavailableError(
-            f"{contribution.description} failed on {self._names[rank]}, and not on all workers: "
-            f"{text}. "
-            "No worker goes on without the others: start all again, and go on from a state that "
-            "was saved"
+            f"{contribution.description} failed on {self._names[rank]}, but not on all workers: "
+            f"{text}. Workers cannot continue without each other: restart all of them from a "
+            "saved state"
         )
 
     def _complete(self, number: int) -> list[RankAnswer]:
-        meeting = self._pending[number]
-        values = [meeting[rank].value for rank in range(len(self._names))]
+        contributions = self._pending[number]
+        values = [contributions[rank].value for rank in range(len(self._names))]
         result: CollectiveOutcome | HeadraceError
         try:
-            result = CollectiveOutcome(self._combine(meeting[0].kind, values))
+            result = CollectiveOutcome(self._combine(contributions[0].kind, values))
         except HeadraceError as error:
             result = error
         # In this order: an interruption between the two must leave a completed collective.
@@ -298,55 +296,64 @@ class CollectiveState:
     def _wait_for_missing(self, rank: int, number: int, now: float) -> list[RankAnswer]:
         """Return the answers for a worker whose collective is incomplete."""
         missing = self._missing(self._pending[number])
-        left = [each for each in missing if self._workers[each].has_left]
-        if left:
-            return self._fail(self._ended_error(left, number))
+        departed = [each for each in missing if self._workers[each].has_left]
+        if departed:
+            return self._fail(self._ended_error(departed, number))
         since = {each: self._workers[each].disconnected_since for each in missing}
-        away = {each: now - at for each, at in since.items() if at is not None}
-        lost = [each for each, seconds in away.items() if seconds >= RECONNECT_SECONDS]
+        disconnected = {each: now - at for each, at in since.items() if at is not None}
+        lost = [each for each, seconds in disconnected.items() if seconds >= RECONNECT_SECONDS]
         if lost:
             return self._fail(self._ended_error(lost, number))
-        if away:
-            return [RankAnswer(rank, number, RetryAfter(RECONNECT_SECONDS - max(away.values())))]
+        if disconnected:
+            return [
+                RankAnswer(rank, number, RetryAfter(RECONNECT_SECONDS - max(disconnected.values())))
+            ]
         return []
 
     def _ended_error(self, ranks: Sequence[int], number: int) -> HeadraceError:
-        who = ", ".join(self._names[rank] for rank in ranks)
-        what = next(iter(self._pending[number].values())).description
-        how = "has left" if all(self._workers[rank].has_left for rank in ranks) else "is gone"
+        names = ", ".join(self._names[rank] for rank in ranks)
+        description = next(iter(self._pending[number].values())).description
+        outcome = (
+            "has left the session"
+            if all(self._workers[rank].has_left for rank in ranks)
+            else "is lost"
+        )
         return UnavailableError(
-            f"{who} {how}: its process ended, or its connection was lost, while the others wait "
-            f"for it at {what}. No worker goes on without the others: start all again, and go on "
-            "from a state that was saved"
+            f"{names} {outcome}: its process ended, or its connection was lost, while other "
+            f"workers wait for it in {description}. Workers cannot continue without each other: "
+            "restart all of them from a saved state"
         )
 
     def _describe(self, rank: int, now: float) -> str:
         worker, name = self._workers[rank], self._names[rank]
         if not worker.process_id:
-            return f"{name} was not heard of so far (is it running, and does it find its way here?)"
+            return (
+                f"{name} has not connected yet (is it running, and can it connect to "
+                f"{self._names[0]}?)"
+            )
         return (
-            f"{name} was last heard of {now - worker.last_heard:.0f} s ago, at "
+            f"{name} was last heard from {now - worker.last_heard:.0f} s ago, in "
             f"{worker.last_collective}"
         )
 
     def _fail(self, error: HeadraceError) -> list[RankAnswer]:
         self.failure = error
-        dues = [
+        answers = [
             RankAnswer(rank, number, error)
-            for number, meeting in self._pending.items()
-            for rank in meeting
+            for number, contributions in self._pending.items()
+            for rank in contributions
         ]
         self._pending.clear()
-        return dues
+        return answers
 
     def _drop_acknowledged(self) -> None:
-        done = [worker.acknowledged for worker in self._workers if not worker.has_left]
-        everybody_has = min(done, default=self._first_kept)
-        if not done:
+        acknowledged = [worker.acknowledged for worker in self._workers if not worker.has_left]
+        first_unacknowledged = min(acknowledged, default=self._first_kept)
+        if not acknowledged:
             self._results.clear()
-        for number in [each for each in self._results if each < everybody_has]:
+        for number in [each for each in self._results if each < first_unacknowledged]:
             del self._results[number]
-        self._first_kept = max(self._first_kept, everybody_has)
+        self._first_kept = max(self._first_kept, first_unacknowledged)
 
 
 # --- Combination of the contributions of all workers, by rank -------------------------------------
@@ -379,12 +386,12 @@ def combine(kind: str, values: Sequence[CollectiveValue]) -> CollectiveValue:
         FailedPreconditionError: If the kind is unknown.
         InvalidArgumentError: If the contributions do not match.
     """
-    how = _KINDS.get(kind)
-    if how is None:
+    function = _KINDS.get(kind)
+    if function is None:
         raise FailedPreconditionError(
-            f"meetings of the kind {kind!r} are not known; do all workers run the same version?"
+            f"unknown kind of collective {kind!r}; do all workers run the same version of Headrace?"
         )
-    return how(values)
+    return function(values)
 
 
 def _any(values: Sequence[CollectiveValue]) -> CollectiveValue:
@@ -415,8 +422,8 @@ def _check_counts(values: Sequence[CollectiveValue]) -> None:
     if len({len(value.arrays) for value in values}) > 1:
         counts = ", ".join(str(len(value.arrays)) for value in values)
         raise InvalidArgumentError(
-            f"the workers brought different numbers of values: {counts}, in the order of their "
-            "ranks; return the same structure on all"
+            f"the workers contributed different numbers of values ({counts}, by rank); return "
+            "the same structure on all workers"
         )
 
 

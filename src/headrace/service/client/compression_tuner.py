@@ -1,7 +1,7 @@
 """Measures whether compressed replies are faster. No thread, socket or clock.
 
 While the consumer waits most of the time, the bytes of elements received per second are measured
-with and without compression, and the faster setting is kept. The measurement thereby covers all
+with and without compression, and the faster setting is used. The measurement thereby covers all
 factors: the network, the data, and the processors of both ends. If the consumer does not wait,
 nothing can be gained; if the worker is the bottleneck, compression does not help and is disabled
 again.
@@ -34,8 +34,8 @@ class CompressionTuner:
         self._codec = codec
         self._is_compressing = False
         self._since = now
-        self._bytes, self._waited, self._answers = 0, 0.0, 0
-        #: Bytes per second of the kept setting, during a trial of the other one.
+        self._bytes, self._waited, self._replies = 0, 0.0, 0
+        #: Bytes per second with the current setting, during a trial of the other one.
         self._baseline: float | None = None
         #: Number of pending replies to requests from before the change.
         self._ignored_replies = 0
@@ -69,30 +69,31 @@ class CompressionTuner:
             return
         self._bytes += size
         self._waited += waited
-        self._answers += 1
-        if now - self._since >= _PERIOD_SECONDS and self._answers >= 3:
+        self._replies += 1
+        if now - self._since >= _PERIOD_SECONDS and self._replies >= 3:
             self._evaluate(outstanding, now)
 
     def _start_period(self, now: float) -> None:
-        self._since, self._bytes, self._waited, self._answers = now, 0, 0.0, 0
+        self._since, self._bytes, self._waited, self._replies = now, 0, 0.0, 0
 
     def _evaluate(self, outstanding: int, now: float) -> None:
         seconds = now - self._since
-        pace, starves = self._bytes / seconds, self._waited >= _MIN_WAIT_FRACTION * seconds
+        throughput = self._bytes / seconds
+        is_waiting = self._waited >= _MIN_WAIT_FRACTION * seconds
         self._start_period(now)
         if self._baseline is not None:
-            better = (
-                pace > self._baseline * _MIN_SPEEDUP
+            is_better = (
+                throughput > self._baseline * _MIN_SPEEDUP
                 if self._is_compressing
-                else pace * _MIN_SPEEDUP > self._baseline
+                else throughput * _MIN_SPEEDUP > self._baseline
             )
             self._baseline = None
-            self._pause = _FIRST_PAUSE if better else min(2 * self._pause, _LONGEST_PAUSE)
+            self._pause = _FIRST_PAUSE if is_better else min(2 * self._pause, _LONGEST_PAUSE)
             self._next_trial_at = now + self._pause
-            if not better:
+            if not is_better:
                 self._switch(outstanding)
-        elif starves and now >= self._next_trial_at:
-            self._baseline = pace
+        elif is_waiting and now >= self._next_trial_at:
+            self._baseline = throughput
             self._switch(outstanding)
 
     def _switch(self, outstanding: int) -> None:

@@ -12,61 +12,72 @@ __all__ = ["describe_loss", "report_loss"]
 
 _log = logging.getLogger(__name__)
 
-_RANGES_SHOWN = 5
+_MAX_RANGES_SHOWN = 5
 
 
-def describe_loss(lost: tuple[LostSplits, ...]) -> list[str]:
+def describe_loss(losses: tuple[LostSplits, ...]) -> list[str]:
     """Return the warnings about the losses of an epoch."""
     warnings = []
-    units = [each for each in lost if not each.is_copy]
-    if units:
-        warnings.append(
-            f"this pass lost up to {sum(each.num_splits for each in units)} positions of the "
-            "dataset: " + "; ".join(f"{each.num_splits} {_describe_cause(each)}" for each in units)
-        )
-    copies = [each for each in lost if each.is_copy]
+    splits = [loss for loss in losses if not loss.is_copy]
+    if splits:
+        causes = "; ".join(f"{loss.num_splits} {_describe_cause(loss)}" for loss in splits)
+        total = sum(loss.num_splits for loss in splits)
+        noun = "split" if total == 1 else "splits"
+        warnings.append(f"this epoch lost elements of up to {total} {noun}: {causes}")
+    copies = [loss for loss in losses if loss.is_copy]
     if copies:
-        named = " and ".join(f"{each.worker_address}{_reason(each)}" for each in copies)
-        warnings.append(f"this pass lacks the rest of the copy of the worker at {named}")
+        workers = "; ".join(f"{loss.worker_address}{_describe_reason(loss)}" for loss in copies)
+        warnings.append(
+            f"this epoch lacks the rest of the dataset copies of lost workers: {workers}"
+        )
     return warnings
 
 
-def report_loss(lost: tuple[LostSplits, ...], on_loss: Callable[[Exception], None] | None) -> None:
+def report_loss(
+    losses: tuple[LostSplits, ...], on_loss: Callable[[Exception], None] | None
+) -> None:
     """Report the elements that an epoch lost.
 
     Args:
-        lost: The missing splits or copies.
+        losses: The missing splits or copies.
         on_loss: Receives the error for the consumer; None logs a warning instead.
     """
-    found = describe_loss(lost)
-    if found and on_loss is not None:
+    warnings = describe_loss(losses)
+    if warnings and on_loss is not None:
         on_loss(
             DataLossError(
-                f"{'; '.join(found)}. All other elements were delivered. See the output of these "
-                'workers, or read with `on_data_loss="warn"` to go on without these elements'
+                f"{'; '.join(warnings)}. All other elements were delivered. See the logs of these "
+                'workers, or set `on_data_loss="warn"` to continue without the lost elements'
             )
         )
         return
-    for warning in found:
+    for warning in warnings:
         _log.warning("%s", warning)
 
 
-def _describe_cause(lost: LostSplits) -> str:
-    where = f"(positions {_format_positions(lost)})"
-    if lost.client_id:
-        return f"sent to client {lost.client_id}, which is gone {where}"
-    if lost.abandoned:
-        workers = lost.died_workers or (lost.worker_address,)
-        ended = f"{len(workers)} worker processes" if len(workers) > 1 else "a worker process"
-        return f"given up after {ended} ended while computing it ({', '.join(workers)}) {where}"
-    return f"with the worker at {lost.worker_address} {where}{_reason(lost)}"
+def _describe_cause(loss: LostSplits) -> str:
+    splits = f"({_format_splits(loss)})"
+    if loss.client_id:
+        return f"sent to client {loss.client_id}, which left or expired {splits}"
+    if loss.abandoned:
+        workers = loss.died_workers or (loss.worker_address,)
+        processes = f"{len(workers)} worker processes" if len(workers) > 1 else "a worker process"
+        pronoun = "it" if loss.num_splits == 1 else "them"
+        return (
+            f"abandoned after {processes} died computing {pronoun}: {', '.join(workers)} {splits}"
+        )
+    return f"lost with worker {loss.worker_address} {splits}{_describe_reason(loss)}"
 
 
-def _reason(lost: LostSplits) -> str:
-    return f": {lost.reason}" if lost.reason else ""
+def _describe_reason(loss: LostSplits) -> str:
+    return f": {loss.reason}" if loss.reason else ""
 
 
-def _format_positions(lost: LostSplits) -> str:
-    ranges = [f"{a}" if b == a + 1 else f"{a} to {b - 1}" for a, b in lost.splits]
-    more = len(ranges) - _RANGES_SHOWN
-    return ", ".join(ranges[:_RANGES_SHOWN]) + (f" and {more} more ranges" if more > 0 else "")
+def _format_splits(loss: LostSplits) -> str:
+    ranges = [
+        f"{start}" if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in loss.splits
+    ]
+    num_hidden = len(ranges) - _MAX_RANGES_SHOWN
+    hidden = f" and {num_hidden} more ranges" if num_hidden > 0 else ""
+    noun = "split" if loss.num_splits == 1 else "splits"
+    return f"{noun} {', '.join(ranges[:_MAX_RANGES_SHOWN])}{hidden}"

@@ -67,12 +67,12 @@ class DeliveryProgress:
         self._log.discard_before(self._forget_before)
 
     def _add(self, task_id: int, answer: GetElementsReply, start: int, size: int) -> None:
-        numbers = self._assignments.get(task_id)
-        if numbers is None:
-            numbers = self._assignments[task_id] = _Assignments()
-        numbers.update(answer)
-        located = partial(_locate, numbers.runs)
-        self._log.add(start, size, lambda count: located(delivered_elements(answer, count, size)))
+        assignments = self._assignments.get(task_id)
+        if assignments is None:
+            assignments = self._assignments[task_id] = _Assignments()
+        assignments.update(answer)
+        locate = partial(_locate, assignments.runs)
+        self._log.add(start, size, lambda count: locate(delivered_elements(answer, count, size)))
 
     def forget(self, before: int) -> None:
         """Discard positions before this one, which no caller will request."""
@@ -102,23 +102,26 @@ class _Assignments:
         done, self._num_done = self._num_done, answer.num_done
         if self.runs and self.runs[0][0] + self.runs[0][1] <= done:
             self.runs = tuple(run for run in self.runs if run[0] + run[1] > done)
-        known = self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
-        if answer.element_ids.assigned and answer.element_ids.assigned[-1][0] >= known:
-            new = [each[:3] for each in answer.element_ids.assigned if each[0] >= known]
-            self.runs = (*self.runs, *new)
+        known_end = self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
+        assigned = answer.element_ids.assigned
+        if assigned and assigned[-1][0] >= known_end:
+            new_runs = [run[:3] for run in assigned if run[0] >= known_end]
+            self.runs = (*self.runs, *new_runs)
 
 
-def _locate(runs: tuple[tuple[int, int, int], ...], origins: Iterable[RawIdRun]) -> list[RawIdRun]:
+def _locate(
+    assignments: tuple[tuple[int, int, int], ...], runs: Iterable[RawIdRun]
+) -> list[RawIdRun]:
     """Return element ids by split of the stream, without those of finished splits."""
     found: list[RawIdRun] = []
-    for number, units, first, count in origins:
-        for start, many, unit in runs:
-            if start <= number and number + units <= start + many:  # usual case
-                found.append((unit + number - start, units, first, count))
+    for number, num_splits, first, count in runs:
+        for start, length, split in assignments:
+            if start <= number and number + num_splits <= start + length:  # usual case
+                found.append((split + number - start, num_splits, first, count))
                 break
-            low, high = max(number, start), min(number + units, start + many)
+            low, high = max(number, start), min(number + num_splits, start + length)
             if low < high:
-                found.append((unit + low - start, high - low, first, count))
+                found.append((split + low - start, high - low, first, count))
     return found
 
 
@@ -137,24 +140,26 @@ def delivered_elements(answer: GetElementsReply, count: int, size: int) -> Itera
         return answer.element_ids.runs
     if not count:
         return ()
-    rows = count_elements(answer.element_ids.runs)
-    number = (
+    num_ids = count_elements(answer.element_ids.runs)
+    first_ids = (
         sum(answer.element_ids.ids_per_element[:count])
         if answer.element_ids.ids_per_element
-        else count * (rows // size)
+        else count * (num_ids // size)
     )
     ends = [run for run in answer.element_ids.runs if run[2] + run[3] >= END_ORDINAL]
     if not answer.element_ids.is_permuted:
-        return with_split_ends(first_elements(_without_ends(answer.element_ids.runs), number), ends)
-    order = _order_of(answer)
-    if len(order) != rows:
-        raise FailedPreconditionError(
-            "the worker does not say which elements of a portion came first: is it of another "
-            "version of Headrace?"
+        return with_split_ends(
+            first_elements(_without_ends(answer.element_ids.runs), first_ids), ends
         )
-    units, ordinals = _expand(_without_ends(answer.element_ids.runs))
-    chosen = order < number
-    return with_split_ends(to_runs(units[chosen], ordinals[chosen]), ends)
+    order = _order_of(answer)
+    if len(order) != num_ids:
+        raise FailedPreconditionError(
+            "the worker's reply lacks the order of the elements in a result batch; does the worker "
+            "run another version of Headrace?"
+        )
+    splits, ordinals = _expand(_without_ends(answer.element_ids.runs))
+    is_included = order < first_ids
+    return with_split_ends(to_runs(splits[is_included], ordinals[is_included]), ends)
 
 
 def _order_of(answer: GetElementsReply) -> NDArray[Any]:
@@ -163,13 +168,13 @@ def _order_of(answer: GetElementsReply) -> NDArray[Any]:
     return np.frombuffer(answer.element_ids.permutation, "<u4")
 
 
-def _without_ends(origins: Iterable[RawIdRun]) -> list[RawIdRun]:
-    return [run for run in origins if run[2] + run[3] < END_ORDINAL]
+def _without_ends(runs: Iterable[RawIdRun]) -> list[RawIdRun]:
+    return [run for run in runs if run[2] + run[3] < END_ORDINAL]
 
 
-def _expand(origins: list[RawIdRun]) -> tuple[Any, Any]:
-    units, ordinals = [], []
-    for unit, many, first, each in origins:
-        units.append(np.repeat(np.arange(unit, unit + many), each))
-        ordinals.append(np.tile(np.arange(first, first + each), many))
-    return np.concatenate(units), np.concatenate(ordinals)
+def _expand(runs: list[RawIdRun]) -> tuple[Any, Any]:
+    splits, ordinals = [], []
+    for split, num_splits, first, count in runs:
+        splits.append(np.repeat(np.arange(split, split + num_splits), count))
+        ordinals.append(np.tile(np.arange(first, first + count), num_splits))
+    return np.concatenate(splits), np.concatenate(ordinals)

@@ -39,9 +39,9 @@ class DeliveryRecord:
     def delivered(self) -> tuple[tuple[int, int], ...]:
         """Ranges of completely received splits."""
         self._process_pending()
-        whole = tuple((start, stop) for start, stop in self._complete)
-        rows = self._elements.complete_splits
-        return union((*whole, *rows)) if rows else whole
+        complete = tuple((start, stop) for start, stop in self._complete)
+        with_ids = self._elements.complete_splits
+        return union((*complete, *with_ids)) if with_ids else complete
 
     @property
     def partially_delivered(self) -> tuple[tuple[int, int], ...]:

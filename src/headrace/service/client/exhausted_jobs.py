@@ -6,6 +6,7 @@ import logging
 
 from headrace.errors import FailedPreconditionError
 from headrace.plan.iteration_counter import IterationCounter
+from headrace.service.epochs import format_epoch
 from headrace.service.messages import OpenIteration, OpenIterationReply
 
 __all__ = ["ExhaustedJobCheck"]
@@ -41,32 +42,32 @@ class ExhaustedJobCheck:
             FailedPreconditionError: If the iterator was restored to the start of an iteration whose
                 elements were partly delivered to clients that have left.
         """
-        number = opening.epoch
-        is_restored = self._counter is not None and self._counter.take_restored(number[0])
+        epoch = opening.epoch
+        is_restored = self._counter is not None and self._counter.take_restored(epoch[0])
         if (
             is_restored
             and reply.opened_by
             and not (opening.start_position_id or reply.has_other_readers)
         ):
             raise FailedPreconditionError(
-                f"the state stands at the start of epoch {number[0]} of job {reply.job_name!r}, "
-                f"which was begun by {reply.opened_by} and has elements left only in part. Use "
-                "another job_name to read the whole epoch"
+                f"cannot restore the start of epoch {epoch[0]} of job {reply.job_name!r}: "
+                f"{reply.opened_by} has already read a part of it. Use another job_name to read "
+                "the whole epoch"
             )
-        self._latest, self._message_if_empty = (number[0], ""), ""
+        self._latest, self._message_if_empty = (epoch[0], ""), ""
         self._expects_elements = not opening.start_position_id
         read_by = reply.finished_by if reply.finished else reply.opened_by
         if not read_by or not reply.job_name:
             return
-        words = (
-            f"job {reply.job_name!r} has no elements left for epoch {'.'.join(map(str, number))}: "
-            f"it was read by {read_by}, and each epoch of a job is read once"
+        message = (
+            f"job {reply.job_name!r}, {format_epoch(epoch)}: no elements left, already read by "
+            f"{read_by}; each epoch of a job is delivered once"
         )
         has_joined = self._counter is not None and self._counter.has_joined
         if not (reply.has_other_readers or has_joined or opening.start_position_id):
-            self._message_if_empty = f"{words}. Use another job_name to read the data again"
+            self._message_if_empty = f"{message}. Use another job_name to read the data again"
         elif reply.finished:
-            _log.warning("%s", words)
+            _log.warning("%s", message)
         if reply.finished:
             self.iteration_ended()
 
@@ -85,5 +86,5 @@ class ExhaustedJobCheck:
 
     def exhausted_message(self, number: int) -> str:
         """Return why iteration `number` found its job exhausted; "" if it did not."""
-        latest, words = self._latest
-        return words if latest == number else ""
+        latest, message = self._latest
+        return message if latest == number else ""

@@ -262,54 +262,57 @@ def describe_missing(
     parts = []
     if silence and not journal_problem:
         parts.append(
-            f"the dispatcher at {dispatcher} has not answered for {silence:.0f} s (is it "
-            "running, and is this its address?)"
+            f"no reply from the dispatcher at {dispatcher} for {silence:.0f} s (is it running at "
+            "this address?)"
         )
     if journal_problem:
-        parts.append(f"the dispatcher at {dispatcher} assigns nothing: {journal_problem}")
-    lost = [task for task in tasks if task.problem]
+        parts.append(f"the dispatcher at {dispatcher} cannot assign splits: {journal_problem}")
+    unreachable = [task for task in tasks if task.problem]
     parts += [
-        f"the worker at {task.address.worker_address} cannot be reached since "
+        f"the worker at {task.address.worker_address} has been unreachable for "
         f"{now - task.problem_since:.0f} s ({task.problem})"
-        for task in lost[:_MAX_NAMED]
+        for task in unreachable[:_MAX_NAMED]
     ]
-    working = [task for task in tasks if not task.problem]
-    if working:
-        names = ", ".join(task.address.worker_address for task in working[:_MAX_NAMED])
-        more = f" and {len(working) - _MAX_NAMED} more" if len(working) > _MAX_NAMED else ""
+    connected = [task for task in tasks if not task.problem]
+    if connected:
+        names = ", ".join(task.address.worker_address for task in connected[:_MAX_NAMED])
+        more = f" and {len(connected) - _MAX_NAMED} more" if len(connected) > _MAX_NAMED else ""
         cause = (
             "they may be waiting for the dispatcher"
             if silence or journal_problem
-            else "a function of the dataset may take long, or wait for something"
+            else "a function of the dataset may be slow or blocked"
         )
-        parts.append(f"connected to {names}{more}, from which nothing comes: {cause}")
+        parts.append(f"connected to {names}{more}, no data received: {cause}")
     if awaited_clients:
         parts.append(
-            f"{' and '.join(awaited_clients[:_MAX_NAMED])} of the same job cannot be heard: what "
-            "was sent there and not used comes here once it counts as gone "
-            "(`client_timeout_ms` of the dispatcher)"
+            f"no heartbeat from {' and '.join(awaited_clients[:_MAX_NAMED])} of the same job: "
+            "elements that were sent there but not consumed are redelivered once the client "
+            "expires (`client_timeout_ms` of the dispatcher)"
         )
     elif not tasks and skipped_workers:
         parts.append(
-            f"the only workers ({', '.join(skipped_workers[:_MAX_NAMED])}) are in other processes "
-            "and "
-            'tagged COLOCATED, so that target_workers="AUTO" leaves them to those; use "ANY" to '
-            "read them, or start a worker without that tag"
+            f"the only workers ({', '.join(skipped_workers[:_MAX_NAMED])}) run in other processes "
+            'and have the tag COLOCATED, so target_workers="AUTO" skips them; use "ANY" to read '
+            "them, or start a worker without that tag"
         )
     elif not tasks and listed_workers:
         # A silent dispatcher may have learned of it since.
-        unheard = "" if silence else ", and the dispatcher has not heard of that from there"
-        parts.append(f"nothing more comes from {', '.join(listed_workers[:_MAX_NAMED])}{unheard}")
+        unreported = "" if silence else ", but the dispatcher still lists them as running"
+        parts.append(
+            f"the tasks of {', '.join(listed_workers[:_MAX_NAMED])} have ended for this client"
+            f"{unreported}"
+        )
     elif not tasks and not is_idle:
         if not silence:
             parts.append(
-                "the last worker that it was read from is gone or has finished, and what is left "
-                "is dealt to others"
+                "the last worker was lost or has finished; the dispatcher is reassigning the "
+                "remaining splits"
             )
     elif not tasks and silence <= _ALIVE_SECONDS and has_shards:
         parts.append(
-            "the shares of all workers that are there were read, and another one has no worker: "
-            f"start one for the empty place in `worker_addresses` of the dispatcher at {dispatcher}"
+            "all shards of the registered workers were read, and another shard has no worker; "
+            "start one for the unassigned slot in `worker_addresses` of the dispatcher at "
+            f"{dispatcher}"
         )
     elif not tasks and silence <= _ALIVE_SECONDS:
         parts.append(

@@ -67,12 +67,12 @@ def open_iteration(
             deadline=wait_timeout,
             peer=f"the dispatcher at {dispatcher}",
             attempt_timeout=CALL_TIMEOUT,
-            warn=lambda words: _log.warning("%s", words),
+            warn=lambda message: _log.warning("%s", message),
         )
         keep_channel(stub.release())
-    chosen = target.select_opened(opened)
+    selected = target.select_opened(opened)
     job_check.iteration_opened(opening, opened)
-    return chosen
+    return selected
 
 
 def _open_once(
@@ -83,17 +83,17 @@ def _open_once(
         return opened
     received = 0
     while received < len(cost_fn):
-        part = cost_fn[received : received + PLAN_CHUNK_BYTES]
-        put = PutPlan(
+        chunk = cost_fn[received : received + PLAN_CHUNK_BYTES]
+        upload = PutPlan(
             digest=opening.options.cost_fn_digest,
             offset=received,
             total_bytes=len(cost_fn),
-            chunk=part,
+            chunk=chunk,
         )
-        received = stub.call(put, timeout=timeout).received_bytes
+        received = stub.call(upload, timeout=timeout).received_bytes
     opened = stub.call(opening, timeout=timeout)
     if opened.cost_fn_needed:  # it was restarted in between; the next attempt uploads it again
-        raise UnavailableError("the dispatcher forgot the cost function that it was just sent")
+        raise UnavailableError("the dispatcher lost the cost function that was just uploaded")
     return opened
 
 
@@ -127,46 +127,44 @@ def gather_positions(
         DeadlineExceededError: If other clients did not contribute; the message names them.
         FailedPreconditionError: If one of them has left or expired.
     """
-    question = ContributeCheckpoint(
+    request = ContributeCheckpoint(
         client_id=client_id,
         token=uuid.uuid4().hex,
         delivered=own.complete_splits,
         partial_splits=own.partial_splits,
     )
-    since = time.monotonic()
+    started_at = time.monotonic()
     warnings = WaitWarningLimiter()
     with dial() as stub:
         while True:
             reply = retry(
-                lambda timeout: stub.call(question, timeout=timeout),
+                lambda timeout: stub.call(request, timeout=timeout),
                 deadline=timeout,
                 peer=f"the dispatcher at {dispatcher}",
                 attempt_timeout=CALL_TIMEOUT,
             )
             if not reply.missing_clients:
                 break
-            waited = time.monotonic() - since
+            waited = time.monotonic() - started_at
             if warnings.should_warn(waited):
                 _log.warning(
-                    "get_state has waited %.0f s for the place of %s: the state of a job that "
-                    "several clients share is of all of them, and each is to call `get_state` at "
-                    "the same step",
+                    "get_state has waited %.0f s for the positions of %s: clients that share a "
+                    "job have one common state, so each must call `get_state` at the same step",
                     waited,
                     ", ".join(reply.missing_clients),
                 )
             if waited > timeout:
                 raise DeadlineExceededError(
-                    f"waited {timeout:g} s for the place of {', '.join(reply.missing_clients)}: "
-                    "the state "
-                    "of a job that several clients share is of all of them, and each is to call "
-                    "`get_state` at the same step"
+                    f"waited {timeout:g} s for the positions of "
+                    f"{', '.join(reply.missing_clients)}: clients that share a job have one common "
+                    "state, so each must call `get_state` at the same step"
                 )
             time.sleep(_POLL_SECONDS)
-    found = DeliveredElements()
-    found.add((start, stop - start, 0, END_ORDINAL) for start, stop in reply.delivered)
-    found.add(
-        (unit, 1, start, stop - start)
-        for unit, rows in reply.partial_splits
-        for start, stop in rows
+    delivered = DeliveredElements()
+    delivered.add((start, stop - start, 0, END_ORDINAL) for start, stop in reply.delivered)
+    delivered.add(
+        (split, 1, start, stop - start)
+        for split, ordinals in reply.partial_splits
+        for start, stop in ordinals
     )
-    return found
+    return delivered

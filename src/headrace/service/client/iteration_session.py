@@ -118,32 +118,32 @@ class IterationSession(ABC, Generic[T]):
         """Start with the dispatcher's reply to `OpenIteration`."""
 
     def dispatcher_replied(
-        self, asked: DispatcherRequest | None, answer: DispatcherReply | Exception, now: float
+        self, request: DispatcherRequest | None, answer: DispatcherReply | Exception, now: float
     ) -> None:
         """Handle a reply of the dispatcher, or the error of a call.
 
         Args:
-            asked: The call; None if it is unknown, or for all calls in flight.
+            request: The call; None if it is unknown, or for all calls in flight.
             answer: The reply or error.
             now: Current time.
         """
         if isinstance(answer, ClientHeartbeatReply):
             self.update_received(answer, now)
         elif isinstance(answer, UnavailableError):
-            is_journals = isinstance(answer, JournalUnavailableError)
-            self._journal_problem = str(answer) if is_journals else ""
+            is_journal_error = isinstance(answer, JournalUnavailableError)
+            self._journal_problem = str(answer) if is_journal_error else ""
             self.dispatcher_unreachable(now)
-        elif isinstance(asked, ReportDelivery):
-            self._report_acknowledged(asked)
-        elif isinstance(asked, ReportUnreachable):
-            self._unreachable_acknowledged(asked.task_id)
+        elif isinstance(request, ReportDelivery):
+            self._report_acknowledged(request)
+        elif isinstance(request, ReportUnreachable):
+            self._unreachable_acknowledged(request.task_id)
             self._heartbeats.expedite()
         elif isinstance(answer, NotFoundError):
             self.fail(
                 FailedPreconditionError(
-                    f"the dispatcher at {self._dispatcher} does not know this reader any more "
-                    f"({answer}): it was restarted without `fault_tolerant_mode`, or this process "
-                    f"was not heard from for too long. {self._remedy}"
+                    f"the dispatcher at {self._dispatcher} no longer knows this client "
+                    f"({answer}): it was restarted without `fault_tolerant_mode`, or it received "
+                    f"no heartbeat of this process for too long. {self._remedy}"
                 )
             )
         elif isinstance(answer, HeadraceError):
@@ -154,7 +154,7 @@ class IterationSession(ABC, Generic[T]):
         """Handle the reply to a heartbeat."""
 
     @abstractmethod
-    def _report_acknowledged(self, asked: ReportDelivery) -> None:
+    def _report_acknowledged(self, report: ReportDelivery) -> None:
         """Record that the dispatcher acknowledged a delivery report."""
 
     @abstractmethod
@@ -171,9 +171,9 @@ class IterationSession(ABC, Generic[T]):
 
     def _warn_of_retry(self, address: TaskAddress, lost: str) -> None:
         self._warnings.append(
-            f"{lost} was lost (loss {address.attempt}): the worker at "
-            f"{address.worker_address} reads it again from the start, and elements come again. If "
-            "a function of the dataset ends its process, the workers' logs may say more"
+            f"{lost} was lost (loss {address.attempt}): the worker at {address.worker_address} "
+            "starts again from the beginning, so elements are redelivered. See the workers' logs "
+            "if a function of the dataset terminates its process"
         )
 
     # --- workers ----------------------------------------------------------------------------------
@@ -269,11 +269,11 @@ class IterationSession(ABC, Generic[T]):
         return not self._heartbeats.may_be_expired or self.is_finished
 
     @abstractmethod
-    def final_reports(self, begun: tuple[int, int, int] | None) -> list[ReportDelivery]:
+    def final_reports(self, partial: tuple[int, int, int] | None) -> list[ReportDelivery]:
         """Return the reports to send before this client leaves.
 
         Args:
-            begun: Task and number of the batch that is partly consumed, and the number of its
+            partial: Task and number of the batch that is partly consumed, and the number of its
                 consumed elements.
         """
 
@@ -310,7 +310,7 @@ class IterationSession(ABC, Generic[T]):
         """Add the calls to the dispatcher that are due, with all pending reports."""
 
     def _make_heartbeat(
-        self, now: float, *, elements: int, buffers: int, horizon: int = 0, wanted: int = -1
+        self, now: float, *, elements: int, buffers: int, horizon: int = 0, wanted_split: int = -1
     ) -> ClientHeartbeat:
         return ClientHeartbeat(
             client_id=self.client_id,
@@ -319,37 +319,37 @@ class IterationSession(ABC, Generic[T]):
             elements=elements,
             wait_seconds=self._waited_seconds + self._wait.seconds(now),
             buffered_batches=buffers,
-            wanted_split=wanted,
+            wanted_split=wanted_split,
         )
 
     def _check_wait(self, now: float, actions: ClientActions) -> None:
-        waiting = self._wait
+        wait = self._wait
         if any(self._can_deliver(task, now) for task in self._active_tasks.values()):
-            waiting.worker_available()
+            wait.worker_available()
         else:
-            waiting.no_worker_available(now)
-        waiting.set_idle(
+            wait.no_worker_available(now)
+        wait.set_idle(
             now,
             is_idle=not (self._active_tasks or self._redeliverable_tasks or self._awaited_clients),
         )
-        if not waiting.is_waiting:
+        if not wait.is_waiting:
             return
-        problem = self._wait_error(now)
-        if problem is not None:
-            self.fail(problem)
+        error = self._wait_error(now)
+        if error is not None:
+            self.fail(error)
             return
-        if waiting.should_warn(now):
+        if wait.should_warn(now):
             actions.warnings.append(
-                f"waited {waiting.seconds(now):.0f} s for {self._awaited}: "
+                f"waited {wait.seconds(now):.0f} s for {self._awaited}: "
                 f"{self._describe_missing(now)}"
             )
-        actions.wake_within(waiting.seconds_until_check(now))
+        actions.wake_within(wait.seconds_until_check(now))
 
     def _can_deliver(self, task: T, now: float) -> bool:
         if task.problem:
             return False
-        is_dispatcher_away = self._heartbeats.silence(now) or self._journal_problem
-        return not (is_dispatcher_away and self._needs_dispatcher(task))
+        dispatcher_fails = self._heartbeats.silence(now) or self._journal_problem
+        return not (dispatcher_fails and self._needs_dispatcher(task))
 
     @abstractmethod
     def _needs_dispatcher(self, task: T) -> bool:
@@ -360,8 +360,8 @@ class IterationSession(ABC, Generic[T]):
         if not self._wait.has_timed_out(now):
             return None
         return UnavailableError(
-            f"no element came for {self._wait.seconds(now):.0f} s, and nobody is there to send "
-            f"one: {self._describe_missing(now)}"
+            f"no element for {self._wait.seconds(now):.0f} s, and no worker can deliver one: "
+            f"{self._describe_missing(now)}"
         )
 
     @property

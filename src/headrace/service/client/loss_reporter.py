@@ -85,30 +85,32 @@ class LossReporter:
 
     def pending_reports(self) -> list[DispatcherRequest]:
         """Return the reports to send now."""
-        for task_id in [each for each, task in self._unconsumed.items() if not task.unconsumed]:
+        for task_id in [
+            task_id for task_id, task in self._unconsumed.items() if not task.unconsumed
+        ]:
             if task_id not in self._unreported_losses:
                 self._unreported_consumed.add(task_id)
                 del self._unconsumed[task_id]
-        calls: list[DispatcherRequest] = [
-            self._make_report(task_id, self._records[task_id], used=True)
+        reports: list[DispatcherRequest] = [
+            self._make_report(task_id, self._records[task_id], consumed=True)
             for task_id in sorted(self._unreported_consumed)
         ]
-        calls += [
+        reports += [
             self._make_report(task_id, self._records.get(task_id, DeliveryRecord()))
             for task_id in sorted(self._unreported_losses)
         ]
-        calls += [
+        reports += [
             ReportUnreachable(
                 client_id=self._client_id, task_id=task_id, connection_refused=refused
             )
             for task_id, refused in sorted(self._unreachable.items())
         ]
-        return calls
+        return reports
 
-    def report_acknowledged(self, call: ReportDelivery) -> None:
+    def report_acknowledged(self, report: ReportDelivery) -> None:
         """Record that the dispatcher acknowledged a report."""
-        (self._unreported_consumed if call.consumed else self._unreported_losses).discard(
-            call.task_id
+        (self._unreported_consumed if report.consumed else self._unreported_losses).discard(
+            report.task_id
         )
 
     def unreachable_acknowledged(self, task_id: int) -> None:
@@ -116,28 +118,28 @@ class LossReporter:
         self._unreachable.pop(task_id, None)
 
     def final_reports(
-        self, tasks: Mapping[int, TaskReader], begun: tuple[int, int, int] | None
+        self, tasks: Mapping[int, TaskReader], partial: tuple[int, int, int] | None
     ) -> list[ReportDelivery]:
         """Return the reports to send before this client leaves (`IterationSession.final_reports`).
 
         Args:
             tasks: Tasks that are being read.
-            begun: As in `IterationSession.final_reports`.
+            partial: As in `IterationSession.final_reports`.
         """
-        words = [
-            self._make_report(task_id, receipt, used=True)
-            for task_id, receipt in self._records.items()
-            if task_id not in tasks and task_id not in self._unconsumed and receipt
+        reports = [
+            self._make_report(task_id, record, consumed=True)
+            for task_id, record in self._records.items()
+            if task_id not in tasks and task_id not in self._unconsumed and record
         ]
         for task_id, task in (*tasks.items(), *self._unconsumed.items()):
-            if begun is not None and begun[0] == task_id and begun[1] in task.unconsumed:
-                task.consumed_record.add_partial_reply(task.unconsumed[begun[1]], begun[2])
+            if partial is not None and partial[0] == task_id and partial[1] in task.unconsumed:
+                task.consumed_record.add_partial_reply(task.unconsumed[partial[1]], partial[2])
             if task.consumed_record:
-                words.append(self._make_report(task_id, task.consumed_record, used=True))
-        return words
+                reports.append(self._make_report(task_id, task.consumed_record, consumed=True))
+        return reports
 
     def _make_report(
-        self, task_id: int, record: DeliveryRecord, *, used: bool = False
+        self, task_id: int, record: DeliveryRecord, *, consumed: bool = False
     ) -> ReportDelivery:
         return ReportDelivery(
             client_id=self._client_id,
@@ -145,5 +147,5 @@ class LossReporter:
             delivered=record.delivered,
             partially_delivered=record.partially_delivered,
             partial_splits=record.partial_splits,
-            consumed=used,
+            consumed=consumed,
         )

@@ -107,8 +107,8 @@ def make_read_options(
     trainer_id = _parse_trainer(cross_trainer_cache, job_name, num_consumers)
     if trainer_id and visitation == "exactly_once":
         raise InvalidArgumentError(
-            "Cross-trainer caching visits elements at most once for each trainer: visitation="
-            '"exactly_once" cannot be had with it; leave it out'
+            'visitation="exactly_once" is not supported with `cross_trainer_cache`, which delivers '
+            "elements to each trainer at most once; leave `visitation` out"
         )
     target = _parse_target_workers(target_workers)
     consumer = make_consumer_options(
@@ -125,8 +125,8 @@ def make_read_options(
     _check_ordered(mode, visitation, ordered)
     if ordered and consumer.cost_fn_id:
         raise ValueError(
-            "`cost_fn` deals the rows of a round out anew, and `ordered=True` gives each consumer "
-            "the batches of one process; leave out one of them"
+            "`cost_fn` redistributes the rows of a round, but `ordered=True` delivers to each "
+            "consumer the batches of a single process; leave out one of them"
         )
     return ReadOptions(
         processing_mode=mode,
@@ -181,11 +181,11 @@ def _parse_trainer(cache: object, job_name: object, num_consumers: object) -> st
 
 
 def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
-    own = _VISITATIONS[mode]
-    if visitation is not None and visitation not in own:
+    supported = _VISITATIONS[mode]
+    if visitation is not None and visitation not in supported:
         raise ValueError(
             f"visitation={visitation!r} is not supported with {mode.name} by this version; use "
-            f"None{''.join(f' or {name!r}' for name in own)}"
+            f"None{''.join(f' or {name!r}' for name in supported)}"
         )
 
 
@@ -194,13 +194,13 @@ def _check_ordered(mode: ShardingPolicy, visitation: object, ordered: object) ->
         raise TypeError(f"`ordered` must be True or False, but got {ordered!r}")
     if ordered and mode is not ShardingPolicy.DYNAMIC:
         raise ValueError(
-            f"ordered=True goes with ShardingPolicy.DYNAMIC, but got {mode.name}: there every "
-            "worker reads by itself, and what they read has no order. Use DYNAMIC"
+            f"ordered=True requires ShardingPolicy.DYNAMIC, but got {mode.name}, with which "
+            "workers read independently and elements have no common order"
         )
     if ordered and visitation not in (None, "exactly_once"):
         raise ValueError(
-            f"ordered=True visits each element exactly once, but got visitation={visitation!r}; "
-            "leave it out"
+            f"ordered=True delivers each element exactly once, but got visitation={visitation!r}; "
+            "leave `visitation` out"
         )
 
 

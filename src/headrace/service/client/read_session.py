@@ -122,9 +122,9 @@ class ReadSession(IterationSession[TaskReader]):
         if reply.failure_reason:
             self.fail(FailedPreconditionError(reply.failure_reason))
 
-    def _report_acknowledged(self, asked: ReportDelivery) -> None:
-        self._loss_reporter.report_acknowledged(asked)
-        if not asked.consumed:
+    def _report_acknowledged(self, report: ReportDelivery) -> None:
+        self._loss_reporter.report_acknowledged(report)
+        if not report.consumed:
             self._heartbeats.expedite()
 
     def _unreachable_acknowledged(self, task_id: int) -> None:
@@ -137,16 +137,15 @@ class ReadSession(IterationSession[TaskReader]):
         self.urgent_tasks = frozenset(
             update.urgent_tasks if self._reported_awaited == self._awaited_split else ()
         )
-        owes, was_finished = False, self._iteration_finished
+        needs_report, was_finished = False, self._iteration_finished
         if not update.unchanged:
             self._known_version = update.version
             self._update_tasks(update.tasks, now)
             self._deleted_tasks |= self._redeliverable_tasks.difference(update.redeliverable)
             self._redeliverable_tasks = set(update.redeliverable)
             for task_id in update.reports_needed:
-                owes = (
-                    self._loss_reporter.task_lost(task_id, self._active_tasks.get(task_id)) or owes
-                )
+                task = self._active_tasks.get(task_id)
+                needs_report = self._loss_reporter.task_lost(task_id, task) or needs_report
                 self._close_task(task_id)
             self._iteration_finished, self.losses = update.finished, update.lost
             self._awaited_clients, self.abandoned_splits = (
@@ -155,12 +154,12 @@ class ReadSession(IterationSession[TaskReader]):
             )
             if update.failure_reason:
                 self.fail(FailedPreconditionError(update.failure_reason))
-        unsettled = self._loss_reporter.is_urgent or any(
+        has_problem = self._loss_reporter.is_urgent or any(
             task.problem for task in self._active_tasks.values()
         )
-        stuck = not self._active_tasks and not self._iteration_finished
-        self._heartbeats.schedule_next(now, is_waiting=unsettled or stuck)
-        if owes:  # other clients wait for this report
+        lacks_tasks = not self._active_tasks and not self._iteration_finished
+        self._heartbeats.schedule_next(now, is_waiting=has_problem or lacks_tasks)
+        if needs_report:  # other clients wait for this report
             self._heartbeats.expedite()
         for task in list(self._active_tasks.values()):
             task_id = task.address.task_id
@@ -172,19 +171,21 @@ class ReadSession(IterationSession[TaskReader]):
                 self._close_task(task_id)
             elif task.problem:
                 if task_id in self._deleted_tasks:
-                    self._warn_of_loss(task, f"whose task {task_id} was finished", now)
+                    self._warn_of_loss(task, f"finished task {task_id}", now)
                 elif self._has_shards and self._iteration_finished and task_id in self._unfinished:
-                    share = f"which read share {task.address.shard_index} (task {task_id})"
-                    unless = ", unless another worker read that share again"
-                    self._warn_of_loss(task, share, now, unless)
+                    description = f"shard {task.address.shard_index}, task {task_id}"
+                    exception = ", unless another worker has read the shard again"
+                    self._warn_of_loss(task, description, now, exception)
                 self._close_task(task_id)
 
-    def _warn_of_loss(self, task: TaskReader, which: str, now: float, unless: str = "") -> None:
+    def _warn_of_loss(
+        self, task: TaskReader, description: str, now: float, exception: str = ""
+    ) -> None:
         """Log that elements of an ended task may be lost, because its worker is unreachable."""
         self._warnings.append(
-            f"the worker at {task.address.worker_address}, {which}, cannot be reached since "
-            f"{now - task.problem_since:.0f} s ({task.problem}), and is waited for no more: what "
-            f"it sent last and did not arrive is lost{unless}"
+            f"giving up on the worker at {task.address.worker_address} ({description}), which has "
+            f"been unreachable for {now - task.problem_since:.0f} s ({task.problem}): elements of "
+            f"its last replies that did not arrive are lost{exception}"
         )
 
     def _update_tasks(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
@@ -202,9 +203,9 @@ class ReadSession(IterationSession[TaskReader]):
             if address.attempt > self._attempts.get(address.shard_index, 0):
                 self._attempts[address.shard_index] = address.attempt
                 lost = (
-                    "every worker that read a copy of the dataset"
+                    "every worker with a copy of the dataset"
                     if address.shard_index is None
-                    else f"the worker that read share {address.shard_index} of the dataset"
+                    else f"the worker of shard {address.shard_index}"
                 )
                 self._warn_of_retry(address, lost)
 
@@ -234,8 +235,8 @@ class ReadSession(IterationSession[TaskReader]):
             # Handled as a lost worker: the dispatcher decides whether the iteration continues.
             if self._has_shards and task_id in self._redeliverable_tasks:
                 self._warnings.append(
-                    f"the worker at {task.address.worker_address}, whose task {task_id} was "
-                    "finished, has it no longer: what it sent last and did not arrive is lost"
+                    f"the worker at {task.address.worker_address} no longer has the finished task "
+                    f"{task_id}: elements of its last replies that did not arrive are lost"
                 )
             self._close_task(task_id)
             self._heartbeats.expedite()
@@ -266,11 +267,11 @@ class ReadSession(IterationSession[TaskReader]):
             if task.is_draining:
                 self._heartbeats.expedite()
         deliveries = []
-        for due, (elements, value) in task.window.accept(number, entry):
+        for next_number, (reply, value) in task.window.accept(number, entry):
             self._scheduler.reply_received(
-                task_id, due, 1 if elements is None else elements.num_elements
+                task_id, next_number, 1 if reply is None else reply.num_elements
             )
-            delivery = self._accept_reply(task, due, elements, value)
+            delivery = self._accept_reply(task, next_number, reply, value)
             if delivery is not None:
                 deliveries.append(delivery)
         # In ordered reading, the delivered batch may not contain the awaited element.
@@ -284,16 +285,16 @@ class ReadSession(IterationSession[TaskReader]):
         return deliveries
 
     def _accept_reply(
-        self, task: TaskReader, number: int, elements: GetElementsReply | None, value: Any
+        self, task: TaskReader, number: int, reply: GetElementsReply | None, value: Any
     ) -> ReceivedBatch | None:
-        if elements is not None and not task.accept(number, elements):
+        if reply is not None and not task.accept(number, reply):
             self._consume(task, number)
-            if not self._delivers_empty or elements.num_elements or elements.error:
+            if not self._delivers_empty or reply.num_elements or reply.error:
                 return None
             value = None
-        count = 0 if elements is None else elements.num_elements
+        count = 0 if reply is None else reply.num_elements
         self._num_elements += count
-        return ReceivedBatch(task.address, number, count, value, elements)
+        return ReceivedBatch(task.address, number, count, value, reply)
 
     def disconnected(self, task_id: int, error: UnavailableError, now: float) -> None:
         task = self._active_tasks.get(task_id)
@@ -332,13 +333,11 @@ class ReadSession(IterationSession[TaskReader]):
 
     @property
     def unfinished_tasks(self) -> tuple[list[TaskAddress], list[TaskAddress]]:
-        reading = [
-            each for task_id, each in self._unfinished.items() if task_id in self._active_tasks
-        ]
-        gone = [
-            each for task_id, each in self._unfinished.items() if task_id not in self._active_tasks
-        ]
-        return reading, gone
+        active: list[TaskAddress] = []
+        abandoned: list[TaskAddress] = []
+        for task_id, task in self._unfinished.items():
+            (active if task_id in self._active_tasks else abandoned).append(task)
+        return active, abandoned
 
     @property
     def is_finished(self) -> bool:
@@ -351,15 +350,15 @@ class ReadSession(IterationSession[TaskReader]):
     # --- actions ----------------------------------------------------------------------------------
 
     def _request_elements(self, now: float, actions: ClientActions) -> None:
-        turn = self._scheduler.plan_requests(self._active_tasks, now)
-        actions.requests += [self._make_request(task, number) for task, number in turn.requests]
-        actions.wake_within(turn.wake_in)
+        plan = self._scheduler.plan_requests(self._active_tasks, now)
+        actions.requests += [self._make_request(task, number) for task, number in plan.requests]
+        actions.wake_within(plan.wake_in)
         actions.warnings += self._lag_reporter.take_warnings(now)
 
     def _make_request(self, task: TaskReader, number: int) -> TaskRequest:
         message = GetElements(
             task_id=task.address.task_id,
-            ticket=task.address.task_token,
+            task_token=task.address.task_token,
             client_id=self.client_id,
             request_number=number,
             acknowledged=task.window.acknowledged,
@@ -370,18 +369,18 @@ class ReadSession(IterationSession[TaskReader]):
         return TaskRequest(task.address, number, message)
 
     def _call_dispatcher(self, now: float, actions: ClientActions) -> None:
-        wanted = self._overdue_split(now, actions)
-        if wanted not in (self._reported_awaited, -1):
+        overdue_split = self._overdue_split(now, actions)
+        if overdue_split not in (self._reported_awaited, -1):
             self._heartbeats.expedite()
         if self._heartbeats.is_due(now):
-            self._reported_awaited = wanted
+            self._reported_awaited = overdue_split
             actions.calls += self._loss_reporter.pending_reports()
             actions.calls.append(
                 self._make_heartbeat(
                     now,
                     elements=self._num_elements,
                     buffers=sum(len(task.unconsumed) for task in self._active_tasks.values()),
-                    wanted=wanted,
+                    wanted_split=overdue_split,
                 )
             )
             self._heartbeats.heartbeat_sent(now)
@@ -395,16 +394,16 @@ class ReadSession(IterationSession[TaskReader]):
         """Return the split that the consumer has awaited for long; -1 if there is none."""
         if self._awaited_split is None:
             return -1
-        rest = self._awaited_since + _AWAITED_REPORT_SECONDS - now
-        if rest > 0:
-            actions.wake_within(rest)
+        remaining = self._awaited_since + _AWAITED_REPORT_SECONDS - now
+        if remaining > 0:
+            actions.wake_within(remaining)
             return -1
         return self._awaited_split
 
-    def final_reports(self, begun: tuple[int, int, int] | None) -> list[ReportDelivery]:
+    def final_reports(self, partial: tuple[int, int, int] | None) -> list[ReportDelivery]:
         # Consumed elements by task. All elements received of an ended task count, unless it was
         # lost; they were reported at that time.
-        return self._loss_reporter.final_reports(self._active_tasks, begun)
+        return self._loss_reporter.final_reports(self._active_tasks, partial)
 
     @property
     def _awaited(self) -> str:
@@ -416,13 +415,15 @@ class ReadSession(IterationSession[TaskReader]):
     def _describe_missing(self, now: float) -> str:
         silence = self._heartbeats.silence(now)
         # In ordered reading, other tasks may be delivering later elements.
-        holders = [
-            task for each in self.urgent_tasks if (task := self._active_tasks.get(each)) is not None
+        urgent_tasks = [
+            self._active_tasks[task_id]
+            for task_id in self.urgent_tasks
+            if task_id in self._active_tasks
         ]
         return describe_missing(
             self._dispatcher,
             silence,
-            holders or self._active_tasks.values(),
+            urgent_tasks or self._active_tasks.values(),
             self._awaited_clients,
             now,
             self.skipped_workers,

@@ -111,7 +111,7 @@ class RemoteReader:
         #: Whether the dispatcher may know this client, and whether it has sent the tasks.
         self._is_joining = self._is_open = False
         self._is_at_end = False
-        self._reported_lost = False
+        self._loss_reported = False
         self._replay_registry = replay_registry
         self._is_replayable = replay_registry is not None and replay_registry.has_iterators
         #: Delivered elements by position; None if positions are valid for this reader only.
@@ -144,36 +144,36 @@ class RemoteReader:
                 `wait_timeout`.
         """
         self._check_process()
-        earlier, self._earlier_loss = self._earlier_loss, None
-        if earlier is not None:
-            raise earlier
+        earlier_loss, self._earlier_loss = self._earlier_loss, None
+        if earlier_loss is not None:
+            raise earlier_loss
         if not self._is_open and not self._runner.is_closing:
             self._open_iteration()
-        self._runner.start(self._partly_used)
+        self._runner.start(self._partly_consumed)
         while True:
-            given = self._current
-            if given is not None:
-                if self._received_count < given.stop:
+            entry = self._current
+            if entry is not None:
+                if self._received_count < entry.stop:
                     if not self._runner.renew_lease():
                         self._report_end()
-                    return self._take_chunk(given, limit)
-                self._runner.consume(given.batch)
+                    return self._take_chunk(entry, limit)
+                self._runner.consume(entry.batch)
                 self._current = None
-            given = self._next_entry()
-            if given is None:
+            entry = self._next_entry()
+            if entry is None:
                 self._report_end()
                 self._job_check.iteration_ended()
                 self._is_at_end = True
                 return None
             self._job_check.element_received()
-            self._current = given
+            self._current = entry
 
     @property
     def available_elements(self) -> int:
         """Number of buffered elements (`ElementIterator.available_elements`)."""
-        given = self._current
-        if given is not None and self._received_count < given.stop:
-            return given.stop - self._received_count
+        entry = self._current
+        if entry is not None and self._received_count < entry.stop:
+            return entry.stop - self._received_count
         if self._replay_entries:
             return self._replay_entries[0].size
         return self._runner.available_elements
@@ -197,8 +197,8 @@ class RemoteReader:
             and not opened.finished
         ):
             raise FailedPreconditionError(
-                f"job {opened.job_name!r} reads this pass already, from another seed than that of "
-                "the state; choose another job_name"
+                f"job {opened.job_name!r} already reads this epoch with another seed than that of "
+                "the state; use another job_name"
             )
         self._seed = opened.seed
         self._runner.iteration_opened(opened)
@@ -213,35 +213,35 @@ class RemoteReader:
             return None
         content = decode_batch(delivery)
         size = 1 if isinstance(content, Exception) else content.size
-        given = ReplayEntry(delivery, content, self._received_count, size, _count_bytes(delivery))
+        entry = ReplayEntry(delivery, content, self._received_count, size, _count_bytes(delivery))
         if not self._is_replayable:
             self._replay_buffer.forget(self._received_count)
         if self._progress is not None and delivery.reply is not None:
             self._progress.add(delivery.task.task_id, delivery.reply, self._received_count, size)
         # Retained before it is taken, so that an interrupt loses nothing: `rewind` finds it.
-        self._replay_buffer.add(given)
+        self._replay_buffer.add(entry)
         self._runner.take(delivery)
-        return given
+        return entry
 
-    def _take_chunk(self, given: ReplayEntry, limit: int) -> Chunk:
-        if isinstance(given.content, Exception):
-            self._received_count = given.stop
-            raise given.content.with_traceback(None)
-        start = self._received_count - given.start
-        part = given.content.slice(start, start + limit)
-        self._received_count += part.size
-        new = self._received_count - max(self._counted_to, self._received_count - part.size)
-        if new > 0:
+    def _take_chunk(self, entry: ReplayEntry, limit: int) -> Chunk:
+        if isinstance(entry.content, Exception):
+            self._received_count = entry.stop
+            raise entry.content.with_traceback(None)
+        start = self._received_count - entry.start
+        chunk = entry.content.slice(start, start + limit)
+        position = self._received_count
+        self._received_count += chunk.size
+        num_new = self._received_count - max(self._counted_to, position)
+        if num_new > 0:
             self._counted_to = self._received_count
-            count_delivered(new)
-            address = given.batch.task.worker_address
-            self._elements_by_worker[address] = self._elements_by_worker.get(address, 0) + new
+            count_delivered(num_new)
+            address = entry.batch.task.worker_address
+            self._elements_by_worker[address] = self._elements_by_worker.get(address, 0) + num_new
         if self._progress is None:
-            return part
-        before = self._received_count - part.size
-        return part.with_states(lambda index: self._position(before + index))
+            return chunk
+        return chunk.with_states(lambda index: self._position(position + index))
 
-    def _partly_used(self) -> tuple[ReceivedBatch, int] | None:
+    def _partly_consumed(self) -> tuple[ReceivedBatch, int] | None:
         """Return the batch that is partly consumed, and the number of its consumed elements."""
         current = self._current
         if current is None:
@@ -261,15 +261,15 @@ class RemoteReader:
             # the error, whose traceback keeps the iterator alive.
             self.close()
             raise failure.with_traceback(None)
-        if not self._reported_lost:
-            self._reported_lost = True
+        if not self._loss_reported:
+            self._loss_reported = True
             report_loss(self._runner.losses, self._on_loss)
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise FailedPreconditionError(
-                "an iterator over the data service belongs to the process that opened it; iterate "
-                "over the dataset in the forked process (or start it with the spawn method)"
+                "an iterator over the data service can be used only in the process that opened it; "
+                "create a new iterator in the forked process, or start it with the spawn method"
             )
 
     # --- positions --------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class RemoteReader:
 
     def _position(self, received: int) -> Position:
         return {
-            "pass": list(self._opening.epoch),
+            "epoch": list(self._opening.epoch),
             "received": received,
             "reader": self.name,
         }
@@ -293,8 +293,8 @@ class RemoteReader:
         """
         if self._progress is None:
             raise FailedPreconditionError(
-                "the reader has no places that mean something to others: take states from the "
-                "iterator over the dataset"
+                "the position of this reader is valid only in this process; save the state of the "
+                "iterator over the dataset instead"
             )
         if not (received or self._has_base or (self._opening.job_name and self._is_open)):
             return None
@@ -326,10 +326,10 @@ class RemoteReader:
 
     def rewind(self, received: int) -> bool:
         """Replay the elements after `received`; return False if closed or discarded."""
-        may = self._is_at_end or not self._runner.is_closing
-        since = self._replay_buffer.entries_since(received) if may else None
+        is_usable = self._is_at_end or not self._runner.is_closing
+        entries = self._replay_buffer.entries_since(received) if is_usable else None
         last = self._replay_buffer.last
-        if since is None or (last is None and received != self._received_count):
+        if entries is None or (last is None and received != self._received_count):
             return False
         if last is not None:
             self._runner.take(last.batch)
@@ -337,7 +337,7 @@ class RemoteReader:
             # The batch is acknowledged, and retained here.
             self._runner.consume(self._current.batch)
             self._current = None
-        self._replay_entries, self._received_count = since, received
+        self._replay_entries, self._received_count = entries, received
         return True
 
     # --- reports ----------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ class RemoteReader:
 
     def close_for_good(self) -> None:
         """Close, even if the reader could be reopened."""
-        self._runner.close(self._partly_used, is_known=self._is_joining)
+        self._runner.close(self._partly_consumed, is_known=self._is_joining)
         self._current = None
         self._replay_entries = []
 
@@ -386,21 +386,21 @@ class RemoteReader:
 def _create_session(
     opening: OpenIteration,
     dispatcher: str,
-    most: int | None,
+    max_elements: int | None,
     wait_timeout: float,
     trainer_id: str,
     codec: str,
 ) -> ReadSession | CoordinatedReadSession:
     """Return the session of a client, or of one of several consumers."""
     client_id, now = opening.client_id, time.monotonic()
-    max_outstanding = most or MAX_REQUESTS
+    max_outstanding = max_elements or MAX_REQUESTS
     if opening.options.num_consumers is None or opening.consumer_index is None:
         return ReadSession(
             client_id,
             dispatcher,
             max_outstanding,
             now,
-            counts_elements=most is not None,
+            counts_elements=max_elements is not None,
             wait_timeout=wait_timeout,
             trainer_id=trainer_id,
             codec=codec,

@@ -52,14 +52,14 @@ from headrace.transport.envelope import decode_error
 
 __all__ = ["ChannelHandover", "ReaderRunner"]
 
-PartlyUsed: TypeAlias = Callable[[], tuple[ReceivedBatch, int] | None]
+PartlyConsumed: TypeAlias = Callable[[], tuple[ReceivedBatch, int] | None]
 
 _log = logging.getLogger(__name__)
 
 _SHORT_WAIT = 0.05
 """Seconds of a consumer's wait after which the I/O thread must check it."""
 _MAX_WAIT = 5.0
-_GOODBYE_SECONDS = 0.5
+_CLOSE_SECONDS = 0.5
 _EXPIRY_SECONDS = 30.0
 """Requests to the dispatcher are repeated much earlier, so later replies do not matter."""
 _DISPATCHER = "dispatcher"
@@ -142,7 +142,7 @@ class ReaderRunner:
         self._started_lock, self._running_lock = threading.Lock(), threading.Lock()
         self._running_lock.acquire()
         #: Set by the thread when it starts.
-        self._partly_used: PartlyUsed = _nothing_used
+        self._partly_consumed: PartlyConsumed = _nothing_consumed
 
     @property
     def failure(self) -> HeadraceError | None:
@@ -172,28 +172,28 @@ class ReaderRunner:
             self._session.skipped_workers = self._target.skipped_workers
             self._session.iteration_opened(reply, time.monotonic())
 
-    def start(self, partly_used: PartlyUsed) -> None:
+    def start(self, partly_consumed: PartlyConsumed) -> None:
         """Start the thread, unless it was started.
 
         If an interrupt leaves that unknown, a second thread is started, and ends at once.
 
         Args:
-            partly_used: Returns the batch that the consumer has started to use, and the number of
-                its consumed elements; called at the end. The thread holds it, and thereby the
-                reader: an open reader stays alive even if it is dropped.
+            partly_consumed: Returns the batch that the consumer has started to consume, and the
+                number of its consumed elements; called at the end. The thread holds it, and thereby
+                the reader: an open reader stays alive even if it is dropped.
         """
         if not self._started_lock.locked():
             start_thread(
                 threading.Thread(
-                    target=self._run, args=(partly_used,), name="headrace-client", daemon=True
+                    target=self._run, args=(partly_consumed,), name="headrace-client", daemon=True
                 )
             )
 
-    def close(self, partly_used: PartlyUsed, *, is_known: bool) -> None:
+    def close(self, partly_consumed: PartlyConsumed, *, is_known: bool) -> None:
         """Stop delivery, and wait until the thread has left the iteration and ended.
 
         Args:
-            partly_used: As for `start`.
+            partly_consumed: As for `start`.
             is_known: Whether the dispatcher may know this client.
         """
         with self._runner.lock:
@@ -201,7 +201,7 @@ class ReaderRunner:
             self._batches.clear()
         if not is_known:
             return
-        self.start(partly_used)
+        self.start(partly_consumed)
         self._wake_consumer()
         self._runner.wake()
         if not self._runner.is_current_thread:
@@ -238,28 +238,30 @@ class ReaderRunner:
 
     def take_all(self) -> list[ReceivedBatch]:
         """Remove and return all delivered batches, without waiting; they count as consumed."""
-        found = []
+        batches = []
         is_urgent = False
         with self._runner.lock:
             while self._batches:
                 delivery = self._batches.popleft()
-                found.append(delivery)
-                said = self._session.batch_consumed(delivery.task.task_id, delivery.request_number)
-                is_urgent = is_urgent or said
+                batches.append(delivery)
+                is_urgent |= self._session.batch_consumed(
+                    delivery.task.task_id, delivery.request_number
+                )
         if is_urgent:
             self._runner.wake()
-        return found
+        return batches
 
     def wait_for_change(self) -> bool:
         """Wait for a batch or an abandoned split; return False at the end."""
         with self._runner.lock:
-            known, helpers = self._session.abandoned_splits, self._session.urgent_tasks
+            known_splits = self._session.abandoned_splits
+            known_tasks = self._session.urgent_tasks
         self._wait(
             lambda: (
                 bool(self._batches)
                 or self._session.is_finished
-                or self._session.abandoned_splits is not known
-                or self._session.urgent_tasks != helpers
+                or self._session.abandoned_splits is not known_splits
+                or self._session.urgent_tasks != known_tasks
             ),
             continues=True,
         )
@@ -313,49 +315,49 @@ class ReaderRunner:
                 self._session.add_wait(time.monotonic() - self._waiting_since)
                 self._waiting_since = None
 
-    def _wait(self, is_over: Callable[[], bool], *, continues: bool = False) -> None:
+    def _wait(self, condition: Callable[[], bool], *, continues: bool = False) -> None:
         """Wait for a condition, the end of the I/O thread, or `close`.
 
         Args:
-            is_over: Returns whether the condition holds.
+            condition: Function that returns whether the condition holds.
             continues: Whether the consumer may wait again afterwards; all waits until `end_wait`
                 then count as one.
 
         Raises:
             CancelledError: If the wait was interrupted.
         """
-        turn = self._interruptions
+        interruptions = self._interruptions
         with self._runner.lock:
-            if is_over():
+            if condition():
                 return
             if self._waiting_since is None:
                 self._waiting_since = time.monotonic()
                 self._session.set_waiting(self._waiting_since)
         try:
-            self._wait_until(is_over, turn)
+            self._wait_until(condition, interruptions)
         except BaseException:
             self.end_wait()
             raise
-        if not continues or self._interruptions != turn:
+        if not continues or self._interruptions != interruptions:
             self.end_wait()
-        if self._interruptions != turn:
+        if self._interruptions != interruptions:
             raise CancelledError("the iterator was interrupted")
 
-    def _wait_until(self, is_over: Callable[[], bool], turn: int) -> None:
-        """Wait until the condition holds, or until an interruption after `turn`."""
+    def _wait_until(self, condition: Callable[[], bool], interruptions: int) -> None:
+        """Wait until the condition holds, or until there are more interruptions."""
         # Usually the wait is short, so the I/O thread need not check it.
-        slice_ = _SHORT_WAIT
-        while not self._runner.is_closed and self._interruptions == turn:
+        timeout = _SHORT_WAIT
+        while not self._runner.is_closed and self._interruptions == interruptions:
             # With a timeout, so that the death of the I/O thread is noticed.
             try:
-                self._wakeups.get(timeout=slice_)
+                self._wakeups.get(timeout=timeout)
             except queue.Empty:
-                slice_ = _MAX_WAIT
+                timeout = _MAX_WAIT
                 self._runner.wake()
             if not self._running_lock.locked():
                 break
             with self._runner.lock:
-                if is_over():
+                if condition():
                     break
 
     def _wake_consumer(self) -> None:
@@ -365,10 +367,10 @@ class ReaderRunner:
 
     # --- I/O thread -------------------------------------------------------------------------------
 
-    def _run(self, partly_used: PartlyUsed) -> None:
+    def _run(self, partly_consumed: PartlyConsumed) -> None:
         if not self._started_lock.acquire(blocking=False):
             return
-        self._partly_used = partly_used
+        self._partly_consumed = partly_consumed
         try:
             self._runner.run()
         except BaseException as error:
@@ -380,7 +382,7 @@ class ReaderRunner:
     def _fail(self, error: BaseException) -> bool:
         _log.error("reading from the dispatcher at %s failed", self._dispatcher, exc_info=error)
         with self._runner.lock:
-            self._session.fail(HeadraceError(f"reading failed by an error of its own: {error!r}"))
+            self._session.fail(HeadraceError(f"reading failed with an internal error: {error!r}"))
         return False
 
     def _process_events(self, events: Sequence[ReplyReceived | PeerLost]) -> float:
@@ -390,8 +392,8 @@ class ReaderRunner:
             return 0.0
         with self._runner.lock:
             actions = self._session.act(time.monotonic())
-            is_over = self._session.is_finished
-        if is_over:
+            is_finished = self._session.is_finished
+        if is_finished:
             self._wake_consumer()
         self._run_actions(actions)
         return actions.wake_in
@@ -406,16 +408,16 @@ class ReaderRunner:
         self._log_final_warnings()
         self._connect_dispatcher()
         connections = self._runner.connections
-        words = self._final_reports(self._partly_used)
+        reports = self._final_reports(self._partly_consumed)
         for peer in connections:
             if peer != _DISPATCHER:
                 connections.drop(peer)
         with contextlib.suppress(HeadraceError):
-            for message in [*words, CloseIteration(client_id=self._session.client_id)]:
+            for message in [*reports, CloseIteration(client_id=self._session.client_id)]:
                 connections.send(_DISPATCHER, message, message)
-            until = time.monotonic() + _GOODBYE_SECONDS
-            while (left := until - time.monotonic()) > 0:
-                for event in connections.wait(left):
+            deadline = time.monotonic() + _CLOSE_SECONDS
+            while (remaining := deadline - time.monotonic()) > 0:
+                for event in connections.wait(remaining):
                     if isinstance(event, PeerLost) or event.request is message:
                         return
 
@@ -428,16 +430,18 @@ class ReaderRunner:
         for warning in warnings:
             _log.warning("%s", warning)
 
-    def _final_reports(self, partly_used: PartlyUsed) -> list[ReportDelivery]:
+    def _final_reports(self, partly_consumed: PartlyConsumed) -> list[ReportDelivery]:
         """Return the reports of consumed elements, if other clients read the rest."""
         if not self._reports_consumption:
             return []
         with self._runner.lock:
-            held = partly_used()
-            begun = (
-                None if held is None else (held[0].task.task_id, held[0].request_number, held[1])
+            partial = partly_consumed()
+            if partial is None:
+                return self._session.final_reports(None)
+            batch, num_consumed = partial
+            return self._session.final_reports(
+                (batch.task.task_id, batch.request_number, num_consumed)
             )
-            return self._session.final_reports(begun)
 
     def _run_actions(self, actions: ClientActions) -> None:
         connections = self._runner.connections
@@ -465,7 +469,7 @@ class ReaderRunner:
         if isinstance(error, FailedPreconditionError):
             self._session.fail(error)
         else:
-            problem = UnavailableError(f"{task.worker_address!r} is no address to read: {error}")
+            problem = UnavailableError(f"invalid worker address {task.worker_address!r}: {error}")
             self._session.disconnected(task.task_id, problem, time.monotonic())
 
     # --- events -----------------------------------------------------------------------------------
@@ -473,8 +477,8 @@ class ReaderRunner:
     def _handle_events(self, events: Sequence[ReplyReceived | PeerLost]) -> None:
         now = time.monotonic()
         with self._runner.lock:
-            before = len(self._batches)
-            from_dispatcher = [each for each in events if each.peer == _DISPATCHER]
+            num_batches = len(self._batches)
+            from_dispatcher = any(event.peer == _DISPATCHER for event in events)
             for event in events:
                 if event.peer == _DISPATCHER:
                     self._dispatcher_replied(event, now)
@@ -483,9 +487,9 @@ class ReaderRunner:
                 else:
                     self._worker_replied(event, now)
             self._batches += self._session.take_due(now)
-            is_over = self._session.is_finished
+            is_finished = self._session.is_finished
         # Also without batches: a consumer may be waiting for the renewal of the lease.
-        if len(self._batches) > before or is_over or from_dispatcher:
+        if len(self._batches) > num_batches or is_finished or from_dispatcher:
             self._wake_consumer()
 
     def _connection_lost(self, event: PeerLost, now: float) -> None:
@@ -498,29 +502,33 @@ class ReaderRunner:
     def _worker_replied(self, event: ReplyReceived, now: float) -> None:
         task_id, number, (_, answer, buffers) = event
         if not isinstance(answer, GetElementsReply | Exception):
-            answer = HeadraceError(f"the worker answered with {type(answer).__name__}")
+            answer = HeadraceError(f"unexpected reply of the worker: {type(answer).__name__}")
         payload = _decode_element_error(answer) or buffers
         if buffers:
             self._session.measure_reply(task_id, buffers, now)
-        skipped = self._session.skipped
+        skipped_before = self._session.skipped
         self._batches += self._session.worker_replied(task_id, number, answer, payload, now)
-        if self._session.skipped > skipped:
-            count_skipped(self._session.skipped - skipped)
+        if self._session.skipped > skipped_before:
+            count_skipped(self._session.skipped - skipped_before)
 
     def _dispatcher_replied(self, event: ReplyReceived | PeerLost, now: float) -> None:
         answer: Any
         if isinstance(event, PeerLost):
-            asked, answer = None, event.error
+            request, answer = None, event.error
         else:
-            asked, answer = event.request, event.reply.message
+            request, answer = event.request, event.reply.message
         if isinstance(answer, UnavailableError):
-            _log.debug("the dispatcher at %s: %s; reading on", self._dispatcher, answer)
+            _log.debug(
+                "no reply from the dispatcher at %s: %s; reading continues",
+                self._dispatcher,
+                answer,
+            )
         if isinstance(answer, ClientHeartbeatReply):
-            heard, answer = answer, self._target.select(answer)
+            reply, answer = answer, self._target.select(answer)
             self._session.skipped_workers = self._target.skipped_workers
             if self._target.is_local:
-                answer = self._local_update(heard, answer)
-        self._session.dispatcher_replied(asked, answer, now)
+                answer = self._local_update(reply, answer)
+        self._session.dispatcher_replied(request, answer, now)
 
     def _local_update(
         self, update: ClientHeartbeatReply, local: ClientHeartbeatReply
@@ -532,25 +540,27 @@ class ReaderRunner:
         """
         if update.unchanged:
             return update
-        reading, gone = self._session.unfinished_tasks
-        shards = [each for each in gone if each.shard_index is not None]
+        active, abandoned = self._session.unfinished_tasks
+        shards = [task for task in abandoned if task.shard_index is not None]
         if update.finished:
             if shards:
-                self._session.fail(UnavailableError(f"{_describe_stopped(shards)}: iterate again"))
-        elif local.finished and (reading or (gone and not self._target.is_copy)):
+                self._session.fail(
+                    UnavailableError(f"{_describe_stopped(shards)}. Iterate over the dataset again")
+                )
+        elif local.finished and (active or (abandoned and not self._target.is_copy)):
             # Version -1 requests another update, although the dispatcher has no news of it.
             return msgspec.structs.replace(local, finished=False, version=-1)
-        elif local.finished and gone:
-            _log.warning("%s: the rest of its copy is missing", _describe_stopped(gone))
+        elif local.finished and abandoned:
+            _log.warning("%s. The rest of its copy is missing", _describe_stopped(abandoned))
         return local
 
 
 def _describe_stopped(tasks: Sequence[TaskAddress]) -> str:
-    where = " and ".join(sorted({task.worker_address for task in tasks}))
+    addresses = " and ".join(sorted({task.worker_address for task in tasks}))
     return (
-        f"the worker at {where} in this process stopped before it had given all that it was to "
-        'give, and only workers of this process are read (target_workers="LOCAL", or "AUTO" with '
-        "a static policy)"
+        f"the worker at {addresses} in this process stopped before all its elements were "
+        'delivered, and only workers of this process are read (target_workers="LOCAL", or "AUTO" '
+        "with a static policy)"
     )
 
 
@@ -561,8 +571,8 @@ def _decode_element_error(answer: GetElementsReply | Exception) -> Exception | N
     try:
         return decode_error(answer.error)
     except msgspec.DecodeError as error:
-        return HeadraceError(f"the worker sent an error that cannot be read: {error}")
+        return HeadraceError(f"the worker sent an error that cannot be decoded: {error}")
 
 
-def _nothing_used() -> None:
+def _nothing_consumed() -> None:
     """Return that no batch is partly consumed."""

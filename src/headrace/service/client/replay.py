@@ -82,7 +82,7 @@ class ReplayBuffer:
         """Return the batches after a position; None if they were discarded."""
         if self._entries and self._entries[0].start > position:
             return None
-        return [given for given in self._entries if given.stop > position]
+        return [entry for entry in self._entries if entry.stop > position]
 
     def _drop(self) -> None:
         self._bytes -= self._entries.popleft().bytes
@@ -163,17 +163,17 @@ class ReplayRegistry:
 
     def discard_before(self, state: Any) -> None:
         """Discard what was delivered before `state`, the state of an iterator."""
-        for name, place in _find_positions(state).items():
+        for name, position in _find_positions(state).items():
             reader = self._readers.get(name)
             if reader is not None:
-                reader.forget(place)
+                reader.forget(position)
 
     def mark_end(self, state: Any) -> None:
         """Record that no element after an iterator's `state` was or will be consumed."""
-        for name, place in _find_positions(state, exactly=True).items():
+        for name, position in _find_positions(state, exactly=True).items():
             reader = self._readers.get(name)
             if reader is not None:
-                reader.stop_at(place)
+                reader.stop_at(position)
 
     def export_state(self, state: Any) -> Any:
         """Return a portable form of an iterator's state.
@@ -186,18 +186,19 @@ class ReplayRegistry:
             reader = self._readers.get(state["reader"])
             if reader is None:
                 raise FailedPreconditionError(
-                    "the iterator stands where a reader of another process stood; only there it "
-                    "has a state"
+                    "the iterator is at a position of a reader in another process; only that "
+                    "process can save the state"
                 )
             return reader.portable_position(state["received"])
         if isinstance(state, dict):
-            made = {key: self.export_state(value) for key, value in state.items()}
-            if made != state and state.get("failed") and "input" in state:
+            exported = {key: self.export_state(value) for key, value in state.items()}
+            if exported != state and state.get("failed") and "input" in state:
                 raise FailedPreconditionError(
-                    "an element failed that belongs to the batch which is made next, and its place "
-                    "over the service has no order: take the state after that batch"
+                    "cannot save a state here, because an element of the next batch has failed and "
+                    "unordered reading does not record its position: save the state after that "
+                    "batch"
                 )
-            return made
+            return exported
         return [self.export_state(each) for each in state] if isinstance(state, list) else state
 
     def hold_readers(self, iterator: Any) -> None:
@@ -262,24 +263,24 @@ class ReplayRegistry:
             self._open_readers[reader.name] = reader
         return self.can_reopen
 
-    def reopen(self, position: Position, pass_number: tuple[int, ...]) -> ReplayableReader | None:
+    def reopen(self, position: Position, epoch: tuple[int, ...]) -> ReplayableReader | None:
         """Return the reader of a position, rewound to it; None if there is none."""
         if position is None or "reader" not in position:
-            left = [
+            candidates = [
                 reader
                 for name, reader in self._open_readers.items()
-                if name not in self._reopened and reader.epoch == pass_number
+                if name not in self._reopened and reader.epoch == epoch
             ]
-            found, place = (left[0] if left else None), 0
+            reader, received = (candidates[0] if candidates else None), 0
         else:
-            found, place = self._readers.get(position["reader"]), position["received"]
-        if found is None or not found.rewind(place):
+            reader, received = self._readers.get(position["reader"]), position["received"]
+        if reader is None or not reader.rewind(received):
             return None
-        if found.name in self._open_readers:
+        if reader.name in self._open_readers:
             # It stays retained until the iterator has advanced: an interrupt may still keep the
             # caller from receiving it.
-            self._reopened.add(found.name)
-        return found
+            self._reopened.add(reader.name)
+        return reader
 
 
 def _find_positions(state: Any, *, exactly: bool = False) -> dict[str, int]:
@@ -290,20 +291,20 @@ def _find_positions(state: Any, *, exactly: bool = False) -> dict[str, int]:
         exactly: Whether to add the number of elements after a reader's position, if the state has
             it.
     """
-    found: dict[str, int] = {}
-    left = [(state, 0)]
-    while left:
-        value, since = left.pop()
+    positions: dict[str, int] = {}
+    pending = [(state, 0)]
+    while pending:
+        value, num_after = pending.pop()
         if isinstance(value, dict):
             if "reader" in value and "received" in value:
-                name, place = value["reader"], value["received"] + since
-                found[name] = min(place, found.get(name, place))
+                name, position = value["reader"], value["received"] + num_after
+                positions[name] = min(position, positions.get(name, position))
             for key, part in value.items():
                 # A hint is a position and the number of elements after it.
                 if exactly and key == "hint" and isinstance(part, list) and len(part) == 2:
-                    left.append((part[0], part[1]))
+                    pending.append((part[0], part[1]))
                 elif isinstance(part, _NESTED):
-                    left.append((part, 0))
+                    pending.append((part, 0))
         elif isinstance(value, _NESTED):
-            left += [(part, 0) for part in value if isinstance(part, _NESTED)]
-    return found
+            pending += [(part, 0) for part in value if isinstance(part, _NESTED)]
+    return positions

@@ -89,27 +89,27 @@ class RequestBudget:
 
     def can_request(self, task: Hashable, now: float) -> bool:
         """Return whether the task may send a request now; if not, it waits in line."""
-        own = len(self._outstanding[task])
-        if own >= self.per_task_limit:
+        num_outstanding = len(self._outstanding[task])
+        if num_outstanding >= self.per_task_limit:
             self._wanting_more.pop(task, None)
             return False
         if self._available(task, now) > 0:
             self.withdraw(task)
             return True
-        (self._wanting_more if own else self._waiting).setdefault(task)
+        (self._wanting_more if num_outstanding else self._waiting).setdefault(task)
         return False
 
     def _available(self, task: Hashable, now: float) -> int:
         """Return the credit available to the task, less what earlier tasks wait for."""
-        room = self._limit - self._unconsumed - self._count_sent(now)
-        others = len(self._waiting) - (task in self._waiting)
-        first_in_line = not others or next(iter(self._waiting)) == task
-        return room if first_in_line else room - others
+        available = self._limit - self._unconsumed - self._count_sent(now)
+        num_others = len(self._waiting) - (task in self._waiting)
+        is_next = not num_others or next(iter(self._waiting)) == task
+        return available if is_next else available - num_others
 
     def tasks_to_serve(self, now: float) -> list[Any]:
         """Return the waiting tasks that credit is available for."""
-        room = max(0, self._limit - self._unconsumed - self._count_sent(now))
-        return [*islice(self._waiting, room), *islice(self._wanting_more, room)]
+        available = max(0, self._limit - self._unconsumed - self._count_sent(now))
+        return [*islice(self._waiting, available), *islice(self._wanting_more, available)]
 
     def withdraw(self, task: Hashable) -> None:
         """Remove a task from the waiting lines."""
@@ -118,14 +118,14 @@ class RequestBudget:
 
     def _count_sent(self, now: float) -> int:
         """Return the credit of unanswered requests, except those whose credit is lent."""
-        lends = not self._counts_elements or len(self._outstanding) > self._limit
-        patience = self._lend_after if lends else math.inf
+        may_lend = not self._counts_elements or len(self._outstanding) > self._limit
+        lend_after = self._lend_after if may_lend else math.inf
         while self._sent_at:
             oldest = next(iter(self._sent_at))
-            if now - self._sent_at[oldest] <= patience:
+            if now - self._sent_at[oldest] <= lend_after:
                 break
             del self._sent_at[oldest]
-        return sum([self._elements.get(each, 1) for each in self._sent_at])
+        return sum([self._elements.get(request, 1) for request in self._sent_at])
 
     def max_elements(self, task: Hashable, number: int) -> int:
         """Return the maximum number of elements in the reply to a request; 0 means no limit."""
@@ -134,8 +134,8 @@ class RequestBudget:
     def request_sent(self, task: Hashable, number: int, now: float) -> None:
         """Record that a request was sent."""
         if self._counts_elements:
-            portion = max(1, self._limit // (self.per_task_limit * len(self._outstanding)))
-            self._elements[task, number] = max(1, min(portion, self._available(task, now)))
+            fair_share = max(1, self._limit // (self.per_task_limit * len(self._outstanding)))
+            self._elements[task, number] = max(1, min(fair_share, self._available(task, now)))
         self._outstanding[task][number] = False
         self._sent_at[task, number] = now
 
@@ -156,9 +156,9 @@ class RequestBudget:
 
     def reply_consumed(self, task: Hashable, number: int) -> None:
         """Release the credit of a reply. Idempotent, also for removed tasks."""
-        counted = self._elements.pop((task, number), 1)
+        credit = self._elements.pop((task, number), 1)
         if self._outstanding.get(task, {}).pop(number, False):
-            self._unconsumed -= counted
+            self._unconsumed -= credit
         self._sent_at.pop((task, number), None)
 
 
@@ -235,10 +235,10 @@ class RequestScheduler:
 
     def remove(self, task_id: int) -> None:
         """Remove a task; other tasks may use its credit."""
-        share = self._budget.per_task_limit
+        limit_before = self._budget.per_task_limit
         self._budget.remove(task_id)
         self._delayed.discard(task_id)
-        if self._budget.per_task_limit > share:
+        if self._budget.per_task_limit > limit_before:
             self._changed.update(dict.fromkeys(self._budget.tasks))
 
     def restrict(self, task_ids: set[int] | None) -> bool:
@@ -258,22 +258,22 @@ class RequestScheduler:
             tasks: Tasks that are being read, by ID.
             now: Current time.
         """
-        turn = RequestPlan()
-        in_line = self._budget.tasks_to_serve(now)
-        for task_id in list(dict.fromkeys((*self._changed, *self._delayed, *in_line))):
+        plan = RequestPlan()
+        waiting_tasks = self._budget.tasks_to_serve(now)
+        for task_id in list(dict.fromkeys((*self._changed, *self._delayed, *waiting_tasks))):
             task = tasks.get(task_id)
             if task is not None:
-                self._plan_task(task, now, turn)
+                self._plan_task(task, now, plan)
             self._changed.pop(task_id, None)
         if self._budget.is_short:
-            turn.wake_within(_LEND_CHECK_SECONDS)
-        return turn
+            plan.wake_within(_LEND_CHECK_SECONDS)
+        return plan
 
-    def _plan_task(self, task: TaskReader, now: float, turn: RequestPlan) -> None:
+    def _plan_task(self, task: TaskReader, now: float, plan: RequestPlan) -> None:
         task_id = task.address.task_id
         if now < task.retry_at:
             self._budget.withdraw(task_id)
-            self._delay(task_id, task.retry_at - now, turn)
+            self._delay(task_id, task.retry_at - now, plan)
             return
         self._delayed.discard(task_id)
         task.resume()
@@ -296,9 +296,9 @@ class RequestScheduler:
             if task.is_draining or now - task.sent_at >= _ACKNOWLEDGE_SECONDS:
                 task.repeat_last()
             else:
-                self._delay(task_id, _ACKNOWLEDGE_SECONDS, turn)
-        turn.requests += [(task, number) for number in task.take_unsent(now)]
+                self._delay(task_id, _ACKNOWLEDGE_SECONDS, plan)
+        plan.requests += [(task, number) for number in task.take_unsent(now)]
 
-    def _delay(self, task_id: int, seconds: float, turn: RequestPlan) -> None:
+    def _delay(self, task_id: int, seconds: float, plan: RequestPlan) -> None:
         self._delayed.add(task_id)
-        turn.wake_within(seconds)
+        plan.wake_within(seconds)

@@ -29,23 +29,23 @@ def resume_iteration(
     """
     base = DeliveredElements.from_json(position["positions"])
     first = base.watermark
-    began = msgspec.structs.replace(
+    resumed = msgspec.structs.replace(
         opening,
         seed=position["seed"],
         first_split=first,
         delivered=tuple(
-            each for each in base.complete_splits if each[0] >= first and each[1] > first
+            (start, stop) for start, stop in base.complete_splits if start >= first and stop > first
         ),
         partial_splits=base.partial_splits,
         start_position_id=position_digest([base.to_json(), position["seed"]]),
     )
-    return began, base
+    return resumed, base
 
 
 def position_digest(position: Any) -> str:
     """Return a digest that identifies a position given as JSON."""
-    words = json.dumps(position, separators=(",", ":"), sort_keys=True)
-    return hashlib.blake2b(words.encode(), digest_size=8).hexdigest()
+    text = json.dumps(position, separators=(",", ":"), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def find_read_splits(partition: PlanPartition, state: Any) -> tuple[int, Ranges]:
@@ -60,33 +60,33 @@ def find_read_splits(partition: PlanPartition, state: Any) -> tuple[int, Ranges]
     if len(streams) != 1 or state is None:
         return 0, ()
     (stream,) = streams
-    passes: list[int] = []
+    epoch: list[int] = []
     while True:
-        found = _indices(stream, state)
+        found = _read_indices(stream, state)
         if found is not None:
             break
         if not isinstance(state, dict) or "input" not in state:
             return 0, ()
         if "epoch" in state:
-            passes.append(int(state["epoch"]))
+            epoch.append(int(state["epoch"]))
         state = state["input"]
-    if len(passes) != len(stream.strides):
+    if len(epoch) != len(stream.strides):
         return 0, ()
     index, read = found
-    first = stream.split_at(tuple(passes), index)
+    first = stream.split_at(tuple(epoch), index)
     return first, tuple((first + start - index, first + stop - index) for start, stop in read)
 
 
-def _indices(stream: ReadSplits, state: Any) -> tuple[int, Ranges] | None:
+def _read_indices(stream: ReadSplits, state: Any) -> tuple[int, Ranges] | None:
     """Return the result of `find_read_splits` for one epoch; None if the state has none."""
     if not isinstance(state, dict):
         return None
     if "split" in state:
         return int(state["split"]), ()
     if "slots" in state and isinstance(state["input"], int):
-        origins = sorted(slot["outer"] for slot in state["slots"] if slot is not None)
-        first = min([state["input"], *origins])
-        opened = union((each, each + 1) for each in origins)
-        return first, subtract(((first, state["input"]),), opened)
-    taken = stream.convert_state(state)
-    return None if taken is None else (int(taken["split"]), ())
+        open_indices = sorted(slot["outer"] for slot in state["slots"] if slot is not None)
+        first = min([state["input"], *open_indices])
+        unread = union((index, index + 1) for index in open_indices)
+        return first, subtract(((first, state["input"]),), unread)
+    converted = stream.convert_state(state)
+    return None if converted is None else (int(converted["split"]), ())

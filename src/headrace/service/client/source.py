@@ -44,7 +44,7 @@ from headrace.service.client.saved_positions import (
     resume_iteration,
 )
 from headrace.service.client.target_workers import TargetWorkers
-from headrace.service.client.visitation import describe_partition, why_not_resumable
+from headrace.service.client.visitation import describe_partition, explain_unusable_position
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     DispatcherReply,
@@ -62,6 +62,7 @@ from headrace.service.modes.ordered.client_stage import (
     create_ordered_session,
 )
 from headrace.service.modes.ordered.ordered_partition import OrderedPartition
+from headrace.service.ranges import total_length
 from headrace.service.stub import DispatcherStub
 from headrace.service.worker.local_workers import is_local_worker
 from headrace.transport import address as addresses
@@ -75,14 +76,13 @@ register_close_iterators()
 
 
 _CANNOT_RESTORE = (
-    "an iterator over the data service cannot be restored in the middle of a pass where elements "
-    "are not visited exactly once. Use ShardingPolicy.DYNAMIC (with "
-    '`distribute`, and visitation="exactly_once", its default), or keep the state of an iterator '
-    "that reads the dataset in this process, without `distribute`"
+    "an iterator over the data service can be restored within an epoch only if each element is "
+    "delivered exactly once. Use ShardingPolicy.DYNAMIC with `distribute` and the default "
+    'visitation="exactly_once", or save the state of an iterator without `distribute`'
 )
 _FORKED = (
-    "an iterator over the data service does not survive a fork: this process was forked from the "
-    "one that reads with it. Make a new iterator in the child, with iter(dataset)"
+    "an iterator over the data service cannot be used in a forked process. Create a new iterator "
+    "in the child with iter(dataset)"
 )
 _MAX_EPOCH = 1
 """Maximum epoch of a dataset that trainers share, because it must be infinite."""
@@ -180,19 +180,18 @@ class RemoteSource(Source):
     def has_positions(self) -> bool:
         """Whether unordered positions record which elements were delivered."""
         options = self.options
-        is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC
-        is_exact = is_dealt and options.visitation == "exactly_once"
+        is_dynamic = options.processing_mode is ShardingPolicy.DYNAMIC
+        is_exact = is_dynamic and options.visitation == "exactly_once"
         return is_exact and self.remote_plan is not None and not self.partition_mode
 
     @property
     def _lacks_plan(self) -> bool:
         options = self.options
-        is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC and not options.trainer_id
-        is_exact = is_dealt and options.visitation == "exactly_once"
-        is_alone = options.num_consumers is None
+        is_dynamic = options.processing_mode is ShardingPolicy.DYNAMIC and not options.trainer_id
+        is_exact = is_dynamic and options.visitation == "exactly_once"
         return (
             is_exact
-            and is_alone
+            and options.num_consumers is None
             and self.remote_plan is None
             and not self.replay_buffers.can_reopen
         )
@@ -210,7 +209,7 @@ class RemoteSource(Source):
         return dataclasses.replace(self, _seed=seed) if self.remote_plan is not None else self
 
     def detach(self) -> RemoteSource:
-        alone = dataclasses.replace(
+        private_options = dataclasses.replace(
             self.options,
             job_name=None,
             num_consumers=None,
@@ -224,7 +223,7 @@ class RemoteSource(Source):
         )
         return dataclasses.replace(
             self,
-            options=alone,
+            options=private_options,
             job_name=None,
             _counter=None,
             _job_check=ExhaustedJobCheck(),
@@ -237,8 +236,8 @@ class RemoteSource(Source):
 
     def explain_unusable_position(self, mode: str, *, is_single_process: bool) -> str:
         assert self.remote_plan is not None
-        return why_not_resumable(
-            self.remote_plan, cast(PartitionMode, mode), is_of_one_process=is_single_process
+        return explain_unusable_position(
+            self.remote_plan, cast(PartitionMode, mode), is_single_process=is_single_process
         )
 
     def with_fixed_seeds(self, seeds: tuple[int, ...]) -> RemoteSource:
@@ -246,8 +245,8 @@ class RemoteSource(Source):
 
     @property
     def element_count(self) -> int | None:
-        known = self.options.ordered and self.cardinality not in (INFINITE, UNKNOWN)
-        return self.cardinality if known else None
+        is_known = self.options.ordered and self.cardinality not in (INFINITE, UNKNOWN)
+        return self.cardinality if is_known else None
 
     @property
     def coordinated_job(self) -> str:
@@ -268,16 +267,15 @@ class RemoteSource(Source):
             return ""
         if self.exclusive_reason and self.remote_plan is not None:
             return (
-                f"{self.exclusive_reason} needs the whole stream, and runs in this process over "
-                "what "
-                "workers send in no order: read with `ordered=True`, or put that step after "
-                "`distribute`"
+                f"{self.exclusive_reason} needs the whole stream, but runs in this process on "
+                "elements that arrive in no fixed order: set `ordered=True`, or move that step "
+                "after `distribute`"
             )
         if self._lacks_plan:
             return (
-                "an iterator over a dataset of `from_dataset_id` has no state in any order, for "
-                "the plan that it would be a place in is not here: read with `ordered=True`, or "
-                "use `distribute`"
+                "an unordered iterator over a dataset of `from_dataset_id` has no state, because "
+                "this process does not have the dataset's plan: set `ordered=True`, or use "
+                "`distribute`"
             )
         # After an interrupt, a reader that is still open is rewound.
         return "" if self.replay_buffers.can_reopen else _CANNOT_RESTORE
@@ -290,27 +288,28 @@ class RemoteSource(Source):
         *,
         pass_number: tuple[int, ...] = (),
     ) -> Reader:
-        number = tuple((position or {}).get("iteration", pass_number)) or (0,)
+        epoch = tuple((position or {}).get("iteration", pass_number)) or (0,)
         if self.counter is not None:  # set by a position in a dataset that a function opened
-            self.counter.advance(number[0])
-        if self.remote_plan is not None and (self.partition_mode or "units" in (position or ())):
-            return self._client_stage_reader(self.remote_plan, position, number)
+            self.counter.advance(epoch[0])
+        if self.remote_plan is not None and (self.partition_mode or "splits" in (position or ())):
+            return self._client_stage_reader(self.remote_plan, position, epoch)
         if self.replay_buffers.can_reopen:
-            kept = self.replay_buffers.reopen(position, number)
-            if kept is not None:
-                return cast(RemoteReader, kept)
-        opening, base = self._make_open_request(number), None
+            reopened = self.replay_buffers.reopen(position, epoch)
+            if reopened is not None:
+                return cast(RemoteReader, reopened)
+        opening, base = self._make_open_request(epoch), None
         if self.has_positions:
             base = DeliveredElements()
         if position is not None:
             if base is None or "positions" not in position:
-                forked = not position.get("reader", _process_prefix()).startswith(_process_prefix())
-                raise FailedPreconditionError(_FORKED if forked else _CANNOT_RESTORE)
+                prefix = _process_prefix()
+                is_forked = not position.get("reader", prefix).startswith(prefix)
+                raise FailedPreconditionError(_FORKED if is_forked else _CANNOT_RESTORE)
             opening, base = resume_iteration(opening, position)
-        if self.options.trainer_id and max(number) > _MAX_EPOCH:
+        if self.options.trainer_id and max(epoch) > _MAX_EPOCH:
             raise InvalidArgumentError(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
-                f"repetitions of the same dataset. Got repetition {max(number)}. Keep one "
+                f"repetitions of the same dataset. Got repetition {max(epoch)}. Keep one "
                 "iterator, or apply `distribute` again"
             )
         reader = RemoteReader(
@@ -376,53 +375,55 @@ class RemoteSource(Source):
     # --- client stage -----------------------------------------------------------------------------
 
     def _client_stage_reader(
-        self, written: Node, position: Position, epoch: tuple[int, ...]
+        self, plan: Node, position: Position, epoch: tuple[int, ...]
     ) -> ClientStageReader:
         """Return a reader of the client stage.
 
         Args:
-            written: The plan.
+            plan: The plan.
             position: Position to start from, which may be of another partition mode.
             epoch: The epoch.
         """
         if "positions" in (position or ()):
             raise FailedPreconditionError(UNORDERED_STATE_MESSAGE)
-        place = {"seed": self._seed, **(position or {})}
-        made = partition_with_mode(
-            prepare(with_fixed_seeds(written, self.fixed_seeds)),
+        saved_seed = (position or {}).get("seed", self._seed)
+        saved_state = (position or {}).get("splits")
+        partition = partition_with_mode(
+            prepare(with_fixed_seeds(plan, self.fixed_seeds)),
             self._partition_mode_at(position or {}),
         )
-        at, own = place.get("units"), made.options.seed
+        own_seed = partition.options.seed
         opening = self._make_open_request(epoch)
-        if not made.is_ordered:
+        if not partition.is_ordered:
             arriving = FromSource(
                 source=dataclasses.replace(self, remote_plan=None, spec=None, _counter=None)
             )
-            above = transform(
-                made.client_stage, lambda node: arriving if isinstance(node, ReadSplits) else node
+            client_stage = transform(
+                partition.client_stage,
+                lambda node: arriving if isinstance(node, ReadSplits) else node,
             )
-            seed = opening.seed if own is None else own
-            over = dataclasses.replace(made, client_stage=above)
+            seed = opening.seed if own_seed is None else own_seed
+            partition = dataclasses.replace(partition, client_stage=client_stage)
             return ClientStageReader(
-                lambda: build_client_stage(over, NO_SPLITS, seed=seed, epoch=epoch),
+                lambda: build_client_stage(partition, NO_SPLITS, seed=seed, epoch=epoch),
                 position,
             )
-        first, read = find_read_splits(made, at)
+        first, read = find_read_splits(partition, saved_state)
         opening = msgspec.structs.replace(
             opening,
             options=msgspec.structs.replace(
                 opening.options,
-                partition_mode=made.worker_mode,
-                num_splits=made.num_splits,
+                partition_mode=partition.worker_mode,
+                num_splits=partition.num_splits,
                 ordered=True,
             ),
-            exclusive_reason=self.exclusive_reason or "reading in order",
+            exclusive_reason=self.exclusive_reason or "ordered reading",
             first_split=first,
             delivered=read,
-            seed=opening.seed if place["seed"] is None else place["seed"],
+            seed=opening.seed if saved_seed is None else saved_seed,
             start_position_id=""
             if position is None
-            else position_digest([at, made.mode, place["seed"]]),
+            else position_digest([saved_state, partition.mode, saved_seed]),
         )
         session = create_ordered_session(
             opening.client_id,
@@ -432,48 +433,48 @@ class RemoteSource(Source):
             codec=available_codecs()[0] if self.compression == "AUTO" else "",
         )
         target = self._target()
-        left = made.num_splits - first - sum(stop - start for start, stop in read)
-        units = ArrivingSplits(
+        num_splits = partition.num_splits - first - total_length(read)
+        splits = ArrivingSplits(
             session,
             lambda session: self._create_runner(session, target),
-            lambda shell: self._open_iteration(opening, shell, target, left),
-            left,
+            lambda runner: self._open_iteration(opening, runner, target),
+            num_splits,
         )
-        self._latest.reader = units
-        named: dict[str, Any] = {"half": made.mode, "seed": opening.seed}
+        self._latest.reader = splits
+        state_fields: dict[str, Any] = {"partition_mode": partition.mode, "seed": opening.seed}
         if self.counter is not None:
-            named["iteration"] = list(epoch)
+            state_fields["iteration"] = list(epoch)
 
-        def begin() -> ElementIterator:
-            opened = units.open_iteration()
+        def create_iterator() -> ElementIterator:
+            opened = splits.open_iteration()
             if position is not None and opened.seed != opening.seed:
                 raise FailedPreconditionError(
-                    f"job {opened.job_name!r} reads this pass already, from another seed than that "
-                    "of the state; choose another job_name"
+                    f"job {opened.job_name!r} already reads this epoch with another seed than that "
+                    "of the state; use another job_name"
                 )
-            named["seed"] = seed = opened.seed if own is None else own
-            return build_client_stage(made, units, seed=seed, epoch=epoch)
+            state_fields["seed"] = seed = opened.seed if own_seed is None else own_seed
+            return build_client_stage(partition, splits, seed=seed, epoch=epoch)
 
         return ClientStageReader(
-            begin,
-            at,
-            units.close,
-            named,
-            lambda: report_loss(units.losses, self._on_loss),
+            create_iterator,
+            saved_state,
+            splits.close,
+            state_fields,
+            lambda: report_loss(splits.losses, self._on_loss),
             self.replay_buffers.take_loss_error(),
         )
 
     def _partition_mode_at(self, position: dict[str, Any]) -> PartitionMode:
         """Return the partition mode for reading from a position; {} is the start."""
-        half = cast(PartitionMode, position.get("half", self.partition_mode))
-        if not half.startswith("ordered"):
-            return half
+        mode = cast(PartitionMode, position.get("partition_mode", self.partition_mode))
+        if not mode.startswith("ordered"):
+            return mode
         assert self.ordered_partition is not None
-        if "half" not in position:
+        if "partition_mode" not in position:
             return self.ordered_partition.mode
         if self.job_name is not None:
-            self.ordered_partition.fix_mode(half)  # all epochs of a job have the same partition
-        return half
+            self.ordered_partition.fix_mode(mode)  # all epochs of a job have the same partition
+        return mode
 
     def _create_runner(self, session: ReadSession, target: TargetWorkers) -> ReaderRunner:
         return ReaderRunner(
@@ -486,7 +487,7 @@ class RemoteSource(Source):
         )
 
     def _open_iteration(
-        self, opening: OpenIteration, shell: ReaderRunner, target: TargetWorkers, splits_left: int
+        self, opening: OpenIteration, runner: ReaderRunner, target: TargetWorkers
     ) -> OpenIterationReply:
         opened = open_iteration(
             opening,
@@ -494,11 +495,11 @@ class RemoteSource(Source):
             dispatcher=self.options.service,
             wait_timeout=self.options.wait_timeout,
             target=target,
-            keep_channel=shell.channel_handover.put,
+            keep_channel=runner.channel_handover.put,
             job_check=self._job_check,
             cost_fn=self.options.cost_fn,
         )
-        shell.iteration_opened(opened)
+        runner.iteration_opened(opened)
         if not opened.finished:  # no other client may join before the end
             self._job_check.element_received()
         return opened
@@ -552,17 +553,16 @@ class RemoteSource(Source):
             if inprocess.is_in_process(address):
                 return inprocess.connect(address)
             if protocol == "local" and is_local_worker(task.worker_id):
-                raise UnavailableError(f"the worker at {address}, of this process, has stopped")
+                raise UnavailableError(f"the worker at {address} in this process has stopped")
             if protocol == "local":
                 raise FailedPreconditionError(
-                    'data_transfer_protocol="local" reads workers of this process alone, but the '
-                    f"worker at {address} is in another; use None, "
-                    '"shm" or "tcp"'
+                    'data_transfer_protocol="local" requires workers in this process, but the '
+                    f'worker at {address} is in another process; use None, "shm" or "tcp"'
                 )
         if protocol == "shm" and not addresses.is_local_host(addresses.split(address)[0]):
             raise FailedPreconditionError(
-                'data_transfer_protocol="shm" reads workers of this machine alone, but the worker '
-                f'at {address} is on another, which offers "tcp"; use that, or None'
+                'data_transfer_protocol="shm" requires workers on this machine, but the worker at '
+                f'{address} is on another machine; use None or "tcp"'
             )
         return zeromq.connect(
             address,

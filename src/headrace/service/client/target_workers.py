@@ -60,7 +60,7 @@ class TargetWorkers:
         self.skipped_workers: tuple[str, ...] = ()
         """Addresses of tagged workers that were skipped in the last update."""
 
-    def select_opened(self, heard: OpenIterationReply) -> OpenIterationReply:
+    def select_opened(self, reply: OpenIterationReply) -> OpenIterationReply:
         """Return the reply to an opened iteration with the selected tasks.
 
         Raises:
@@ -68,9 +68,9 @@ class TargetWorkers:
             InvalidArgumentError: If the dispatcher's deployment mode requires a local worker and
                 there is none.
         """
-        local = [each for each in heard.tasks if _is_local(each)]
-        policy, deployment = self._static_policy, heard.deployment_mode
-        if policy and deployment == COLOCATED and not heard.finished and not local:
+        local = [each for each in reply.tasks if _is_local(each)]
+        policy, deployment = self._static_policy, reply.deployment_mode
+        if policy and deployment == COLOCATED and not reply.finished and not local:
             raise InvalidArgumentError(
                 f"Static sharding policy <{policy}> requires local workers, but no local "
                 "worker is found. You need to run a local `WorkerServer` in each process that "
@@ -79,36 +79,36 @@ class TargetWorkers:
             )
         if policy and (deployment == COLOCATED or (deployment != "REMOTE" and local)):
             self.is_local = True
-        if self.is_local and not heard.finished and not local:
+        if self.is_local and not reply.finished and not local:
             raise FailedPreconditionError(
                 "Local reads require local workers, but no local worker is found. Run a "
                 '`WorkerServer` in this process, or use target_workers="AUTO"'
             )
-        return self.select(heard)
+        return self.select(reply)
 
-    def select(self, heard: M) -> M:
+    def select(self, reply: M) -> M:
         """Return a reply of the dispatcher with the selected tasks."""
-        if isinstance(heard, ClientHeartbeatReply) and heard.unchanged:
-            return heard
+        if isinstance(reply, ClientHeartbeatReply) and reply.unchanged:
+            return reply
         if self.is_local:
-            tasks = _select_tasks(heard, _is_local)
-            return msgspec.structs.replace(heard, tasks=tasks, finished=heard.finished or not tasks)
+            tasks = _select_tasks(reply, _is_local)
+            return msgspec.structs.replace(reply, tasks=tasks, finished=reply.finished or not tasks)
         if not self._uses_tags:
-            return heard
-        tasks = _select_tasks(heard, lambda task: _is_local(task) or not _is_colocated(task))
-        left = len(heard.tasks) - len(tasks)
+            return reply
+        tasks = _select_tasks(reply, lambda task: _is_local(task) or not _is_colocated(task))
+        num_skipped = len(reply.tasks) - len(tasks)
         self._has_read = self._has_read or bool(tasks)
         self.skipped_workers = tuple(
-            each.worker_address for each in heard.tasks if each not in tasks
+            each.worker_address for each in reply.tasks if each not in tasks
         )
-        over = bool(left) and self._has_read and not tasks
-        return msgspec.structs.replace(heard, tasks=tasks, finished=heard.finished or over)
+        has_ended = bool(num_skipped) and self._has_read and not tasks
+        return msgspec.structs.replace(reply, tasks=tasks, finished=reply.finished or has_ended)
 
 
 def _select_tasks(
-    heard: OpenIterationReply | ClientHeartbeatReply, choose: Callable[[TaskAddress], bool]
+    reply: OpenIterationReply | ClientHeartbeatReply, choose: Callable[[TaskAddress], bool]
 ) -> tuple[TaskAddress, ...]:
-    return tuple(task for task in heard.tasks if choose(task))
+    return tuple(task for task in reply.tasks if choose(task))
 
 
 def _is_local(task: TaskAddress) -> bool:

@@ -103,10 +103,10 @@ class TaskReader:
 
     def request_aborted(self, number: int, now: float) -> None:
         """Record that the worker aborted a request, or the original of a repeated request."""
-        times = self._repeated.pop(number, 0)
-        if times > 1:
-            self._repeated[number] = times - 1
-        if not times and self.window.is_unanswered(number):
+        num_repeats = self._repeated.pop(number, 0)
+        if num_repeats > 1:
+            self._repeated[number] = num_repeats - 1
+        if not num_repeats and self.window.is_unanswered(number):
             self.retry_later(number, now)
 
     def retry_later(self, number: int, now: float) -> None:
@@ -136,17 +136,17 @@ class TaskReader:
         """Accept the next reply in order; return whether it has something for the consumer."""
         self.received_record.add_reply(answer)
         self._repeated.pop(number, None)
-        empty = answer.end_of_task or not (answer.num_elements or answer.error)
-        if empty or not self.window.record_elements(answer.first_element, answer.num_elements):
+        is_empty = answer.end_of_task or not (answer.num_elements or answer.error)
+        if is_empty or not self.window.record_elements(answer.first_element, answer.num_elements):
             return False
         self.unconsumed[number] = answer
         return True
 
     def consume(self, number: int) -> None:
         """Record that a reply was consumed completely."""
-        used = self.unconsumed.get(number)
-        if used is not None:
+        reply = self.unconsumed.get(number)
+        if reply is not None:
             # In this order, so that an interrupt may repeat a reply but not lose one.
-            self.consumed_record.add_reply(used)
+            self.consumed_record.add_reply(reply)
             self.unconsumed.pop(number, None)
         self.window.mark_consumed(number)

@@ -35,11 +35,11 @@ from headrace.service.config import ShardingPolicy
 
 __all__ = [
     "describe_partition",
+    "explain_unusable_position",
     "find_exclusive_reason",
     "has_element_ids",
     "is_partitioned",
     "partition_for",
-    "why_not_resumable",
     "with_visitation",
 ]
 
@@ -57,45 +57,49 @@ def partition_for(plan: Node, options: ReadOptions) -> PlanPartition | None:
         return None
     if not options.ordered and compute_split_space(canonicalize(plan).plan) is None:
         return None  # the dispatcher reports the reason
-    made = partition_plan(plan, ordered=options.ordered)
-    if made.is_ordered and made.wants_element_numbers:
-        raise FailedPreconditionError(_opens_datasets_message(made))
-    if made.is_ordered and options.visitation == "at_most_once":
-        step = next((each.step for each in made.placements if each.runs_on == "client"), "a step")
+    partition = partition_plan(plan, ordered=options.ordered)
+    if partition.is_ordered and partition.wants_element_numbers:
+        raise FailedPreconditionError(_opens_datasets_message(partition))
+    if partition.is_ordered and options.visitation == "at_most_once":
+        step = next(
+            (each.step for each in partition.placements if each.runs_on == "client"), "a step"
+        )
         raise FailedPreconditionError(
-            f"visitation='at_most_once' is not supported for this dataset, because {step} needs "
-            "the elements in the order of one process: leave `visitation` out, or put that step "
-            "after `distribute`"
+            f"visitation='at_most_once' is not supported for this dataset, because {step} requires "
+            "the order of a single process: leave `visitation` out, or move that step after "
+            "`distribute`"
         )
-    is_whole = isinstance(made.client_stage, ReadSplits) and not made.is_ordered
-    return None if is_whole else made
+    is_whole = isinstance(partition.client_stage, ReadSplits) and not partition.is_ordered
+    return None if is_whole else partition
 
 
-def why_not_resumable(plan: Node, half: PartitionMode, *, is_of_one_process: bool) -> str:
+def explain_unusable_position(plan: Node, mode: PartitionMode, *, is_single_process: bool) -> str:
     """Return why reading cannot start at a position; see `Source.explain_unusable_position`."""
-    made = partition_with_mode(prepare(plan), half)
-    if not made.is_ordered:
+    partition = partition_with_mode(prepare(plan), mode)
+    if not partition.is_ordered:
         return ""
-    if made.wants_element_numbers:
+    if partition.wants_element_numbers:
         return (
-            "a state of a reading in order is gone on from in that order, but "
-            f"{_opens_datasets_message(made)}, or restore it in one process"
+            "a state of an ordered reading can be resumed only in the same order, but "
+            f"{_opens_datasets_message(partition)}, or restore the state in a single process"
         )
-    caches = [node for node in walk(made.client_stage) if isinstance(node, Cache)]
-    if caches and is_of_one_process:
+    caches = [node for node in walk(partition.client_stage) if isinstance(node, Cache)]
+    if caches and is_single_process:
         return (
-            f"the state was saved in one process by {step_name(caches[0])}, which keeps nothing "
-            "where it runs over what workers send, so that the place is none there: restore it in "
-            "one process, or put that step after `distribute`"
+            f"the state was saved in a single process with {step_name(caches[0])}, which caches "
+            "nothing when it runs on elements from workers, so the position does not exist here: "
+            "restore the state in a single process, or move that step after `distribute`"
         )
     return ""
 
 
-def _opens_datasets_message(made: PlanPartition) -> str:
-    (step, *_) = [node for node in walk(made.client_stage) if isinstance(node, _OPENS_DATASETS)]
+def _opens_datasets_message(partition: PlanPartition) -> str:
+    (step, *_) = [
+        node for node in walk(partition.client_stage) if isinstance(node, _OPENS_DATASETS)
+    ]
     return (
-        f"{step_name(step)} would open datasets in this process, over elements that workers send "
-        "in order, which is not supported: put that step after `distribute`"
+        f"{step_name(step)} would open datasets in this process for ordered elements from workers, "
+        "which is not supported: move that step after `distribute`"
     )
 
 
@@ -108,8 +112,8 @@ def describe_partition(plan: Node, options: ReadOptions) -> str:
 
 def is_partitioned(options: ReadOptions) -> bool:
     """Return whether plans are partitioned if necessary."""
-    is_dealt = options.processing_mode is ShardingPolicy.DYNAMIC
-    return is_dealt and options.num_consumers is None and not options.trainer_id
+    is_dynamic = options.processing_mode is ShardingPolicy.DYNAMIC
+    return is_dynamic and options.num_consumers is None and not options.trainer_id
 
 
 def has_element_ids(plan: Node) -> bool:
@@ -119,11 +123,13 @@ def has_element_ids(plan: Node) -> bool:
     return isinstance(partition_plan(plan, ordered=False).client_stage, ReadSplits)
 
 
-def find_exclusive_reason(made: PlanPartition) -> str:
+def find_exclusive_reason(partition: PlanPartition) -> str:
     """Return the client-stage step that depends on the whole stream; "" if there is none."""
-    if made.is_ordered:
-        return "reading in order"
-    steps = [node for node in walk(made.client_stage) if not isinstance(node, _STREAM_INDEPENDENT)]
+    if partition.is_ordered:
+        return "ordered reading"
+    steps = [
+        node for node in walk(partition.client_stage) if not isinstance(node, _STREAM_INDEPENDENT)
+    ]
     return step_name(steps[0]) if steps else ""
 
 

@@ -10,7 +10,7 @@ def add_worker_address(worker_address: str, error: Exception) -> Exception:
 
     Its other attributes (the position, the original traceback) are unchanged.
     """
-    words, origin = str(error), f"on the worker at {worker_address}: "
-    if not words.startswith(origin):  # an interrupt may repeat the call
-        error.args = (f"{origin}{words}", *error.args[1:])
+    message, prefix = str(error), f"on the worker at {worker_address}: "
+    if not message.startswith(prefix):  # an interrupt may repeat the call
+        error.args = (f"{prefix}{message}", *error.args[1:])
     return error

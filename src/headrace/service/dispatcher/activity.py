@@ -162,8 +162,8 @@ class ServiceActivity:
     def from_state(cls, state: DispatcherState, now: float) -> ServiceActivity:
         """Create the counters for a state."""
         iterations = {
-            number: IterationCounters(now, count_done_splits(state, iteration))
-            for number, iteration in state.iterations.items()
+            iteration_id: IterationCounters(now, count_done_splits(state, iteration))
+            for iteration_id, iteration in state.iterations.items()
         }
         return cls(started_at=now, iterations=iterations, unreported={*state.tasks, *state.clients})
 
@@ -184,19 +184,19 @@ class ServiceActivity:
         iteration_id = state.clients.get(request.client_id)
         if iteration_id is None:
             return
-        known = self.clients.get(request.client_id)
+        counters = self.clients.get(request.client_id)
         is_recent = self._is_recent(request.client_id)
-        if known is None:
-            known = self.clients[request.client_id] = ClientCounters(now)
-        known.buffered_batches = request.buffered_batches
-        elements = increase(request.elements, known.elements)
+        if counters is None:
+            counters = self.clients[request.client_id] = ClientCounters(now)
+        counters.buffered_batches = request.buffered_batches
+        elements = increase(request.elements, counters.elements)
         if elements:
-            known.add(elements, 0, now, is_recent)
-        waited = increase(request.wait_seconds, known.wait_seconds)
+            counters.add(elements, 0, now, is_recent)
+        waited = increase(request.wait_seconds, counters.wait_seconds)
         if waited:
-            known.wait_seconds = request.wait_seconds
+            counters.wait_seconds = request.wait_seconds
             if is_recent:
-                known.wait_rate.add(waited, now)
+                counters.wait_rate.add(waited, now)
             self.iterations[iteration_id].wait_seconds += waited
             self._job(state, iteration_id).wait_seconds += waited
             self.total.wait_seconds += waited
@@ -209,10 +209,10 @@ class ServiceActivity:
         worker = self.workers.get(request.worker_id)
         if worker is None:
             worker = self.workers[request.worker_id] = DataWorkerCounters(now)
-        for said in request.activity:
-            task = state.tasks.get(said.task_id)
+        for report in request.activity:
+            task = state.tasks.get(report.task_id)
             if task is not None and task.worker_id == request.worker_id:
-                self._record_task(state, task.iteration_id, worker, said, now)
+                self._record_task(state, task.iteration_id, worker, report, now)
 
     def _record_task(
         self,
@@ -222,37 +222,37 @@ class ServiceActivity:
         report: messages.TaskActivity,
         now: float,
     ) -> None:
-        known = self.tasks.get(report.task_id)
+        counters = self.tasks.get(report.task_id)
         is_recent = self._is_recent(report.task_id)
-        if known is None:
-            known = self.tasks[report.task_id] = TaskCounters(report.task_id, now)
-        before, known.last_report, known.reported_at = known.last_report, report, now
-        elements = increase(report.elements, before.elements)
-        size = increase(report.bytes, before.bytes)
+        if counters is None:
+            counters = self.tasks[report.task_id] = TaskCounters(report.task_id, now)
+        previous, counters.last_report, counters.reported_at = counters.last_report, report, now
+        elements = increase(report.elements, previous.elements)
+        size = increase(report.bytes, previous.bytes)
         iteration = self.iterations[iteration_id]
         if elements or size:
-            for produced in (known, worker, iteration):
-                produced.add(elements, size, now, is_recent)
+            for producer in (counters, worker, iteration):
+                producer.add(elements, size, now, is_recent)
             for job in (self._job(state, iteration_id), self.total):
                 job.elements += elements
                 job.bytes += size
-        worker.buffered_batches += report.buffered_batches - before.buffered_batches
-        worker.buffered_bytes += report.buffered_bytes - before.buffered_bytes
+        worker.buffered_batches += report.buffered_batches - previous.buffered_batches
+        worker.buffered_bytes += report.buffered_bytes - previous.buffered_bytes
         if is_recent:
-            known.client_wait_rate.add(
-                increase(report.client_wait_seconds, before.client_wait_seconds), now
+            counters.client_wait_rate.add(
+                increase(report.client_wait_seconds, previous.client_wait_seconds), now
             )
-            known.split_wait_rate.add(
-                increase(report.split_wait_seconds, before.split_wait_seconds), now
+            counters.split_wait_rate.add(
+                increase(report.split_wait_seconds, previous.split_wait_seconds), now
             )
-        earlier = {each.step: each.seconds for each in before.steps}
-        for each in report.steps:
-            spent = increase(each.seconds, earlier.get(each.step, 0.0))
-            if spent:
-                stage = iteration.step(each.step, now)
-                stage.seconds += spent
+        previous_seconds = {step.step: step.seconds for step in previous.steps}
+        for step in report.steps:
+            seconds = increase(step.seconds, previous_seconds.get(step.step, 0.0))
+            if seconds:
+                step_counters = iteration.step(step.step, now)
+                step_counters.seconds += seconds
                 if is_recent:
-                    stage.rate.add(spent, now)
+                    step_counters.rate.add(seconds, now)
 
     def _is_recent(self, reporter: int | str) -> bool:
         """Return whether a report covers only work of this process.
@@ -282,12 +282,12 @@ class ServiceActivity:
         """Forget tasks and the contents of their buffers."""
         for task_id in task_ids:
             self.unreported.discard(task_id)
-            work = self.tasks.pop(task_id, None)
+            counters = self.tasks.pop(task_id, None)
             task = state.tasks.get(task_id)
             worker = None if task is None else self.workers.get(task.worker_id)
-            if work is not None and worker is not None:
-                worker.buffered_batches -= work.last_report.buffered_batches
-                worker.buffered_bytes -= work.last_report.buffered_bytes
+            if counters is not None and worker is not None:
+                worker.buffered_batches -= counters.last_report.buffered_batches
+                worker.buffered_bytes -= counters.last_report.buffered_bytes
 
 
 def increase(after: N, before: N) -> N:
@@ -298,20 +298,20 @@ def increase(after: N, before: N) -> N:
 
 def count_done_splits(state: DispatcherState, iteration: JobIteration) -> int:
     """Return the number of splits of an iteration that are known to be done."""
-    gone = sum(
+    num_recoverable = sum(
         total_length(iteration.recoverable_splits(task))
         for task in state.tasks_of(iteration)
         if task.is_unavailable
     )
-    return max(0, iteration.pool.num_assigned - iteration.pool.num_held - gone)
+    return max(0, iteration.pool.num_assigned - iteration.pool.num_held - num_recoverable)
 
 
 def _iteration_created(
     activity: ServiceActivity, event: events.IterationCreated, state: DispatcherState, now: float
 ) -> None:
     # Everything before a start position was read by others.
-    before = event.first_split + total_length(event.delivered)
-    activity.iterations[event.iteration_id] = IterationCounters(now, before)
+    initially_done = event.first_split + total_length(event.delivered)
+    activity.iterations[event.iteration_id] = IterationCounters(now, initially_done)
 
 
 def _save_closed(
@@ -319,9 +319,9 @@ def _save_closed(
 ) -> None:
     # Its tasks are forgotten next, before heartbeats have reported everything that they wrote.
     save = state.saves[event.save_id]
-    work = activity.jobs.get(save.job_id) or JobCounters()
-    activity.total.elements += max(0, save.num_elements - work.elements)
-    activity.total.bytes += max(0, save.num_bytes - work.bytes)
+    counters = activity.jobs.get(save.job_id) or JobCounters()
+    activity.total.elements += max(0, save.num_elements - counters.elements)
+    activity.total.bytes += max(0, save.num_bytes - counters.bytes)
 
 
 def _iteration_removed(

@@ -58,7 +58,7 @@ def apply(state: DispatcherState, event: AnyEvent) -> None:
 
 
 def _dispatcher_started(state: DispatcherState, event: events.DispatcherStarted) -> None:
-    require(not state.dispatcher_id, "a dispatcher starts with nothing only once")
+    require(not state.dispatcher_id, "the dispatcher already has an id")
     state.dispatcher_id = event.dispatcher_id
     state.secret = event.secret
 
@@ -68,8 +68,8 @@ def _plan_stored(state: DispatcherState, event: events.PlanStored) -> None:
 
 
 def _dataset_registered(state: DispatcherState, event: events.DatasetRegistered) -> None:
-    require(event.digest in state.plan_sizes, "its plan was never stored")
-    require(event.dataset_id not in state.datasets, "the id is taken")
+    require(event.digest in state.plan_sizes, "its plan is not stored")
+    require(event.dataset_id not in state.datasets, "the dataset id already exists")
     state.datasets[event.dataset_id] = msgspec.convert(
         msgspec.structs.asdict(event), RegisteredDataset, strict=True
     )
@@ -84,28 +84,33 @@ def _dataset_pinned(state: DispatcherState, event: events.DatasetPinned) -> None
 
 def _dataset_forgotten(state: DispatcherState, event: events.DatasetForgotten) -> None:
     dataset = state.datasets.pop(event.dataset_id)
-    require(dataset.anonymous, "somebody may know its id")
-    used = any(job.dataset_id == event.dataset_id for job in state.jobs.values())
-    require(not used, "a job reads it")
+    require(dataset.anonymous, "the dataset is not anonymous: a caller may have its id")
+    is_used = any(job.dataset_id == event.dataset_id for job in state.jobs.values())
+    require(not is_used, "a job uses the dataset")
     del state.datasets_by_token[dataset.token]
     if dataset.digest not in state.plans_in_use:
         del state.plan_sizes[dataset.digest]
 
 
 def _plan_forgotten(state: DispatcherState, event: events.PlanForgotten) -> None:
-    require(event.digest not in state.plans_in_use, "a dataset or a job has it")
+    require(event.digest not in state.plans_in_use, "a dataset or a job uses the plan")
     del state.plan_sizes[event.digest]
 
 
 def _slots_configured(state: DispatcherState, event: events.SlotsConfigured) -> None:
-    require(not iterations_reading_shards(state), "shards of the list before are read")
+    require(
+        not iterations_reading_shards(state),
+        "an unfinished iteration reads shards of the current slots",
+    )
     state.slots = assign_slots(event.patterns, state.workers.values())
 
 
 def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -> None:
     known = state.workers.get(event.worker_id)
     if known is None:
-        require(event.address not in state.workers_by_address, "the address is another worker's")
+        require(
+            event.address not in state.workers_by_address, "the address belongs to another worker"
+        )
         known = Worker(
             worker_id=event.worker_id,
             address=event.address,
@@ -116,14 +121,14 @@ def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -
         state.workers_by_address[event.address] = event.worker_id
         if event.slot is not None:
             slot = state.slots[event.slot]
-            require(not slot.worker_id, "the slot is another worker's")
+            require(not slot.worker_id, "the slot belongs to another worker")
             slot.worker_id, slot.address = event.worker_id, event.address
     known.tags = event.tags
 
 
 def _worker_draining(state: DispatcherState, event: events.WorkerDraining) -> None:
     worker = state.workers[event.worker_id]
-    require(not worker.draining, "it is leaving already")
+    require(not worker.draining, "the worker is already draining")
     worker.draining = True
     for task_id in worker.tasks:
         iteration = state.iterations[state.tasks[task_id].iteration_id]
@@ -134,10 +139,10 @@ def _worker_draining(state: DispatcherState, event: events.WorkerDraining) -> No
 def _worker_removed(state: DispatcherState, event: events.WorkerLost | events.WorkerLeft) -> None:
     worker = state.workers[event.worker_id]
     reason = WORKER_LEFT if isinstance(event, events.WorkerLeft) else event.reason
-    over = worker.tasks | worker.finished_tasks
+    task_ids = worker.tasks | worker.finished_tasks
     for task_id in [*worker.tasks]:
         _end_task(state, task_id, TaskPhase.LOST)
-    for task_id in over:
+    for task_id in task_ids:
         state.tasks[task_id].reason = reason
         state.tasks[task_id].timed_out = isinstance(event, events.WorkerLost) and event.timed_out
         mark_unavailable(state, state.tasks[task_id])
@@ -167,10 +172,10 @@ def _end_task(state: DispatcherState, task_id: int, phase: TaskPhase) -> Dispatc
 
 
 def _job_created(state: DispatcherState, event: events.JobCreated) -> None:
-    require(event.job_id == state.next_job_id, "its number is not the next one")
-    require(event.dataset_id in state.datasets, "its dataset is not known")
+    require(event.job_id == state.next_job_id, "job_id is not the next number")
+    require(event.dataset_id in state.datasets, "its dataset is not registered")
     cost_plan = event.options.cost_fn_digest
-    require(not cost_plan or cost_plan in state.plan_sizes, "its cost function was never stored")
+    require(not cost_plan or cost_plan in state.plan_sizes, "its cost function is not stored")
     state.jobs[event.job_id] = Job(
         job_id=event.job_id,
         name=event.name,
@@ -195,10 +200,10 @@ def _job_forgotten(state: DispatcherState, event: events.JobForgotten) -> None:
 
 
 def _iteration_created(state: DispatcherState, event: events.IterationCreated) -> None:
-    require(event.iteration_id == state.next_iteration_id, "its number is not the next one")
+    require(event.iteration_id == state.next_iteration_id, "iteration_id is not the next number")
     job = state.jobs[event.job_id]
-    require(event.epoch not in job.iterations, "the job has one of this pass")
-    require(not job.is_epoch_finished(event.epoch), "the job's pass is over")
+    require(event.epoch not in job.iterations, "the job already has an iteration of this epoch")
+    require(not job.is_epoch_finished(event.epoch), "the epoch is finished")
     iteration = state.iterations[event.iteration_id] = JobIteration(
         iteration_id=event.iteration_id,
         job_id=event.job_id,
@@ -216,7 +221,7 @@ def _iteration_created(state: DispatcherState, event: events.IterationCreated) -
 
 def _iteration_finished(state: DispatcherState, event: events.IterationFinished) -> None:
     iteration = state.iterations[event.iteration_id]
-    require(not state.running_tasks(iteration), "it has running tasks")
+    require(not state.running_tasks(iteration), "the iteration has running tasks")
     iteration.finished, iteration.failure_reason = True, event.failure_reason
     iteration.departed_clients.clear()
     iteration.version += 1
@@ -243,7 +248,7 @@ def _iteration_forgotten(state: DispatcherState, event: events.IterationForgotte
 
 def _remove_iteration(state: DispatcherState, iteration_id: int) -> JobIteration:
     iteration = state.iterations.pop(iteration_id)
-    require(not iteration.clients, "clients read it")
+    require(not iteration.clients, "the iteration has clients")
     for task_id in iteration.tasks:
         task = state.tasks.pop(task_id)
         worker = state.workers.get(task.worker_id)
@@ -254,11 +259,11 @@ def _remove_iteration(state: DispatcherState, iteration_id: int) -> JobIteration
 
 
 def _task_created(state: DispatcherState, event: events.TaskCreated) -> None:
-    require(event.task_id == state.next_task_id, "its number is not the next one")
+    require(event.task_id == state.next_task_id, "task_id is not the next number")
     worker = state.workers[event.worker_id]
     iteration = state.iterations[event.iteration_id]
     require(not iteration.finished, "the iteration is finished")
-    require(not worker.draining, "the worker is leaving")
+    require(not worker.draining, "the worker is draining")
     task = state.tasks[event.task_id] = DispatcherTask(
         task_id=event.task_id,
         iteration_id=event.iteration_id,
@@ -311,7 +316,7 @@ def _copy_marked_stable(state: DispatcherState, event: events.CopyMarkedStable) 
 
 
 def _client_joined(state: DispatcherState, event: events.ClientJoined) -> None:
-    require(event.client_id not in state.clients, "the client reads an iteration already")
+    require(event.client_id not in state.clients, "the client already reads an iteration")
     iteration = state.iterations[event.iteration_id]
     state.clients[event.client_id] = event.iteration_id
     iteration.clients.add(event.client_id)
@@ -333,17 +338,17 @@ def _client_left(state: DispatcherState, event: events.ClientLeft) -> None:
         iteration.mode_state.client_left(iteration, tasks, event.client_id)
     iteration.version += 1
     # Workers keep what each trainer has not read.
-    is_read_by_all = state.jobs[iteration.job_id].options.cross_trainer_cache
+    is_cached = state.jobs[iteration.job_id].options.cross_trainer_cache
     for task in tasks:
-        splits = task.assigned
-        if splits.unacknowledged:
+        assigned = task.assigned
+        if assigned.unacknowledged:
             return_unacknowledged(iteration, task, event.client_id)
         if event.client_id in task.awaiting_reports:
             # It can no longer report what it received of this task.
             task.awaiting_reports.discard(event.client_id)
-            mark_prefix_partially_delivered(iteration, task, splits.num_assigned)
-        elif not task.is_unavailable and (iteration.assigns_splits or is_read_by_all):
-            task.unconfirmed_clients[event.client_id] = splits.num_assigned
+            mark_prefix_partially_delivered(iteration, task, assigned.num_assigned)
+        elif not task.is_unavailable and (iteration.assigns_splits or is_cached):
+            task.unconfirmed_clients[event.client_id] = assigned.num_assigned
 
 
 _APPLY: dict[type, Callable[[DispatcherState, Any], None]] = {

@@ -34,12 +34,15 @@ def elements_received(state: DispatcherState, event: events.ElementsReceived) ->
     """
     task = clear_awaited_report(state, event.task_id, event.client_id)
     if task.is_unavailable:
-        units, parts = task.assigned.unacknowledged.get(event.client_id, ((), ()))
-        has = dict(parts)
-        for unit, rows in event.partial_splits:
-            has[unit] = union((*has.get(unit, ()), *rows))
+        splits, partial_splits = task.assigned.unacknowledged.get(event.client_id, ((), ()))
+        ordinals_by_split = dict(partial_splits)
+        for split, ordinals in event.partial_splits:
+            ordinals_by_split[split] = union((*ordinals_by_split.get(split, ()), *ordinals))
         _set_unacknowledged(
-            task, event.client_id, union((*units, *event.splits)), tuple(sorted(has.items()))
+            task,
+            event.client_id,
+            union((*splits, *event.splits)),
+            tuple(sorted(ordinals_by_split.items())),
         )
     _remove_delivered(task, event.splits, event.partial_splits)
 
@@ -48,17 +51,22 @@ def elements_consumed(state: DispatcherState, event: events.ElementsConsumed) ->
     """Record which elements a client consumed; the others that it received are unchanged."""
     task = clear_awaited_report(state, event.task_id, event.client_id)
     if task.is_unavailable:
-        units, parts = task.assigned.unacknowledged.get(event.client_id, ((), ()))
-        said = dict(event.partial_splits)
-        begun = tuple((unit, unit + 1) for unit in said)
-        parts += tuple((unit, ALL_ORDINALS) for unit in said if contains(unit, units))
-        units = subtract(subtract(units, event.splits), begun)
-        left = (
-            (unit, subtract(rows, said.get(unit, ())))
-            for unit, rows in exclude_splits(parts, event.splits)
+        splits, partial_splits = task.assigned.unacknowledged.get(event.client_id, ((), ()))
+        consumed = dict(event.partial_splits)
+        partially_consumed = tuple((split, split + 1) for split in consumed)
+        partial_splits += tuple(
+            (split, ALL_ORDINALS) for split in consumed if contains(split, splits)
+        )
+        splits = subtract(subtract(splits, event.splits), partially_consumed)
+        remaining = (
+            (split, subtract(ordinals, consumed.get(split, ())))
+            for split, ordinals in exclude_splits(partial_splits, event.splits)
         )
         _set_unacknowledged(
-            task, event.client_id, units, tuple((unit, rows) for unit, rows in left if rows)
+            task,
+            event.client_id,
+            splits,
+            tuple((split, ordinals) for split, ordinals in remaining if ordinals),
         )
     _remove_delivered(task, event.splits, event.partial_splits)
 
@@ -72,19 +80,19 @@ def clear_awaited_report(state: DispatcherState, task_id: int, client_id: str) -
 
 
 def _set_unacknowledged(
-    task: DispatcherTask, client_id: str, units: Ranges, parts: PartialSplits
+    task: DispatcherTask, client_id: str, splits: Ranges, partial_splits: PartialSplits
 ) -> None:
     """Replace the record of what a client has received and not consumed."""
     task.assigned.unacknowledged.pop(client_id, None)
-    if units or parts:
-        task.assigned.unacknowledged[client_id] = units, parts
+    if splits or partial_splits:
+        task.assigned.unacknowledged[client_id] = splits, partial_splits
 
 
-def _remove_delivered(task: DispatcherTask, units: Ranges, parts: PartialSplits) -> None:
+def _remove_delivered(task: DispatcherTask, splits: Ranges, partial_splits: PartialSplits) -> None:
     """Remove delivered elements from those that a task must deliver."""
-    mark_delivered(task, units)
-    mark_partially_delivered(task, units)
-    for unit, rows in parts:
-        if is_held(task, unit):
-            mark_partially_delivered(task, ((unit, unit + 1),))
-            remove_ordinals(task, unit, rows)
+    mark_delivered(task, splits)
+    mark_partially_delivered(task, splits)
+    for split, ordinals in partial_splits:
+        if is_held(task, split):
+            mark_partially_delivered(task, ((split, split + 1),))
+            remove_ordinals(task, split, ordinals)

@@ -51,58 +51,60 @@ __all__ = [
 def running_task(state: DispatcherState, task_id: int) -> DispatcherTask:
     """Return a running task; any other task contradicts the event."""
     task = state.tasks[task_id]
-    require(task.phase is TaskPhase.RUNNING, "the task does not run")
+    require(task.phase is TaskPhase.RUNNING, "the task is not running")
     return task
 
 
 def splits_assigned(state: DispatcherState, event: events.SplitsAssigned) -> None:
     """Move splits from the stream, or from the returned ones, to a task."""
     task = running_task(state, event.task_id)
-    splits = task.assigned
+    assigned = task.assigned
     iteration = state.iterations[task.iteration_id]
     pool = iteration.pool
-    require(event.assignment_number == splits.num_assignments, "it is not the task's next grant")
-    require(event.start < event.stop, "it deals nothing")
-    given = ((event.start, event.stop),)
-    rows = pool.partial_splits.pop(event.start, ())
-    if rows:
-        require(event.stop == event.start + 1, "a unit in part is dealt alone")
+    require(
+        event.assignment_number == assigned.num_assignments, "assignment_number is not the next one"
+    )
+    require(event.start < event.stop, "the range is empty")
+    assigned_range = ((event.start, event.stop),)
+    ordinals = pool.partial_splits.pop(event.start, ())
+    if ordinals:
+        require(event.stop == event.start + 1, "a partial split must be assigned alone")
     elif event.start < pool.next_split:
-        left = subtract(pool.returned, given)
-        returned = total_length(pool.returned) - total_length(left)
-        require(returned == event.stop - event.start, "the units were dealt already")
-        pool.returned = left
+        remaining = subtract(pool.returned, assigned_range)
+        num_returned = total_length(pool.returned) - total_length(remaining)
+        require(num_returned == event.stop - event.start, "the splits are already assigned")
+        pool.returned = remaining
     else:
-        require(event.start == pool.next_split, "it leaves units out")
+        require(event.start == pool.next_split, "unassigned splits are skipped")
         pool.next_split = event.stop
-    pool.num_held -= splits.num_held
-    splits.num_assignments, splits.last_assignment, splits.last_ordinals = (
+    pool.num_held -= assigned.num_held
+    assigned.num_assignments, assigned.last_assignment, assigned.last_ordinals = (
         event.assignment_number + 1,
         (event.start, event.stop),
-        rows,
+        ordinals,
     )
     drop_done_splits(task, event.num_done)
-    if rows:
-        splits.remaining_ordinals[splits.num_assigned] = rows
-    if splits.runs and splits.runs[-1][1] == event.start:
-        splits.runs[-1] = (splits.runs[-1][0], event.stop)
+    if ordinals:
+        assigned.remaining_ordinals[assigned.num_assigned] = ordinals
+    if assigned.runs and assigned.runs[-1][1] == event.start:
+        assigned.runs[-1] = (assigned.runs[-1][0], event.stop)
     else:
-        splits.runs.append((event.start, event.stop))
-    splits.num_assigned += event.stop - event.start
-    pool.num_held += splits.num_held
+        assigned.runs.append((event.start, event.stop))
+    assigned.num_assigned += event.stop - event.start
+    pool.num_held += assigned.num_held
 
 
 def drop_done_splits(task: DispatcherTask, num_done: int) -> None:
     """Forget the splits of a task before a number: they are done."""
-    splits = task.assigned
-    if num_done > splits.num_done:
-        drop_first(splits.runs, num_done - splits.num_done)
-        splits.num_done = num_done
-        splits.returned = drop_below(splits.returned, num_done)
-        splits.delivered = drop_below(splits.delivered, num_done)
-        splits.partially_delivered = drop_below(splits.partially_delivered, num_done)
-        for unit in [unit for unit in splits.remaining_ordinals if unit < num_done]:
-            del splits.remaining_ordinals[unit]
+    assigned = task.assigned
+    if num_done > assigned.num_done:
+        drop_first(assigned.runs, num_done - assigned.num_done)
+        assigned.num_done = num_done
+        assigned.returned = drop_below(assigned.returned, num_done)
+        assigned.delivered = drop_below(assigned.delivered, num_done)
+        assigned.partially_delivered = drop_below(assigned.partially_delivered, num_done)
+        for split in [split for split in assigned.remaining_ordinals if split < num_done]:
+            del assigned.remaining_ordinals[split]
 
 
 def splits_returned(state: DispatcherState, event: events.SplitsReturned) -> None:
@@ -110,24 +112,27 @@ def splits_returned(state: DispatcherState, event: events.SplitsReturned) -> Non
     task = state.tasks[event.task_id]
     iteration = state.iterations[task.iteration_id]
     pool = iteration.pool
-    require(bool(event.splits), "it returns nothing")
+    require(bool(event.splits), "splits is empty")
     _require_held(task, event.splits)
-    back = task.assigned.to_split_indices(event.splits)
+    split_indices = task.assigned.to_split_indices(event.splits)
     if task.phase is TaskPhase.RUNNING:
         pool.num_held -= total_length(event.splits)
     else:
         require(
-            task.is_unavailable and not task.awaiting_reports, "somebody may have something of them"
+            task.is_unavailable and not task.awaiting_reports,
+            "clients may still report elements of these splits",
         )
         require(pool.exactly_once or not iteration.finished, "the iteration is finished")
-        left = iteration.recoverable_splits(task)
-        require(not subtract(event.splits, left), "somebody has something of them")
+        recoverable = iteration.recoverable_splits(task)
+        require(
+            not subtract(event.splits, recoverable), "clients received elements of these splits"
+        )
         if pool.exactly_once:
             _clear_poison_candidates(
                 iteration, task, intersect(event.splits, task.assigned.partially_delivered)
             )
         if iteration.may_be_poison(task):
-            _record_recovery(iteration, back, task.address)
+            _record_recovery(iteration, split_indices, task.address)
         # A client that has not received everything is behind the others: it can now get the rest.
         iteration.finished, iteration.failure_reason = False, ""
     _return_to_pool(iteration, task, event.splits)
@@ -137,42 +142,48 @@ def splits_reassigned(state: DispatcherState, event: events.SplitsReassigned) ->
     """Return the splits of a slow task to the pool, to be assigned first."""
     task = state.tasks[event.task_id]
     iteration = state.iterations[task.iteration_id]
-    require(bool(event.splits), "it takes nothing over")
-    require(task.phase is TaskPhase.RUNNING, "it does not run")
-    require(iteration.pool.exactly_once, "what comes twice would count twice")
+    require(bool(event.splits), "splits is empty")
+    require(task.phase is TaskPhase.RUNNING, "the task is not running")
+    require(
+        iteration.pool.exactly_once, "duplicates cannot be dropped without exactly-once delivery"
+    )
     _require_held(task, event.splits)
     iteration.pool.num_held -= total_length(event.splits)
     _return_to_pool(iteration, task, event.splits)
 
 
-def _return_to_pool(iteration: JobIteration, task: DispatcherTask, units: Ranges) -> None:
+def _return_to_pool(iteration: JobIteration, task: DispatcherTask, splits: Ranges) -> None:
     """Take splits from a task: what it had not yet delivered of them is assigned again."""
-    splits = task.assigned
+    assigned = task.assigned
     pool = iteration.pool
-    whole = units
-    for unit in [unit for unit in splits.remaining_ordinals if contains(unit, units)]:
-        _return_ordinals(iteration, _split_index(task, unit), splits.remaining_ordinals.pop(unit))
-        whole = subtract(whole, ((unit, unit + 1),))
-    splits.returned = union((*splits.returned, *units))
-    back = splits.to_split_indices(whole)
-    for place in [place for place in pool.partial_splits if contains(place, back)]:
-        _return_ordinals(iteration, place, ALL_ORDINALS)
-        back = subtract(back, ((place, place + 1),))
-    pool.returned = union((*pool.returned, *back))
+    complete = splits
+    for split in [split for split in assigned.remaining_ordinals if contains(split, splits)]:
+        _return_ordinals(
+            iteration, _split_index(task, split), assigned.remaining_ordinals.pop(split)
+        )
+        complete = subtract(complete, ((split, split + 1),))
+    assigned.returned = union((*assigned.returned, *splits))
+    split_indices = assigned.to_split_indices(complete)
+    for split_index in [
+        split_index for split_index in pool.partial_splits if contains(split_index, split_indices)
+    ]:
+        _return_ordinals(iteration, split_index, ALL_ORDINALS)
+        split_indices = subtract(split_indices, ((split_index, split_index + 1),))
+    pool.returned = union((*pool.returned, *split_indices))
 
 
-def _split_index(task: DispatcherTask, unit: int) -> int:
+def _split_index(task: DispatcherTask, split: int) -> int:
     """Return the split index in the stream of a number in assignment order."""
-    ((place, _),) = task.assigned.to_split_indices(((unit, unit + 1),))
-    return place
+    ((split_index, _),) = task.assigned.to_split_indices(((split, split + 1),))
+    return split_index
 
 
 def _return_ordinals(iteration: JobIteration, split: int, ordinals: Ranges) -> None:
     """Mark ordinals of a split of the stream to be assigned again."""
     pool = iteration.pool
     known = pool.partial_splits.get(split, ())
-    require(not intersect(known, ordinals), "ordinals come back that are to be dealt already")
-    require(not contains(split, pool.returned), "the whole unit is to be dealt already")
+    require(not intersect(known, ordinals), "some ordinals are already unassigned")
+    require(not contains(split, pool.returned), "the whole split is already unassigned")
     pool.partial_splits[split] = union((*known, *ordinals))
 
 
@@ -181,49 +192,60 @@ def contains(split: int, ranges: Ranges) -> bool:
     return any(start <= split < stop for start, stop in ranges)
 
 
-def _clear_poison_candidates(iteration: JobIteration, task: DispatcherTask, units: Ranges) -> None:
+def _clear_poison_candidates(iteration: JobIteration, task: DispatcherTask, splits: Ranges) -> None:
     """Clear the suspicion of splits that a lost worker delivered elements of."""
     pool = iteration.pool
-    if units:
-        places = task.assigned.to_split_indices(units)
-        pool.recovered = subtract(pool.recovered, places)
-        pool.poison_candidates = subtract(pool.poison_candidates, places)
-        _forget_died_workers(iteration, places)
+    if splits:
+        split_indices = task.assigned.to_split_indices(splits)
+        pool.recovered = subtract(pool.recovered, split_indices)
+        pool.poison_candidates = subtract(pool.poison_candidates, split_indices)
+        _forget_died_workers(iteration, split_indices)
 
 
-def _forget_died_workers(iteration: JobIteration, places: Ranges) -> None:
-    for place in [place for place in iteration.pool.died_workers if contains(place, places)]:
-        del iteration.pool.died_workers[place]
+def _forget_died_workers(iteration: JobIteration, split_indices: Ranges) -> None:
+    for split_index in [
+        split_index
+        for split_index in iteration.pool.died_workers
+        if contains(split_index, split_indices)
+    ]:
+        del iteration.pool.died_workers[split_index]
 
 
-def _require_held(task: DispatcherTask, units: Ranges) -> None:
-    splits = task.assigned
-    require(units == union(units), "the ranges overlap")
-    require(not units or units[0][0] >= splits.num_done, "units that are done cannot come back")
-    require(not subtract(units, ((0, splits.num_assigned),)), "they were never dealt to the task")
-    require(units == subtract(units, splits.returned), "they were returned already")
+def _require_held(task: DispatcherTask, splits: Ranges) -> None:
+    assigned = task.assigned
+    require(splits == union(splits), "the ranges overlap or are not sorted")
+    require(
+        not splits or splits[0][0] >= assigned.num_done, "splits that are done cannot be returned"
+    )
+    require(
+        not subtract(splits, ((0, assigned.num_assigned),)),
+        "the splits were not assigned to the task",
+    )
+    require(splits == subtract(splits, assigned.returned), "the splits were already returned")
 
 
-def _record_recovery(iteration: JobIteration, units: Ranges, address: str) -> None:
+def _record_recovery(iteration: JobIteration, split_indices: Ranges, address: str) -> None:
     """Record that splits were returned by a task whose worker died.
 
     Splits that were returned so twice become poison candidates.
     """
     pool = iteration.pool
-    again = intersect(units, pool.poison_candidates)
-    suspects = subtract(intersect(units, pool.recovered), again)
+    known_candidates = intersect(split_indices, pool.poison_candidates)
+    new_candidates = subtract(intersect(split_indices, pool.recovered), known_candidates)
     if pool.exactly_once and pool.max_candidates_per_task == 1:
-        for place in (each for start, stop in again for each in range(start, stop)):
-            pool.died_workers[place] = (*pool.died_workers.get(place, ()), address)
-    if again:
+        for split_index in (
+            each for start, stop in known_candidates for each in range(start, stop)
+        ):
+            pool.died_workers[split_index] = (*pool.died_workers.get(split_index, ()), address)
+    if known_candidates:
         # One of these splits killed the worker: smaller groups find it.
         pool.max_candidates_per_task = _group_size(pool.max_candidates_per_task)
-    if suspects:
+    if new_candidates:
         pool.max_candidates_per_task = max(
-            pool.max_candidates_per_task, _group_size(total_length(suspects))
+            pool.max_candidates_per_task, _group_size(total_length(new_candidates))
         )
-    pool.poison_candidates = union((*pool.poison_candidates, *suspects))
-    pool.recovered = union((*pool.recovered, *units))
+    pool.poison_candidates = union((*pool.poison_candidates, *new_candidates))
+    pool.recovered = union((*pool.recovered, *split_indices))
 
 
 def _group_size(number: int) -> int:
@@ -235,16 +257,21 @@ def splits_abandoned(state: DispatcherState, event: events.SplitsAbandoned) -> N
     task = state.tasks[event.task_id]
     iteration = state.iterations[task.iteration_id]
     pool = iteration.pool
-    require(not subtract(event.splits, iteration.recoverable_splits(task)), "somebody has them")
-    units = task.assigned.to_split_indices(event.splits)
+    require(
+        not subtract(event.splits, iteration.recoverable_splits(task)),
+        "clients received elements of these splits",
+    )
+    split_indices = task.assigned.to_split_indices(event.splits)
     mark_partially_delivered(task, event.splits)
-    pool.abandoned = union((*pool.abandoned, *units))
-    for place in (each for start, stop in units for each in range(start, stop)):
-        pool.died_workers[place] = (*pool.died_workers.get(place, ()), task.address)
-    for place in [place for place in pool.partial_splits if contains(place, units)]:
-        del pool.partial_splits[place]
-    pool.recovered = subtract(pool.recovered, units)
-    pool.poison_candidates = subtract(pool.poison_candidates, units)
+    pool.abandoned = union((*pool.abandoned, *split_indices))
+    for split_index in (each for start, stop in split_indices for each in range(start, stop)):
+        pool.died_workers[split_index] = (*pool.died_workers.get(split_index, ()), task.address)
+    for split_index in [
+        split_index for split_index in pool.partial_splits if contains(split_index, split_indices)
+    ]:
+        del pool.partial_splits[split_index]
+    pool.recovered = subtract(pool.recovered, split_indices)
+    pool.poison_candidates = subtract(pool.poison_candidates, split_indices)
     # The poison splits were found; larger groups let the other candidates be assigned sooner.
     pool.max_candidates_per_task = _group_size(total_length(pool.poison_candidates))
     iteration.version += 1
@@ -268,45 +295,45 @@ def mark_unavailable(state: DispatcherState, task: DispatcherTask) -> None:
 def return_unacknowledged(iteration: JobIteration, task: DispatcherTask, client_id: str) -> None:
     """Assign again what a departed client had received of an unavailable task and not consumed."""
     pool = iteration.pool
-    units, parts = task.assigned.unacknowledged.pop(client_id, ((), ()))
+    splits, partial_splits = task.assigned.unacknowledged.pop(client_id, ((), ()))
     if iteration.finished and not iteration.clients:
         return
-    found = [
-        (place, ALL_ORDINALS)
-        for start, stop in task.assigned.to_split_indices(units)
-        for place in range(start, stop)
+    unacknowledged = [
+        (split_index, ALL_ORDINALS)
+        for start, stop in task.assigned.to_split_indices(splits)
+        for split_index in range(start, stop)
     ]
-    found += [(_split_index(task, unit), rows) for unit, rows in parts]
-    for place, rows in found:
-        if contains(place, pool.abandoned):
+    unacknowledged += [(_split_index(task, split), ordinals) for split, ordinals in partial_splits]
+    for split_index, ordinals in unacknowledged:
+        if contains(split_index, pool.abandoned):
             continue
         iteration.finished, iteration.failure_reason = False, ""
-        if rows == ALL_ORDINALS:
-            pool.returned = union((*pool.returned, (place, place + 1)))
+        if ordinals == ALL_ORDINALS:
+            pool.returned = union((*pool.returned, (split_index, split_index + 1)))
         else:
-            _return_ordinals(iteration, place, rows)
+            _return_ordinals(iteration, split_index, ordinals)
 
 
 def mark_delivered(task: DispatcherTask, delivered: Ranges) -> None:
     """Record that splits were delivered completely."""
-    splits = task.assigned
-    splits.delivered = union((*splits.delivered, *drop_below(delivered, splits.num_done)))
-    for unit in [unit for unit in splits.remaining_ordinals if contains(unit, delivered)]:
-        del splits.remaining_ordinals[unit]
+    assigned = task.assigned
+    assigned.delivered = union((*assigned.delivered, *drop_below(delivered, assigned.num_done)))
+    for split in [split for split in assigned.remaining_ordinals if contains(split, delivered)]:
+        del assigned.remaining_ordinals[split]
 
 
 def is_held(task: DispatcherTask, split: int) -> bool:
     """Return whether a task must still deliver elements of a split."""
-    splits = task.assigned
-    is_there = splits.num_done <= split < splits.num_assigned
-    return is_there and not contains(split, (*splits.returned, *splits.delivered))
+    assigned = task.assigned
+    is_assigned = assigned.num_done <= split < assigned.num_assigned
+    return is_assigned and not contains(split, (*assigned.returned, *assigned.delivered))
 
 
 def remove_ordinals(task: DispatcherTask, split: int, ordinals: Ranges) -> None:
     """Remove elements of a split from those that a task must deliver."""
-    left = subtract(task.assigned.remaining_ordinals.get(split, ALL_ORDINALS), ordinals)
-    if left:
-        task.assigned.remaining_ordinals[split] = left
+    remaining = subtract(task.assigned.remaining_ordinals.get(split, ALL_ORDINALS), ordinals)
+    if remaining:
+        task.assigned.remaining_ordinals[split] = remaining
     else:
         mark_delivered(task, ((split, split + 1),))
         mark_partially_delivered(task, ((split, split + 1),))
@@ -319,48 +346,48 @@ def mark_prefix_partially_delivered(
 
     The clients that may have received elements of them have departed.
     """
-    splits = task.assigned
-    if splits.num_held and splits.num_done < num_splits and not iteration.pool.exactly_once:
-        mark_partially_delivered(task, ((splits.num_done, num_splits),))
+    assigned = task.assigned
+    if assigned.num_held and assigned.num_done < num_splits and not iteration.pool.exactly_once:
+        mark_partially_delivered(task, ((assigned.num_done, num_splits),))
 
 
-def mark_partially_delivered(task: DispatcherTask, units: Ranges) -> None:
+def mark_partially_delivered(task: DispatcherTask, splits: Ranges) -> None:
     """Record that elements of splits may have been delivered."""
-    splits = task.assigned
-    splits.partially_delivered = union(
-        (*splits.partially_delivered, *drop_below(units, splits.num_done))
+    assigned = task.assigned
+    assigned.partially_delivered = union(
+        (*assigned.partially_delivered, *drop_below(splits, assigned.num_done))
     )
 
 
 def departed_client_reported(state: DispatcherState, event: events.DepartedClientReported) -> None:
     """Take back what a departed client had not acknowledged, and record its losses."""
     task = state.tasks[event.task_id]
-    splits = task.assigned
+    assigned = task.assigned
     iteration = state.iterations[task.iteration_id]
     del task.unconfirmed_clients[event.client_id]
-    units = union((*event.returned, *event.lost))
+    splits = union((*event.returned, *event.lost))
     require(
-        total_length(units) == total_length(event.returned) + total_length(event.lost),
+        total_length(splits) == total_length(event.returned) + total_length(event.lost),
         "the ranges overlap",
     )
-    _require_held(task, units)
+    _require_held(task, splits)
     require(not (event.returned and iteration.finished), "the iteration is finished")
     if task.phase is TaskPhase.RUNNING:
-        iteration.pool.num_held -= total_length(units)
-    splits.returned = union((*splits.returned, *event.lost))
+        iteration.pool.num_held -= total_length(splits)
+    assigned.returned = union((*assigned.returned, *event.lost))
     _return_to_pool(iteration, task, event.returned)
-    for unit, rows in event.partially_consumed:
-        if is_held(task, unit):
-            remove_ordinals(task, unit, rows)
-    for unit, rows in event.partially_returned:
-        require(is_held(task, unit), "the task does not hold the unit")
-        left = splits.remaining_ordinals.get(unit, ALL_ORDINALS)
-        require(not subtract(rows, left), "the ordinals are not the task's to give")
-        remove_ordinals(task, unit, rows)
+    for split, ordinals in event.partially_consumed:
+        if is_held(task, split):
+            remove_ordinals(task, split, ordinals)
+    for split, ordinals in event.partially_returned:
+        require(is_held(task, split), "the task does not hold the split")
+        remaining = assigned.remaining_ordinals.get(split, ALL_ORDINALS)
+        require(not subtract(ordinals, remaining), "the task does not hold these ordinals")
+        remove_ordinals(task, split, ordinals)
         if not iteration.finished:
-            _return_ordinals(iteration, _split_index(task, unit), rows)
+            _return_ordinals(iteration, _split_index(task, split), ordinals)
     if event.lost:
-        _record_missing(iteration, task, event.client_id, splits.to_split_indices(event.lost))
+        _record_missing(iteration, task, event.client_id, assigned.to_split_indices(event.lost))
     iteration.version += 1
 
 
@@ -369,26 +396,29 @@ def tasks_forgotten(state: DispatcherState, event: events.TasksForgotten) -> Non
     iteration = state.iterations[event.iteration_id]
     for task_id in event.task_ids:
         task = state.tasks.pop(task_id)
-        require(task.phase is TaskPhase.LOST and not task.awaiting_reports, "it is not over")
+        require(
+            task.phase is TaskPhase.LOST and not task.awaiting_reports,
+            "the task is not lost, or reports of clients are pending",
+        )
         iteration.tasks.remove(task_id)
-        lost = task.missing_splits
-        if lost or not iteration.assigns_splits:
-            units = task.assigned.to_split_indices(lost)
-            _record_missing(iteration, task, "", units)
+        missing = task.missing_splits
+        if missing or not iteration.assigns_splits:
+            split_indices = task.assigned.to_split_indices(missing)
+            _record_missing(iteration, task, "", split_indices)
 
 
 def _record_missing(
-    iteration: JobIteration, task: DispatcherTask, client_id: str, units: Ranges
+    iteration: JobIteration, task: DispatcherTask, client_id: str, split_indices: Ranges
 ) -> None:
     iteration.missing_splits.append(
         MissingSplits(
             task_id=task.task_id,
             client_id=client_id,
-            splits=units,
+            splits=split_indices,
             address=task.address,
             reason=task.reason,
         )
     )
-    for old in iteration.missing_splits[:-MAX_REMEMBERED_LOSSES]:
-        iteration.num_older_missing += total_length(old.splits)
+    for dropped in iteration.missing_splits[:-MAX_REMEMBERED_LOSSES]:
+        iteration.num_older_missing += total_length(dropped.splits)
     del iteration.missing_splits[:-MAX_REMEMBERED_LOSSES]

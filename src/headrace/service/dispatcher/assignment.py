@@ -45,19 +45,19 @@ def derive_events(
     policy = policy_of(state, iteration)
     if iteration.finished and not policy.must_reopen(state, iteration):
         return []
-    loose_end = policy.pending_recovery(state, iteration)
-    if loose_end is not None:
-        return [loose_end]
+    recovery = policy.pending_recovery(state, iteration)
+    if recovery is not None:
+        return [recovery]
     if policy.is_complete(state, iteration):
         if policy.awaited_clients(state, iteration, is_unheard):
             return []
-        failed = policy.failure_reason(state, iteration)
-        return [events.IterationFinished(iteration_id=iteration_id, failure_reason=failed)]
+        failure_reason = policy.failure_reason(state, iteration)
+        return [events.IterationFinished(iteration_id=iteration_id, failure_reason=failure_reason)]
     return [
         events.TaskCreated(
-            task_id=task_id, iteration_id=iteration_id, **msgspec.structs.asdict(post)
+            task_id=task_id, iteration_id=iteration_id, **msgspec.structs.asdict(assignment)
         )
-        for task_id, post in enumerate(
+        for task_id, assignment in enumerate(
             policy.tasks_to_create(state, iteration), start=state.next_task_id
         )
     ]
@@ -79,7 +79,9 @@ def _save_iteration(state: DispatcherState, event: Any) -> list[int]:
 
 def _worker_iterations(state: DispatcherState, event: Any) -> list[int]:
     worker = state.workers[event.worker_id]
-    return sorted({state.tasks[each].iteration_id for each in worker.tasks | worker.finished_tasks})
+    return sorted(
+        {state.tasks[task_id].iteration_id for task_id in worker.tasks | worker.finished_tasks}
+    )
 
 
 def _client_iteration(state: DispatcherState, event: events.ClientLeft) -> list[int]:
@@ -89,7 +91,11 @@ def _client_iteration(state: DispatcherState, event: events.ClientLeft) -> list[
 def _unfinished_iterations(state: DispatcherState, event: events.WorkerRegistered) -> list[int]:
     if event.worker_id in state.workers:
         return []
-    return [key for key, iteration in state.iterations.items() if not iteration.finished]
+    return [
+        iteration_id
+        for iteration_id, iteration in state.iterations.items()
+        if not iteration.finished
+    ]
 
 
 _AFFECTED: dict[type, Callable[[DispatcherState, Any], list[int]]] = {

@@ -45,7 +45,7 @@ def filter_authorized(requests: Sequence[Request]) -> list[Request]:
 
 def _refusal(name: str) -> UnauthenticatedError:
     return UnauthenticatedError(
-        f"{name} is for workers, and this connection has the keys of a client. Give workers the "
-        'keys of the servers (`--keys DIR`, or Security.load(DIR, "server")), or put their public '
-        "key into the folder authorized_workers of the dispatcher's keys"
+        f"{name} is reserved for workers, but this connection uses the keys of a client. Start "
+        'workers with server keys (`--keys DIR`, or Security.load(DIR, "server")), or add their '
+        "public key to the folder authorized_workers of the dispatcher's keys"
     )

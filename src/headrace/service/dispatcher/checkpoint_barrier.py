@@ -28,40 +28,40 @@ def contribute_checkpoint(
         ValueError: If the contributed position is invalid.
         FailedPreconditionError: If a client has left: what it consumed is not known.
     """
-    gathered = context.soft_state.checkpoint_contributions
-    known = gathered.result(request.token)
-    if known is not None:
-        return DispatcherDecision(reply=_reply(known))
+    contributions = context.soft_state.checkpoint_contributions
+    result = contributions.result(request.token)
+    if result is not None:
+        return DispatcherDecision(reply=_reply(result))
     iteration = state.client_iteration(request.client_id)
     check_delivered(request.delivered, request.partial_splits, iteration.pool.num_splits)
     readers = iteration.readers
     if readers is not None and readers.num_clients > len(iteration.clients):
         raise FailedPreconditionError(
-            f"{readers.num_clients - len(iteration.clients)} of {readers.num_clients} clients that "
-            "read "
-            f"{format_epoch(iteration.epoch)} have left, and what they used is not "
-            "known, so that the place of all has no state. Take states while all clients read"
+            f"no common state of {format_epoch(iteration.epoch)}: "
+            f"{readers.num_clients - len(iteration.clients)} of {readers.num_clients} clients have "
+            "left, and the elements that they consumed are not known. Save states while all "
+            "clients read"
         )
-    said = CheckpointContribution(
+    contribution = CheckpointContribution(
         iteration.iteration_id,
         request.client_id,
         request.token,
         DeliveredSet(request.delivered, request.partial_splits),
     )
-    waiting = gathered.pending(iteration.iteration_id, context.now)
-    waiting[request.client_id] = said
-    missing = iteration.clients - waiting.keys()
+    pending = contributions.pending(iteration.iteration_id, context.now)
+    pending[request.client_id] = contribution
+    missing = iteration.clients - pending.keys()
     if missing:
         reply = messages.ContributeCheckpointReply(missing_clients=tuple(sorted(missing)))
-        return DispatcherDecision(reply=reply, soft_events=(said,))
-    together = [waiting[each] for each in sorted(iteration.clients)]
-    place = merge_delivered([each.delivered for each in together])
-    tokens = tuple(each.token for each in together)
-    answered = CheckpointCompleted(iteration.iteration_id, tokens, place)
-    return DispatcherDecision(reply=_reply(place), soft_events=(answered,))
+        return DispatcherDecision(reply=reply, soft_events=(contribution,))
+    contributed = [pending[each] for each in sorted(iteration.clients)]
+    delivered = merge_delivered([each.delivered for each in contributed])
+    tokens = tuple(each.token for each in contributed)
+    completed = CheckpointCompleted(iteration.iteration_id, tokens, delivered)
+    return DispatcherDecision(reply=_reply(delivered), soft_events=(completed,))
 
 
-def _reply(place: DeliveredSet) -> messages.ContributeCheckpointReply:
+def _reply(delivered: DeliveredSet) -> messages.ContributeCheckpointReply:
     return messages.ContributeCheckpointReply(
-        delivered=place.splits, partial_splits=place.partial_splits
+        delivered=delivered.splits, partial_splits=delivered.partial_splits
     )

@@ -59,8 +59,12 @@ class CheckpointContributions:
 
     def pending(self, iteration_id: int, now: float) -> dict[str, CheckpointContribution]:
         """Return the pending contributions of an iteration's clients."""
-        said = self._pending.get(iteration_id, {})
-        return {each: what for each, (what, at) in said.items() if now - at < _TIMEOUT_SECONDS}
+        contributions = self._pending.get(iteration_id, {})
+        return {
+            client_id: contribution
+            for client_id, (contribution, added_at) in contributions.items()
+            if now - added_at < _TIMEOUT_SECONDS
+        }
 
     def result(self, token: str) -> DeliveredSet | None:
         """Return the result of a request, if it is known."""
@@ -87,13 +91,17 @@ class CheckpointContributions:
         self._pending.pop(iteration_id, None)
 
 
-def merge_delivered(places: list[DeliveredSet]) -> DeliveredSet:
+def merge_delivered(delivered_sets: list[DeliveredSet]) -> DeliveredSet:
     """Return the union of what was delivered to the clients."""
-    rows: dict[int, Ranges] = {}
-    for place in places:
-        for unit, some in place.partial_splits:
-            rows[unit] = union((*rows.get(unit, ()), *some))
-    whole = [each for place in places for each in place.splits]
-    whole += [(unit, unit + 1) for unit, some in rows.items() if some == ALL_ORDINALS]
-    units = union(whole)
-    return DeliveredSet(units, exclude_splits(tuple(sorted(rows.items())), units))
+    ordinals_by_split: dict[int, Ranges] = {}
+    for delivered in delivered_sets:
+        for split, ordinals in delivered.partial_splits:
+            ordinals_by_split[split] = union((*ordinals_by_split.get(split, ()), *ordinals))
+    complete = [each for delivered in delivered_sets for each in delivered.splits]
+    complete += [
+        (split, split + 1)
+        for split, ordinals in ordinals_by_split.items()
+        if ordinals == ALL_ORDINALS
+    ]
+    splits = union(complete)
+    return DeliveredSet(splits, exclude_splits(tuple(sorted(ordinals_by_split.items())), splits))

@@ -39,7 +39,7 @@ def task_addresses(
     tasks: Iterable[DispatcherTask], workers: Mapping[str, Worker]
 ) -> tuple[messages.TaskAddress, ...]:
     """Return the addresses of the running tasks, given the workers they run on."""
-    found = []
+    addresses = []
     for task in tasks:
         if task.phase is TaskPhase.RUNNING:
             address = messages.TaskAddress(
@@ -50,10 +50,10 @@ def task_addresses(
                 attempt=task.attempt,
                 tags=workers[task.worker_id].tags,
             )
-            found.append(
+            addresses.append(
                 address if task.mode_state is None else task.mode_state.extend_address(address)
             )
-    return tuple(found)
+    return tuple(addresses)
 
 
 def client_heartbeat(
@@ -63,27 +63,27 @@ def client_heartbeat(
     client_id = request.client_id
     iteration = state.client_iteration(client_id)
     policy = policy_of(state, iteration)
-    ending = finish_event(state, iteration, context)
-    silent: list[str] = []
+    finish = finish_event(state, iteration, context)
+    awaited: list[str] = []
     if not (iteration.num_active_tasks or iteration.num_draining_tasks):
-        if not (ending or iteration.finished):
-            silent = policy.awaited_clients(state, iteration, context.is_unheard)
-        owing = {each for task in state.tasks_of(iteration) for each in task.awaiting_reports}
-        silent = sorted({*silent, *owing} - {client_id})
-        if not (ending or silent):
+        if not (finish or iteration.finished):
+            awaited = policy.awaited_clients(state, iteration, context.is_unheard)
+        reporting = {each for task in state.tasks_of(iteration) for each in task.awaiting_reports}
+        awaited = sorted({*awaited, *reporting} - {client_id})
+        if not (finish or awaited):
             check_iteration_can_run(state, iteration)
-    patience = context.limits.unreachable_timeout
-    given_up = context.soft_state.reachability.unreachable_tasks(client_id, patience, context.now)
+    timeout = context.limits.unreachable_timeout
+    unreachable = context.soft_state.reachability.unreachable_tasks(client_id, timeout, context.now)
     limits = context.limits
     interval = context.next_heartbeat(
         limits.interval_between_client_heartbeats(len(state.clients)),
         limits.client_heartbeat_interval,
     )
 
-    def compose(after: DispatcherState) -> messages.ClientHeartbeatReply:
-        now = after.client_iteration(client_id)
-        if request.known_version == now.version and not (silent or given_up):
-            update = messages.ClientHeartbeatReply(
+    def compose(new_state: DispatcherState) -> messages.ClientHeartbeatReply:
+        now = new_state.client_iteration(client_id)
+        if request.known_version == now.version and not (awaited or unreachable):
+            reply = messages.ClientHeartbeatReply(
                 tasks=(),
                 finished=False,
                 version=now.version,
@@ -91,12 +91,12 @@ def client_heartbeat(
                 heartbeat_interval=interval,
             )
         else:
-            update = _full_reply(after, client_id, silent, given_up, interval)
-        return policy.extend_heartbeat_reply(update, after, now, request, context)
+            reply = _full_reply(new_state, client_id, awaited, unreachable, interval)
+        return policy.extend_heartbeat_reply(reply, new_state, now, request, context)
 
-    facts = policy.events_after_heartbeat(state, iteration, request, context)
+    new_events = policy.events_after_heartbeat(state, iteration, request, context)
     return DispatcherDecision(
-        events=facts if ending is None else (*facts, ending), compose_reply=compose
+        events=new_events if finish is None else (*new_events, finish), compose_reply=compose
     )
 
 
@@ -119,10 +119,10 @@ def _full_reply(
     iteration = state.client_iteration(client_id)
     policy, tasks = policy_of(state, iteration), state.tasks_of(iteration)
     running = TaskPhase.RUNNING
-    finished = iteration.finished and not any(task.awaiting_reports for task in tasks)
+    is_finished = iteration.finished and not any(task.awaiting_reports for task in tasks)
     return messages.ClientHeartbeatReply(
         tasks=task_addresses(tasks, state.workers),
-        finished=finished,
+        finished=is_finished,
         redeliverable=tuple(
             task.task_id
             for task in tasks
@@ -132,9 +132,9 @@ def _full_reply(
             and task.task_id not in unreachable_tasks
         ),
         reports_needed=tuple(task.task_id for task in tasks if client_id in task.awaiting_reports),
-        lost=policy.lost_splits(state, iteration) if finished else (),
+        lost=policy.lost_splits(state, iteration) if is_finished else (),
         version=iteration.version,
-        failure_reason=iteration.failure_reason if finished else "",
+        failure_reason=iteration.failure_reason if is_finished else "",
         awaited_clients=tuple(awaited_clients),
         heartbeat_interval=interval,
     )
@@ -152,61 +152,78 @@ def report_delivery(
     iteration = state.client_iteration(request.client_id)
     pool = iteration.pool
     task = state.task(request.task_id)
-    splits = task.assigned
+    assigned = task.assigned
     if task.iteration_id != iteration.iteration_id:
         raise NotFoundError(
-            f"client {request.client_id} reads iteration {iteration.iteration_id}; task "
-            f"{request.task_id} is of iteration {task.iteration_id}"
+            f"client {request.client_id} reads iteration {iteration.iteration_id}, but task "
+            f"{request.task_id} belongs to iteration {task.iteration_id}"
         )
     num_consumers = state.jobs[iteration.job_id].options.num_consumers
     if (request.rounds is None) != (num_consumers is None):
-        raise ValueError(f"rounds={request.rounds} does not go with {num_consumers=}")
-    received = drop_below(validate_splits(task, request.delivered), splits.num_done)
-    touched = drop_below(validate_splits(task, request.partially_delivered), splits.num_done)
+        raise ValueError(
+            f"rounds must be set if, and only if, the job has num_consumers: got "
+            f"rounds={request.rounds} with {num_consumers=}"
+        )
+    received = drop_below(validate_splits(task, request.delivered), assigned.num_done)
+    partially_received = drop_below(
+        validate_splits(task, request.partially_delivered), assigned.num_done
+    )
     if pool.exactly_once:
-        touched = ()  # `partial_splits` says what was received
-    parts = validate_partial_splits(task, request.partial_splits) if pool.exactly_once else ()
+        partially_received = ()  # `partial_splits` says what was received
+    partial_splits = (
+        validate_partial_splits(task, request.partial_splits) if pool.exactly_once else ()
+    )
     is_known = (
-        not (request.consumed and request.client_id in splits.unacknowledged)
-        and not subtract(received, splits.delivered)
-        and not subtract(touched, splits.partially_delivered)
+        not (request.consumed and request.client_id in assigned.unacknowledged)
+        and not subtract(received, assigned.delivered)
+        and not subtract(partially_received, assigned.partially_delivered)
         and not any(
-            intersect(rows, splits.remaining_ordinals.get(unit, ALL_ORDINALS))
-            for unit, rows in exclude_splits(parts, union((*splits.delivered, *splits.returned)))
+            intersect(ordinals, assigned.remaining_ordinals.get(split, ALL_ORDINALS))
+            for split, ordinals in exclude_splits(
+                partial_splits, union((*assigned.delivered, *assigned.returned))
+            )
         )
     )
     if request.client_id not in task.awaiting_reports and (is_known or request.rounds is not None):
         return DispatcherDecision()
-    whose = task.task_id, request.client_id
-    settled: AnyEvent
+    ids = task.task_id, request.client_id
+    report: AnyEvent
     if request.rounds is not None:
-        settled = RoundsReported(*whose, request.rounds, received, touched)
+        report = RoundsReported(*ids, request.rounds, received, partially_received)
     elif request.consumed and pool.exactly_once:
-        settled = events.ElementsConsumed(*whose, received, parts)
+        report = events.ElementsConsumed(*ids, received, partial_splits)
     elif pool.exactly_once:
-        settled = events.ElementsReceived(*whose, *_newly_delivered(task, received, parts))
+        report = events.ElementsReceived(*ids, *_newly_delivered(task, received, partial_splits))
     else:
-        settled = events.DeliveryReported(*whose, received, touched)
-    return DispatcherDecision(events=(settled,))
+        report = events.DeliveryReported(*ids, received, partially_received)
+    return DispatcherDecision(events=(report,))
 
 
 def _newly_delivered(
-    task: DispatcherTask, units: Ranges, parts: PartialSplits
+    task: DispatcherTask, splits: Ranges, partial_splits: PartialSplits
 ) -> tuple[Ranges, PartialSplits]:
     """Return the part of a client's report that the task was responsible for.
 
     Of a split that the task was assigned in part, this is that part: other tasks have the rest.
     """
-    splits = task.assigned
-    units = subtract(units, union((*splits.delivered, *splits.returned)))
-    in_part = intersect(units, union((unit, unit + 1) for unit in splits.remaining_ordinals))
-    came = {unit: ALL_ORDINALS for start, stop in in_part for unit in range(start, stop)}
-    came.update(exclude_splits(parts, union((*splits.delivered, *splits.returned, *units))))
-    given = (
-        (unit, intersect(rows, splits.remaining_ordinals.get(unit, ALL_ORDINALS)))
-        for unit, rows in sorted(came.items())
+    assigned = task.assigned
+    splits = subtract(splits, union((*assigned.delivered, *assigned.returned)))
+    held_partially = intersect(
+        splits, union((split, split + 1) for split in assigned.remaining_ordinals)
     )
-    return subtract(units, in_part), tuple((unit, rows) for unit, rows in given if rows)
+    ordinals_by_split = {
+        split: ALL_ORDINALS for start, stop in held_partially for split in range(start, stop)
+    }
+    ordinals_by_split.update(
+        exclude_splits(partial_splits, union((*assigned.delivered, *assigned.returned, *splits)))
+    )
+    new_ordinals = (
+        (split, intersect(ordinals, assigned.remaining_ordinals.get(split, ALL_ORDINALS)))
+        for split, ordinals in sorted(ordinals_by_split.items())
+    )
+    return subtract(splits, held_partially), tuple(
+        (split, ordinals) for split, ordinals in new_ordinals if ordinals
+    )
 
 
 def expire_reports(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
@@ -214,7 +231,7 @@ def expire_reports(state: DispatcherState, context: DecisionContext) -> list[Any
 
     Consumers of coordinated reads always wait for each other.
     """
-    patience = context.limits.report_timeout
+    timeout = context.limits.report_timeout
     return [
         events.DeliveryReported(
             task_id=task.task_id,
@@ -222,8 +239,8 @@ def expire_reports(state: DispatcherState, context: DecisionContext) -> list[Any
             delivered=(),
             partially_delivered=((task.assigned.num_done, task.assigned.num_assigned),),
         )
-        for iteration_id, since in context.soft_state.last_task_losses.items()
-        if context.now - since > patience
+        for iteration_id, lost_at in context.soft_state.last_task_losses.items()
+        if context.now - lost_at > timeout
         and len(state.iterations[iteration_id].clients) > 1
         and not state.iterations[iteration_id].clients_read_together
         and not state.iterations[iteration_id].pool.exactly_once
@@ -249,19 +266,19 @@ def remove_client(state: DispatcherState, client_id: str) -> list[AnyEvent]:
     """
     iteration = state.iterations[state.clients[client_id]]
     job = state.jobs[iteration.job_id]
-    left = events.ClientLeft(client_id=client_id, may_not_rejoin=not iteration.finished)
-    facts: list[AnyEvent] = [left]
+    client_left = events.ClientLeft(client_id=client_id, may_not_rejoin=not iteration.finished)
+    new_events: list[AnyEvent] = [client_left]
     if job.name is None:
-        facts.append(events.IterationDiscarded(iteration_id=iteration.iteration_id))
-        facts.append(events.JobForgotten(job_id=job.job_id))
-    return facts
+        new_events.append(events.IterationDiscarded(iteration_id=iteration.iteration_id))
+        new_events.append(events.JobForgotten(job_id=job.job_id))
+    return new_events
 
 
 def expire_clients(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
     """Remove clients that were silent for too long."""
-    silent = [
+    expired = [
         client_id
-        for client_id, heard in context.soft_state.client_heartbeats.items()
-        if context.now - heard > context.limits.client_timeout
+        for client_id, last_heartbeat in context.soft_state.client_heartbeats.items()
+        if context.now - last_heartbeat > context.limits.client_timeout
     ]
-    return [fact for client_id in silent for fact in remove_client(state, client_id)]
+    return [event for client_id in expired for event in remove_client(state, client_id)]

@@ -60,36 +60,40 @@ class DispatcherCore(JournaledCore[AnyEvent, DispatcherState, DispatcherDecision
     ) -> None:
         connections = connections or WorkerConnections()
 
-        def kept(facts: Sequence[AnyEvent]) -> None:
-            _count_assignments(facts)
-            on_durable(facts)
+        def on_journaled(new_events: Sequence[AnyEvent]) -> None:
+            _count_assignments(new_events)
+            on_durable(new_events)
 
-        def begin(state: DispatcherState, now: float) -> tuple[Dispatcher, Sequence[AnyEvent]]:
-            facts: list[AnyEvent] = []
+        def create_dispatcher(
+            state: DispatcherState, now: float
+        ) -> tuple[Dispatcher, Sequence[AnyEvent]]:
+            new_events: list[AnyEvent] = []
             if not state.dispatcher_id:
-                facts.append(
+                new_events.append(
                     DispatcherStarted(dispatcher_id=random_bytes(8).hex(), secret=random_bytes(32))
                 )
-                apply(state, facts[0])
+                apply(state, new_events[0])
             patterns = tuple(slot.pattern for slot in state.slots)
             if patterns != tuple(worker_addresses):
                 check_slots_may_change(state, worker_addresses)
-                facts.append(SlotsConfigured(patterns=tuple(worker_addresses)))
-                apply(state, facts[-1])
+                new_events.append(SlotsConfigured(patterns=tuple(worker_addresses)))
+                apply(state, new_events[-1])
             dispatcher = Dispatcher(state, limits, now)
             dispatcher.soft_state.activity.count_refused_connections = count_refused_connections
             dispatcher.soft_state.connections = connections
-            return dispatcher, [*facts, *dispatcher.end_unsupported_iterations(now)]
+            return dispatcher, [*new_events, *dispatcher.end_unsupported_iterations(now)]
 
-        super().__init__(journal, begin, owner="dispatcher", clock=clock, on_journaled=kept)
+        super().__init__(
+            journal, create_dispatcher, owner="dispatcher", clock=clock, on_journaled=on_journaled
+        )
 
     def num_workers(self) -> int:
         """Return the number of workers that are registered and not lost."""
         dispatcher = self.decider
         return 0 if dispatcher is None else len(dispatcher.state.workers)
 
-    def _answer(self, decided: DispatcherDecision | Exception) -> msgspec.Struct | Exception:
-        answer = super()._answer(decided)
+    def _answer(self, decision: DispatcherDecision | Exception) -> msgspec.Struct | Exception:
+        answer = super()._answer(decision)
         if self._journal_problem and isinstance(answer, ClientHeartbeatReply):
             return msgspec.structs.replace(answer, journal_problem=self._journal_problem)
         return answer
@@ -107,8 +111,8 @@ class DispatcherCore(JournaledCore[AnyEvent, DispatcherState, DispatcherDecision
 
 
 def _count_assignments(events: Sequence[AnyEvent]) -> None:
-    for fact in events:
-        if isinstance(fact, SplitsAssigned):
+    for event in events:
+        if isinstance(event, SplitsAssigned):
             count_split_assigned()
 
 
@@ -118,7 +122,7 @@ FORMAT = JournalFormat(
     number=3,
     file_name="dispatcher.sqlite",
     owner="dispatcher",
-    fresh_start="start with an empty work_dir and register everything again",
+    fresh_start="start with an empty work_dir and register all datasets again",
     decode_events=msgspec.msgpack.Decoder(list[AnyEvent]).decode,
     decode_state=msgspec.msgpack.Decoder(DispatcherState).decode,
     initial_state=DispatcherState,

@@ -63,8 +63,8 @@ class DecisionContext:
 
     def is_unheard(self, client_id: str, iteration_id: int) -> bool:
         """Return whether a client has sent nothing since a task of its iteration ended."""
-        ended = self.soft_state.last_task_ends[iteration_id]
-        return self.soft_state.client_heartbeats.get(client_id, ended) < ended
+        last_end = self.soft_state.last_task_ends[iteration_id]
+        return self.soft_state.client_heartbeats.get(client_id, last_end) < last_end
 
 
 @dataclass(kw_only=True)

@@ -44,41 +44,48 @@ def report_departed_client(
         ValueError: If the splits were not assigned to the task.
     """
     task = get_worker_task(state, request)
-    splits = task.assigned
-    units = _held_splits(task, request.unacknowledged)
+    assigned = task.assigned
+    unacknowledged = _held_splits(task, request.unacknowledged)
     lost = _held_splits(task, request.possibly_lost)
     if request.client_id not in task.unconfirmed_clients:
         return DispatcherDecision()
     if state.iterations[task.iteration_id].pool.exactly_once:
-        return _report_exactly_once(state.iterations[task.iteration_id], task, request, units)
-    settled = _new_delivery_report(task, request)
-    returned = subtract(units, splits.partially_delivered)
-    lost = subtract(union((*lost, *intersect(units, splits.partially_delivered))), splits.delivered)
+        return _report_exactly_once(
+            state.iterations[task.iteration_id], task, request, unacknowledged
+        )
+    delivery_report = _new_delivery_report(task, request)
+    returned = subtract(unacknowledged, assigned.partially_delivered)
+    lost = subtract(
+        union((*lost, *intersect(unacknowledged, assigned.partially_delivered))), assigned.delivered
+    )
     if state.iterations[task.iteration_id].finished:
         returned, lost = (), union((*returned, *lost))
     lost = subtract(lost, returned)
-    dropped = events.DepartedClientReported(
+    report = events.DepartedClientReported(
         task_id=task.task_id, client_id=request.client_id, returned=returned, lost=lost
     )
-    return DispatcherDecision(events=(*settled, dropped))
+    return DispatcherDecision(events=(*delivery_report, report))
 
 
 def _new_delivery_report(
     task: DispatcherTask, request: messages.ReportDepartedClient
 ) -> tuple[events.DeliveryReported, ...]:
     """Return the acknowledged splits in a report that were not known before."""
-    received, touched = (
+    received, partially_received = (
         _held_splits(task, request.delivered),
         _held_splits(task, request.partially_delivered),
     )
     if not (
         subtract(received, task.assigned.delivered)
-        or subtract(touched, task.assigned.partially_delivered)
+        or subtract(partially_received, task.assigned.partially_delivered)
     ):
         return ()
     return (
         events.DeliveryReported(
-            task_id=task.task_id, client_id="", delivered=received, partially_delivered=touched
+            task_id=task.task_id,
+            client_id="",
+            delivered=received,
+            partially_delivered=partially_received,
         ),
     )
 
@@ -87,36 +94,38 @@ def _report_exactly_once(
     iteration: JobIteration,
     task: DispatcherTask,
     request: messages.ReportDepartedClient,
-    units: Ranges,
+    unacknowledged: Ranges,
 ) -> DispatcherDecision:
     """Take back, by ordinals, what a departed client had not acknowledged."""
-    splits = task.assigned
-    returned = () if iteration.finished else subtract(units, splits.delivered)
-    elsewhere = union((*splits.delivered, *splits.returned, *returned))
-    used = dict(
-        exclude_splits(validate_partial_splits(task, request.partially_acknowledged), elsewhere)
+    assigned = task.assigned
+    returned = () if iteration.finished else subtract(unacknowledged, assigned.delivered)
+    handled = union((*assigned.delivered, *assigned.returned, *returned))
+    consumed = dict(
+        exclude_splits(validate_partial_splits(task, request.partially_acknowledged), handled)
     )
-    parts = []
-    for unit, rows in exclude_splits(
-        validate_partial_splits(task, request.partially_unacknowledged), elsewhere
+    partially_returned = []
+    for split, ordinals in exclude_splits(
+        validate_partial_splits(task, request.partially_unacknowledged), handled
     ):
-        wanted = subtract(splits.remaining_ordinals.get(unit, ALL_ORDINALS), used.get(unit, ()))
-        if rows := intersect(rows, wanted):
-            parts.append((unit, rows))
-    dropped = events.DepartedClientReported(
+        remaining = subtract(
+            assigned.remaining_ordinals.get(split, ALL_ORDINALS), consumed.get(split, ())
+        )
+        if ordinals := intersect(ordinals, remaining):
+            partially_returned.append((split, ordinals))
+    report = events.DepartedClientReported(
         task_id=task.task_id,
         client_id=request.client_id,
         returned=returned,
         lost=(),
-        partially_returned=() if iteration.finished else tuple(parts),
-        partially_consumed=tuple(used.items()),
+        partially_returned=() if iteration.finished else tuple(partially_returned),
+        partially_consumed=tuple(consumed.items()),
     )
-    return DispatcherDecision(events=(dropped,))
+    return DispatcherDecision(events=(report,))
 
 
-def _held_splits(task: DispatcherTask, units: Ranges) -> Ranges:
+def _held_splits(task: DispatcherTask, splits: Ranges) -> Ranges:
     return subtract(
-        drop_below(validate_splits(task, units), task.assigned.num_done), task.assigned.returned
+        drop_below(validate_splits(task, splits), task.assigned.num_done), task.assigned.returned
     )
 
 
@@ -126,5 +135,5 @@ def finish_event(
     """Return the end of an iteration that waited for a client's heartbeat, if it is due."""
     if iteration.finished or iteration.num_active_tasks or iteration.num_draining_tasks:
         return None
-    follows = derive_events(state, iteration.iteration_id, context.is_unheard)
-    return next((fact for fact in follows if isinstance(fact, events.IterationFinished)), None)
+    derived = derive_events(state, iteration.iteration_id, context.is_unheard)
+    return next((event for event in derived if isinstance(event, events.IterationFinished)), None)

@@ -94,7 +94,7 @@ class Dispatcher:
         self.state = state
         self.soft_state = SoftState.from_state(state, now)
         self.limits = limits
-        self._pulse = PauseDetector(limits.tick_interval, now)
+        self._pause_detector = PauseDetector(limits.tick_interval, now)
 
     @property
     def blobs(self) -> Collection[bytes]:
@@ -120,8 +120,8 @@ class Dispatcher:
         """
         self.soft_state.record_contact(request, now)
         self.soft_state.activity.record_heartbeat(self.state, request, now)
-        moment = self._context(now)
-        return _DECIDERS[type(request)](self.state, request, moment)
+        context = self._context(now)
+        return _DECIDERS[type(request)](self.state, request, context)
 
     def apply(self, decision: DispatcherDecision, now: float) -> list[AnyEvent]:
         """Apply a decision before anything else changes; return all applied events.
@@ -131,11 +131,11 @@ class Dispatcher:
         Raises:
             InvalidEventError: If an event contradicts the state, which may be half changed.
         """
-        for note in decision.soft_events:
-            self.soft_state.apply(note, now)
-        facts = self._apply(decision.events, now)
+        for soft_event in decision.soft_events:
+            self.soft_state.apply(soft_event, now)
+        applied = self._apply(decision.events, now)
         decision.finish_reply(self.state)
-        return facts
+        return applied
 
     def tick(self, now: float) -> list[AnyEvent]:
         """Do the maintenance that depends on time; return the events, which are already applied.
@@ -147,18 +147,18 @@ class Dispatcher:
         Raises:
             InvalidEventError: If an event contradicts the state, which may be half changed.
         """
-        pause = self._pulse.measure_pause(now)
+        pause = self._pause_detector.measure_pause(now)
         if pause:
             self.soft_state.exclude_pause(pause, now)
             return []
         self.soft_state.forget_old(now - self.limits.client_timeout, now)
-        moment = self._context(now)
-        facts: list[AnyEvent] = []
-        for chore in _MAINTENANCE:
-            facts += self._apply(chore(self.state, moment), now)
-        for words in liveness.describe_late_heartbeats(self.state, moment):
-            _log.warning("%s", words)
-        return facts
+        context = self._context(now)
+        applied: list[AnyEvent] = []
+        for maintain in _MAINTENANCE:
+            applied += self._apply(maintain(self.state, context), now)
+        for message in liveness.describe_late_heartbeats(self.state, context):
+            _log.warning("%s", message)
+        return applied
 
     def end_unsupported_iterations(self, now: float) -> list[AnyEvent]:
         """Abandon iterations whose mode this version does not support.
@@ -166,12 +166,12 @@ class Dispatcher:
         Returns:
             The events, which are already applied.
         """
-        facts: list[AnyEvent] = []
+        applied: list[AnyEvent] = []
         for iteration_id, iteration in [*self.state.iterations.items()]:
             if isinstance(policy_of(self.state, iteration), UnsupportedMode):
-                silent = self._context(now).is_unheard
-                facts += self._apply(derive_events(self.state, iteration_id, silent), now)
-        return facts
+                is_unheard = self._context(now).is_unheard
+                applied += self._apply(derive_events(self.state, iteration_id, is_unheard), now)
+        return applied
 
     def describe(self, now: float) -> messages.DispatcherStatus:
         """Return the status of the service."""
@@ -182,19 +182,19 @@ class Dispatcher:
 
     def _apply(self, events: Sequence[AnyEvent], now: float) -> list[AnyEvent]:
         applied: list[AnyEvent] = []
-        for fact in events:
+        for event in events:
             try:
-                struck = affected_iterations(self.state, fact)
-                self.soft_state.observe(fact, self.state, now)
-                said = log_message(self.state, fact)
+                affected = affected_iterations(self.state, event)
+                self.soft_state.observe(event, self.state, now)
+                message = log_message(self.state, event)
             except Exception as error:
-                raise invalid_event_error(self.state, fact, error) from error
-            apply(self.state, fact)
-            applied.append(fact)
-            if said is not None:
-                _log.warning("%s", said)
-            for iteration_id in struck:
-                is_silent = self._context(now).is_unheard
-                follows = derive_events(self.state, iteration_id, is_silent)
-                applied += self._apply(follows, now)
+                raise invalid_event_error(self.state, event, error) from error
+            apply(self.state, event)
+            applied.append(event)
+            if message is not None:
+                _log.warning("%s", message)
+            for iteration_id in affected:
+                is_unheard = self._context(now).is_unheard
+                derived = derive_events(self.state, iteration_id, is_unheard)
+                applied += self._apply(derived, now)
         return applied

@@ -1,7 +1,7 @@
-"""Reports of what happened to a task or a job, as sentences made from its events.
+"""Reports of what happened to a task or a job: one line of text for each of its events.
 
-Events have no times: each sentence is numbered with its journal record. The tables of descriptions
-define what each event means; frequent events are combined into one sentence.
+Events have no times: each line is numbered with its journal record. The tables of descriptions
+define what each event means; frequent events are combined into one line.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ReportLine:
-    """One sentence of a report."""
+    """One line of a report."""
 
     record: int
     """Number of the journal record."""
@@ -81,22 +81,20 @@ def report_task(
         records: Events, with the numbers of their records.
         task_id: Task to report on.
     """
-    found, often = [], _RepeatedEvents("It was dealt", "It saved")
+    lines, repeated = [], _RepeatedEvents("Assigned", "Saved")
     if task_id in state.tasks:
-        found.append(
-            ReportLine(number, f"so far, {_describe_task_state(state, state.tasks[task_id])}")
-        )
-    for record, fact in _flatten(records):
+        lines.append(ReportLine(number, _describe_task_state(state, state.tasks[task_id])))
+    for record, event in _flatten(records):
         # Most events are described before they are applied, a creation only afterwards.
         task = state.tasks.get(task_id)
-        words = None if task is None else _describe_for_task(state, fact, task)
-        is_often = words is not None and often.add(state, record, fact)
-        apply(state, fact)
-        if isinstance(fact, events.TaskCreated) and fact.task_id == task_id:
-            words = _describe_task_created(state, state.tasks[task_id])
-        if words is not None and not is_often:
-            found += [*often.flush(), ReportLine(record, words)]
-    return found + often.flush()
+        description = None if task is None else _describe_for_task(state, event, task)
+        is_repeated = description is not None and repeated.add(state, record, event)
+        apply(state, event)
+        if isinstance(event, events.TaskCreated) and event.task_id == task_id:
+            description = _describe_task_created(state, state.tasks[task_id])
+        if description is not None and not is_repeated:
+            lines += [*repeated.flush(), ReportLine(record, description)]
+    return lines + repeated.flush()
 
 
 def report_job(
@@ -106,41 +104,44 @@ def report_job(
 
     Arguments as in `report_task`.
     """
-    found, often = [], _RepeatedEvents("Its tasks were dealt", "They saved")
+    lines, repeated = [], _RepeatedEvents("Assigned to its tasks:", "Its tasks saved")
     job_id = _find_job(state, name)
     if job_id is not None:
         job = state.jobs[job_id]
-        running = [each for each in job.iterations.values() if not state.iterations[each].finished]
-        found.append(
+        running = [
+            iteration_id
+            for iteration_id in job.iterations.values()
+            if not state.iterations[iteration_id].finished
+        ]
+        lines.append(
             ReportLine(
                 number,
-                f"so far, {describe_job(state, job)} over dataset {job.dataset_id} had begun "
-                f"{pluralize(job.num_epochs, 'pass', 'passes')}, of which {len(running)} "
-                f"{'was' if len(running) == 1 else 'were'} not over.",
+                f"State at this record: {describe_job(state, job)}, dataset {job.dataset_id}, "
+                f"{pluralize(job.num_epochs, 'epoch')} started, {len(running)} unfinished.",
             )
         )
-    for record, fact in _flatten(records):
+    for record, event in _flatten(records):
         job_id = _find_job(state, name)
-        words = None if job_id is None else _describe_for_job(state, fact, job_id)
-        is_often = words is not None and often.add(state, record, fact)
-        apply(state, fact)
-        if isinstance(fact, SaveStarted) and fact.path == name:
-            words = SAVE_DESCRIPTIONS[SaveStarted](fact)
-        if isinstance(fact, events.JobCreated) and _find_job(state, name) == fact.job_id:
-            words = _describe_job_created(state, fact)
-        if words is not None and not is_often:
-            found += [*often.flush(), ReportLine(record, words)]
-    return found + often.flush()
+        description = None if job_id is None else _describe_for_job(state, event, job_id)
+        is_repeated = description is not None and repeated.add(state, record, event)
+        apply(state, event)
+        if isinstance(event, SaveStarted) and event.path == name:
+            description = SAVE_DESCRIPTIONS[SaveStarted](event)
+        if isinstance(event, events.JobCreated) and _find_job(state, name) == event.job_id:
+            description = _describe_job_created(state, event)
+        if description is not None and not is_repeated:
+            lines += [*repeated.flush(), ReportLine(record, description)]
+    return lines + repeated.flush()
 
 
 def summarize(state: DispatcherState, records: EventRecords) -> list[str]:
     """Return the jobs, epochs and tasks in the state after all records."""
-    for _, fact in _flatten(records):
-        apply(state, fact)
+    for _, event in _flatten(records):
+        apply(state, event)
     lines = [
         ", ".join(
-            pluralize(len(things), noun)
-            for things, noun in (
+            pluralize(len(collection), noun)
+            for collection, noun in (
                 (state.datasets, "dataset"),
                 (state.workers, "worker"),
                 (state.jobs, "job"),
@@ -149,34 +150,34 @@ def summarize(state: DispatcherState, records: EventRecords) -> list[str]:
         )
     ]
     for job in state.jobs.values():
-        passes = "" if job.save_id else f", passes so far: {job.num_epochs}"
-        lines.append(f"{describe_job(state, job)}, dataset {job.dataset_id}{passes}")
+        epochs = "" if job.save_id else f", {pluralize(job.num_epochs, 'epoch')} started"
+        lines.append(f"{describe_job(state, job)}, dataset {job.dataset_id}{epochs}")
         for iteration_id in job.iterations.values():
             iteration = state.iterations[iteration_id]
             tasks = ", ".join(
                 f"{task.task_id} ({task.phase.name.lower()}, {task.address})"
                 for task in state.tasks_of(iteration)
             )
-            end = "over" if iteration.finished else "open"
-            lines.append(f"  {format_epoch(iteration.epoch)} ({end}): tasks {tasks or 'none'}")
+            progress = "finished" if iteration.finished else "open"
+            lines.append(f"  {format_epoch(iteration.epoch)} ({progress}): tasks {tasks or 'none'}")
     return lines
 
 
 def _flatten(records: EventRecords) -> Iterator[tuple[int, AnyEvent]]:
-    for number, facts in records:
-        for fact in facts:
-            yield number, fact
+    for record, record_events in records:
+        for event in record_events:
+            yield record, event
 
 
 def _find_job(state: DispatcherState, name: str) -> int | None:
     if name in state.jobs_by_name:
         return state.jobs_by_name[name]
-    into = (
+    save_jobs = (
         each
         for each, job in state.jobs.items()
         if job.save_id and _save_path(state, job.save_id) == name
     )
-    return next(into, None)
+    return next(save_jobs, None)
 
 
 def _save_path(state: DispatcherState, save: str) -> str:
@@ -184,11 +185,11 @@ def _save_path(state: DispatcherState, save: str) -> str:
 
 
 class _RepeatedEvents:
-    """Collector that combines frequent events of each kind into one sentence.
+    """Collector that combines frequent events of each kind into one line.
 
     Args:
-        assigned_prefix: Start of the sentence about assigned splits.
-        committed_prefix: Start of the sentence about saved files.
+        assigned_prefix: Start of the line about assigned splits.
+        committed_prefix: Start of the line about saved files.
     """
 
     def __init__(self, assigned_prefix: str, committed_prefix: str) -> None:
@@ -200,7 +201,7 @@ class _RepeatedEvents:
         self._records: dict[type, int] = {}
         self._assignments: list[tuple[int, int]] = []
         self._tasks: set[int] = set()
-        self._files = self._elements = self._until = 0
+        self._files = self._elements = self._horizon = 0
 
     def add(self, state: DispatcherState, record: int, event: AnyEvent) -> bool:
         """Collect an event that is about to be applied; return False if it is of another kind."""
@@ -214,38 +215,40 @@ class _RepeatedEvents:
             self._files += len(event.files)
             self._elements += sum(file.elements for file in event.files)
         elif isinstance(event, HorizonAdvanced):
-            self._until = event.horizon
+            self._horizon = event.horizon
         else:
             return False
         self._records.setdefault(type(event), record)
         return True
 
     def flush(self) -> list[ReportLine]:
-        """Return one sentence for each kind collected, and reset."""
-        words: dict[type, Callable[[], str]] = {
+        """Return one line for each kind collected, and reset."""
+        descriptions: dict[type, Callable[[], str]] = {
             events.SplitsAssigned: self._describe_assignments,
             FilesCommitted: self._describe_files,
             HorizonAdvanced: self._describe_rounds,
         }
-        found = [ReportLine(record, words[kind]()) for kind, record in self._records.items()]
+        lines = [ReportLine(record, descriptions[kind]()) for kind, record in self._records.items()]
         self._reset()
-        return found
+        return lines
 
     def _describe_assignments(self) -> str:
-        units, number, tasks = union(self._assignments), len(self._assignments), len(self._tasks)
-        words = f"{self._assigned_prefix} {describe_splits(units)}"
-        words += (
-            f", {pluralize(total_length(units), 'unit')} in {number} grants" if number > 1 else ""
-        )
-        words += f", to {pluralize(tasks, 'task')}" if tasks > 1 else ""
-        return f"{words}."
+        splits = union(self._assignments)
+        details = []
+        if len(self._assignments) > 1:
+            details.append(pluralize(total_length(splits), "split"))
+            details.append(f"{len(self._assignments)} assignments")
+        if len(self._tasks) > 1:
+            details.append(pluralize(len(self._tasks), "task"))
+        suffix = f" ({', '.join(details)})" if details else ""
+        return f"{self._assigned_prefix} {describe_splits(splits)}{suffix}."
 
     def _describe_files(self) -> str:
         files, elements = pluralize(self._files, "file"), pluralize(self._elements, "element")
-        return f"{self._committed_prefix} {files}, of {elements}."
+        return f"{self._committed_prefix} {files} with {elements}."
 
     def _describe_rounds(self) -> str:
-        return f"Consumers could go on up to round {self._until}."
+        return _describe_horizon(self._horizon)
 
 
 # --- creation -----------------------------------------------------------------------------------
@@ -255,37 +258,38 @@ def _describe_job_created(state: DispatcherState, event: events.JobCreated) -> s
     if event.save_id:
         return None  # the start of the save is reported by its own event
     mode = ShardingPolicy(event.options.processing_mode).name
-    return f"Job {event.name!r} began, over dataset {event.dataset_id}, with policy {mode}."
+    return f"Job {event.name!r} created for dataset {event.dataset_id} with policy {mode}."
 
 
 def _describe_task_created(state: DispatcherState, task: DispatcherTask) -> str:
-    reading = describe_iteration(state, state.iterations[task.iteration_id])
-    shard, rounds = shard_of(task.mode_state), task.mode_state
-    share = "" if shard is None else f", for share {shard.index} of {shard.num_shards}"
-    joined = rounds.starting_round if isinstance(rounds, CoordinatedTask) else 0
-    first = f", from round {joined} on" if joined else ""
-    again = f" It was retry {task.attempt} after losses." if task.attempt else ""
+    details = [describe_iteration(state, state.iterations[task.iteration_id])]
+    shard = shard_of(task.mode_state)
+    if shard is not None:
+        details.append(f"shard {shard.index} of {shard.num_shards}")
+    if isinstance(task.mode_state, CoordinatedTask) and task.mode_state.starting_round:
+        details.append(f"starting at round {task.mode_state.starting_round}")
+    if task.attempt:
+        details.append(f"retry {task.attempt} after losses")
     return (
-        f"Task {task.task_id} was given to the worker at {task.address} ({task.worker_id[:8]}), "
-        f"for {reading}{share}{first}.{again}"
+        f"Task {task.task_id} created on worker {task.address} ({task.worker_id[:8]}): "
+        f"{', '.join(details)}."
     )
 
 
 def _describe_task_state(state: DispatcherState, task: DispatcherTask) -> str:
-    splits = task.assigned
+    assigned = task.assigned
     phase = {
-        TaskPhase.RUNNING: "ran",
-        TaskPhase.FINISHED: "had finished",
-        TaskPhase.LOST: f"was lost ({task.reason})",
-        TaskPhase.FAILED: f"had failed ({task.reason})",
+        TaskPhase.RUNNING: "running",
+        TaskPhase.FINISHED: "finished",
+        TaskPhase.LOST: f"lost ({task.reason})",
+        TaskPhase.FAILED: f"failed ({task.reason})",
     }[task.phase]
     return (
-        f"task {task.task_id} on the worker at {task.address}, for "
-        f"{describe_iteration(state, state.iterations[task.iteration_id])}, {phase}; it had been "
-        "dealt "
-        f"{splits.num_assigned} units in {splits.num_assignments} grants, of which "
-        f"{splits.num_done} were "
-        "known to be done."
+        f"State at this record: task {task.task_id} on worker {task.address}, "
+        f"{describe_iteration(state, state.iterations[task.iteration_id])}, {phase}; "
+        f"{pluralize(assigned.num_assigned, 'split')} in "
+        f"{pluralize(assigned.num_assignments, 'assignment')}, "
+        f"{assigned.num_done} known to be done."
     )
 
 
@@ -298,8 +302,8 @@ def _describe_for_task(state: DispatcherState, event: AnyEvent, task: Dispatcher
     if kind in TASK_DESCRIPTIONS and getattr(event, "task_id", None) == task.task_id:
         return TASK_DESCRIPTIONS[kind](state, event, task)
     if kind in WORKER_DESCRIPTIONS and getattr(event, "worker_id", None) == task.worker_id:
-        is_over = task.phase is not TaskPhase.RUNNING and not task.assigned.num_held
-        return None if is_over else WORKER_DESCRIPTIONS[kind](event)
+        has_ended = task.phase is not TaskPhase.RUNNING and not task.assigned.num_held
+        return None if has_ended else WORKER_DESCRIPTIONS[kind](event)
     if kind in ITERATION_DESCRIPTIONS and getattr(event, "iteration_id", None) == task.iteration_id:
         return ITERATION_DESCRIPTIONS[kind](event)
     if kind in SAVE_DESCRIPTIONS and getattr(event, "save_id", "") == _save_of(state, task):
@@ -307,7 +311,7 @@ def _describe_for_task(state: DispatcherState, event: AnyEvent, task: Dispatcher
     if isinstance(event, events.ClientLeft) and state.clients[event.client_id] == task.iteration_id:
         return f"Client {event.client_id} left."
     if isinstance(event, events.TasksForgotten) and task.task_id in event.task_ids:
-        return "The task left the dispatcher's memory; what was lost with it is kept in mind."
+        return "Removed from the dispatcher's state; its iteration remembers the lost splits."
     return None
 
 
@@ -321,7 +325,7 @@ def _describe_for_job(state: DispatcherState, event: AnyEvent, job_id: int) -> s
     if kind in SAVE_DESCRIPTIONS and getattr(event, "save_id", "") == state.jobs[job_id].save_id:
         return SAVE_DESCRIPTIONS[kind](event)
     if isinstance(event, events.JobForgotten):
-        return "The job was forgotten." if event.job_id == job_id else None
+        return "Job removed from the dispatcher's state." if event.job_id == job_id else None
     if isinstance(event, events.IterationCreated):
         return ITERATION_DESCRIPTIONS[kind](event) if event.job_id == job_id else None
     if isinstance(event, events.WorkerLost | events.WorkerDraining | events.WorkerLeft):
@@ -335,12 +339,11 @@ def _describe_for_job(state: DispatcherState, event: AnyEvent, job_id: int) -> s
         return None
     if isinstance(event, events.TaskCreated):
         address = state.workers[event.worker_id].address
-        return f"Task {event.task_id} was given to the worker at {address}."
+        return f"Task {event.task_id} created on worker {address}."
     if isinstance(event, events.ClientLeft):
         return f"Client {event.client_id} left."
     if isinstance(event, events.TasksForgotten):
-        tasks = ", ".join(map(str, event.task_ids))
-        return f"Task{'s' * (len(event.task_ids) > 1)} {tasks} left the dispatcher's memory."
+        return f"{_name_tasks(event.task_ids)} removed from the dispatcher's state."
     if kind in ITERATION_DESCRIPTIONS:
         return ITERATION_DESCRIPTIONS[kind](event)
     if task is not None:
@@ -361,15 +364,18 @@ def _describe_for_worker_tasks(
     ]
     if not involved:
         return None
-    said = WORKER_DESCRIPTIONS[type(event)](event)
-    tasks = ", ".join(map(str, involved))
-    return f"Task{'s' * (len(involved) > 1)} {tasks} (the worker at {worker.address}): {said}"
+    description = WORKER_DESCRIPTIONS[type(event)](event)
+    return f"{_name_tasks(involved)} on worker {worker.address}: {description}"
+
+
+def _name_tasks(task_ids: Sequence[int]) -> str:
+    return f"{'Task' if len(task_ids) == 1 else 'Tasks'} {', '.join(map(str, task_ids))}"
 
 
 # --- descriptions of events, for `event_report` --------------------------------------------------
 
-# An event is described before it is applied, from the state before it. Ranges of splits are written
-# with both ends, "10 to 19", as indices in the stream.
+# An event is described from the state before it is applied. Ranges of split indices include both
+# ends: "10 to 19".
 
 _MAX_RANGES = 8
 
@@ -377,16 +383,16 @@ _MAX_RANGES = 8
 # --- formatting ----------------------------------------------------------------------------------
 
 
-def pluralize(number: int, noun: str, several: str = "") -> str:
+def pluralize(number: int, noun: str) -> str:
     """Format a count with its noun."""
-    return f"{number} {noun}" if number == 1 else f"{number} {several or noun + 's'}"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def describe_job(state: DispatcherState, job: Job) -> str:
     """Describe a job: a named job, a client's own, or a save."""
     if job.save_id:
-        return f"the save into {state.saves[job.save_id].path!r}"
-    return f"job {job.name!r}" if job.name else f"the job of client {job.owner}"
+        return f"save into {state.saves[job.save_id].path!r}"
+    return f"job {job.name!r}" if job.name else f"job of client {job.owner}"
 
 
 def describe_iteration(state: DispatcherState, iteration: JobIteration) -> str:
@@ -404,29 +410,31 @@ def describe_splits(ranges: Ranges | list[tuple[int, int]]) -> str:
     ]
     if len(parts) > _MAX_RANGES:
         parts = [*parts[: _MAX_RANGES - 1], f"others up to {ranges[-1][1] - 1}"]
-    return f"{'unit' if total_length(ranges) == 1 else 'units'} {_join(parts)}"
+    return f"{'split' if total_length(ranges) == 1 else 'splits'} {_join(parts)}"
 
 
 def _join(parts: Sequence[str]) -> str:
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
-def _describe_task_splits(task: DispatcherTask, units: Ranges) -> str:
-    return describe_splits(task.assigned.to_split_indices(units))
+def _describe_task_splits(task: DispatcherTask, splits: Ranges) -> str:
+    return describe_splits(task.assigned.to_split_indices(splits))
 
 
-def _partial_ranges(parts: PartialSplits) -> Ranges:
-    """Return the splits that have an entry in `parts`."""
-    return union((unit, unit + 1) for unit, _ in parts)
+def _partial_ranges(partial_splits: PartialSplits) -> Ranges:
+    """Return the splits that have an entry in `partial_splits`."""
+    return union((split, split + 1) for split, _ in partial_splits)
 
 
-def _describe_elements(task: DispatcherTask, units: Ranges, parts: PartialSplits) -> str:
-    words = []
-    if units:
-        words.append(f"{_describe_task_splits(task, units)} whole")
-    if parts:
-        words.append(f"some elements of {_describe_task_splits(task, _partial_ranges(parts))}")
-    return _join(words) or "nothing of it"
+def _describe_elements(task: DispatcherTask, splits: Ranges, partial_splits: PartialSplits) -> str:
+    descriptions = []
+    if splits:
+        descriptions.append(f"{_describe_task_splits(task, splits)} completely")
+    if partial_splits:
+        descriptions.append(
+            f"some elements of {_describe_task_splits(task, _partial_ranges(partial_splits))}"
+        )
+    return _join(descriptions) or "nothing"
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -435,140 +443,128 @@ def _describe_elements(task: DispatcherTask, units: Ranges, parts: PartialSplits
 def _splits_assigned(
     state: DispatcherState, event: events.SplitsAssigned, task: DispatcherTask
 ) -> str:
-    units = describe_splits(((event.start, event.stop),))
-    is_part = event.start in state.iterations[task.iteration_id].pool.partial_splits
-    return f"It was dealt what nobody had of {units}." if is_part else f"It was dealt {units}."
+    splits = describe_splits(((event.start, event.stop),))
+    is_partial = event.start in state.iterations[task.iteration_id].pool.partial_splits
+    return (
+        f"Assigned the undelivered elements of {splits}." if is_partial else f"Assigned {splits}."
+    )
 
 
 def _splits_reassigned(
     state: DispatcherState, event: events.SplitsReassigned, task: DispatcherTask
 ) -> str:
     return (
-        f"It was slow with {_describe_task_splits(task, event.splits)}: others are dealt that too."
+        f"Slow with {_describe_task_splits(task, event.splits)}: assigned to other tasks as well."
     )
 
 
 def _splits_returned(
     state: DispatcherState, event: events.SplitsReturned, task: DispatcherTask
 ) -> str:
-    in_part = intersect(
-        event.splits, union((unit, unit + 1) for unit in task.assigned.remaining_ordinals)
+    partial = intersect(
+        event.splits, union((split, split + 1) for split in task.assigned.remaining_ordinals)
     )
-    whole = subtract(event.splits, in_part)
+    whole = subtract(event.splits, partial)
     is_running = task.phase is TaskPhase.RUNNING
-    words = []
+    sentences = []
     if whole:
-        how = "Its worker handed back" if is_running else "Nobody had received"
-        which = "which is" if total_length(whole) == 1 else "which are"
-        words.append(f"{how} {_describe_task_splits(task, whole)}, {which} dealt again.")
-    if in_part:
-        who = "it had still to give" if is_running else "nobody had received"
-        words.append(f"What {who} of {_describe_task_splits(task, in_part)} is dealt again.")
-    return " ".join(words)
+        cause = "Its worker returned" if is_running else "No client received"
+        sentences.append(f"{cause} {_describe_task_splits(task, whole)}: to be assigned again.")
+    if partial:
+        cause = "Its worker returned" if is_running else "No client received"
+        sentences.append(
+            f"{cause} the remaining elements of {_describe_task_splits(task, partial)}: to be "
+            "assigned again."
+        )
+    return " ".join(sentences)
 
 
 def _splits_abandoned(
     state: DispatcherState, event: events.SplitsAbandoned, task: DispatcherTask
 ) -> str:
-    were = "was" if total_length(event.splits) == 1 else "were"
-    which = "it" if total_length(event.splits) == 1 else "them"
     return (
-        f"{_describe_task_splits(task, event.splits).capitalize()} {were} given up: each task that "
-        "was dealt "
-        f"{which} was lost."
+        f"Abandoned {_describe_task_splits(task, event.splits)}: every task that held them was "
+        "lost."
     )
 
 
 def _task_finished(state: DispatcherState, event: events.TaskFinished, task: DispatcherTask) -> str:
     if event.cut_short:
-        return "It ended before its copy did, because its worker was asked to leave."
-    return "It handed out its last element, and was finished."
+        return "Ended before the end of its copy, because its worker is draining."
+    return "Finished: all elements were delivered."
 
 
 def _task_failed(state: DispatcherState, event: events.TaskFailed, task: DispatcherTask) -> str:
-    return f"It failed: {event.reason}."
+    return f"Failed: {event.reason}."
 
 
 def _task_lost(state: DispatcherState, event: events.TaskLost, task: DispatcherTask) -> str:
-    return f"It was given up, though its worker was there: {event.reason}."
+    return f"Declared lost, although its worker is registered: {event.reason}."
 
 
 def _copy_marked_stable(
     state: DispatcherState, event: events.CopyMarkedStable, task: DispatcherTask
 ) -> str:
-    return "It had run for so long that what it reads kills no worker."
+    return "Marked stable: it has run so long that its dataset is assumed not to kill workers."
 
 
 def _delivery_reported(
     state: DispatcherState, event: events.DeliveryReported, task: DispatcherTask
 ) -> str:
-    whole, some = (
-        total_length(event.delivered),
-        total_length(subtract(event.partially_delivered, event.delivered)),
-    )
-    said = []
-    if whole:
-        said.append(f"{pluralize(whole, 'unit')} whole")
-    if some:
-        said.append(
-            f"something of {some} more" if whole else f"something of {pluralize(some, 'unit')}"
-        )
-    received = ", and ".join(said) or "nothing of it"
-    who = f"client {event.client_id}" if event.client_id else "its clients"
-    return f"It became known that {who} had received {received}."
+    num_whole = total_length(event.delivered)
+    num_partial = total_length(subtract(event.partially_delivered, event.delivered))
+    counts = []
+    if num_whole:
+        counts.append(pluralize(num_whole, "split"))
+    if num_partial:
+        counts.append(f"elements of {pluralize(num_partial, 'split')}")
+    clients = f"client {event.client_id}" if event.client_id else "its clients"
+    return f"Known to be received by {clients}: {_join(counts) or 'nothing'}."
 
 
-def _rounds_settled(state: DispatcherState, event: RoundsReported, task: DispatcherTask) -> str:
+def _rounds_reported(state: DispatcherState, event: RoundsReported, task: DispatcherTask) -> str:
     rounds = pluralize(event.rounds, "round")
-    return f"It became known that client {event.client_id} had received {rounds} of it."
+    return f"Known to be received by client {event.client_id}: {rounds}."
 
 
 def _elements_received(
     state: DispatcherState, event: events.ElementsReceived, task: DispatcherTask
 ) -> str:
     received = _describe_elements(task, event.splits, event.partial_splits)
-    return f"It became known that client {event.client_id} had received {received}."
+    return f"Known to be received by client {event.client_id}: {received}."
 
 
 def _elements_consumed(
     state: DispatcherState, event: events.ElementsConsumed, task: DispatcherTask
 ) -> str:
-    used = _describe_elements(task, event.splits, event.partial_splits)
-    return f"It became known that client {event.client_id} had used {used}."
+    consumed = _describe_elements(task, event.splits, event.partial_splits)
+    return f"Known to be consumed by client {event.client_id}: {consumed}."
 
 
 def _departed_client_reported(
     state: DispatcherState, event: events.DepartedClientReported, task: DispatcherTask
 ) -> str:
-    words = [f"Client {event.client_id} was gone."]
+    outcomes = []
     if event.partially_consumed:
-        words.append(
-            "It had used elements of "
-            f"{_describe_task_splits(task, _partial_ranges(event.partially_consumed))}."
-        )
+        splits = _describe_task_splits(task, _partial_ranges(event.partially_consumed))
+        outcomes.append(f"it had consumed elements of {splits}")
     if event.returned:
-        was = "was" if total_length(event.returned) == 1 else "were"
-        words.append(
-            f"{_describe_task_splits(task, event.returned).capitalize()} {was} sent to it alone: "
-            "dealt again."
-        )
+        splits = _describe_task_splits(task, event.returned)
+        outcomes.append(f"only it was sent {splits}, to be assigned again")
     if event.partially_returned:
-        units = _describe_task_splits(task, _partial_ranges(event.partially_returned))
-        words.append(f"Elements of {units} that it was sent and had not used are dealt again.")
+        splits = _describe_task_splits(task, _partial_ranges(event.partially_returned))
+        outcomes.append(f"unconsumed elements of {splits}, to be assigned again")
     if event.lost:
-        was = "was" if total_length(event.lost) == 1 else "were"
-        words.append(
-            f"{_describe_task_splits(task, event.lost).capitalize()} {was} sent to it in part: "
-            "missing."
-        )
+        splits = _describe_task_splits(task, event.lost)
+        outcomes.append(f"elements of {splits} sent to it are lost")
     if not (event.returned or event.partially_returned or event.lost):
-        words.append("Nothing that it was sent had to be dealt again.")
-    return " ".join(words)
+        outcomes.append("nothing to assign again")
+    return f"Departed client {event.client_id}: {'; '.join(outcomes)}."
 
 
 def _files_committed(state: DispatcherState, event: FilesCommitted, task: DispatcherTask) -> str:
     elements = sum(file.elements for file in event.files)
-    return f"It saved {pluralize(len(event.files), 'file')}, of {pluralize(elements, 'element')}."
+    return f"Saved {pluralize(len(event.files), 'file')} with {pluralize(elements, 'element')}."
 
 
 TASK_DESCRIPTIONS: dict[type, Callable[[DispatcherState, Any, DispatcherTask], str]] = {
@@ -581,7 +577,7 @@ TASK_DESCRIPTIONS: dict[type, Callable[[DispatcherState, Any, DispatcherTask], s
     events.TaskLost: _task_lost,
     events.CopyMarkedStable: _copy_marked_stable,
     events.DeliveryReported: _delivery_reported,
-    RoundsReported: _rounds_settled,
+    RoundsReported: _rounds_reported,
     events.ElementsReceived: _elements_received,
     events.ElementsConsumed: _elements_consumed,
     events.DepartedClientReported: _departed_client_reported,
@@ -595,7 +591,7 @@ TASK_DESCRIPTIONS: dict[type, Callable[[DispatcherState, Any, DispatcherTask], s
 
 
 def _worker_draining(event: events.WorkerDraining) -> str:
-    return "Its worker was asked to leave: it takes no more and delivers what it has."
+    return "Its worker is draining: no new work; it delivers the elements that it has computed."
 
 
 def _worker_left(event: events.WorkerLeft) -> str:
@@ -603,7 +599,7 @@ def _worker_left(event: events.WorkerLeft) -> str:
 
 
 def _worker_lost(event: events.WorkerLost) -> str:
-    return f"Its worker was taken for lost: {event.reason}."
+    return f"Its worker was lost: {event.reason}."
 
 
 WORKER_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
@@ -616,40 +612,42 @@ WORKER_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
 
 
 def _iteration_created(event: events.IterationCreated) -> str:
-    first = f", from unit {event.first_split} on" if event.first_split else ""
-    return f"{format_epoch(event.epoch).capitalize()} began{first}, with seed {event.seed}."
+    start = f" at split {event.first_split}" if event.first_split else ""
+    return f"{format_epoch(event.epoch).capitalize()} started{start} with seed {event.seed}."
 
 
 def _client_joined(event: events.ClientJoined) -> str:
     index = event.consumer_index
-    consumer = "" if index is None else f", as consumer {index}"
-    return f"Client {event.client_id} began to read{consumer}."
+    consumer = "" if index is None else f" as consumer {index}"
+    return f"Client {event.client_id} joined{consumer}."
 
 
-def _rounds_opened(event: HorizonAdvanced) -> str:
-    return f"Consumers could go on up to round {event.horizon}."
+def _horizon_advanced(event: HorizonAdvanced) -> str:
+    return _describe_horizon(event.horizon)
+
+
+def _describe_horizon(horizon: int) -> str:
+    return f"Consumers may read rounds before {horizon}."
 
 
 def _iteration_finished(event: events.IterationFinished) -> str:
     return (
-        f"The pass was given up: {event.failure_reason}."
-        if event.failure_reason
-        else "The pass was finished."
+        f"Epoch abandoned: {event.failure_reason}." if event.failure_reason else "Epoch finished."
     )
 
 
 def _iteration_discarded(event: events.IterationDiscarded) -> str:
-    return "Nobody read the pass any more: it was given up, to begin again if it is opened."
+    return "Epoch discarded, because it had no clients. Opening it again restarts it."
 
 
 def _iteration_forgotten(event: events.IterationForgotten) -> str:
-    return "The pass was over, and left the dispatcher's memory."
+    return "Finished epoch removed from the dispatcher's state."
 
 
 ITERATION_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
     events.IterationCreated: _iteration_created,
     events.ClientJoined: _client_joined,
-    HorizonAdvanced: _rounds_opened,
+    HorizonAdvanced: _horizon_advanced,
     events.IterationFinished: _iteration_finished,
     events.IterationDiscarded: _iteration_discarded,
     events.IterationForgotten: _iteration_forgotten,
@@ -659,19 +657,19 @@ ITERATION_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
 
 
 def _save_started(event: SaveStarted) -> str:
-    return f"A save into {event.path!r} began."
+    return f"Save into {event.path!r} started."
 
 
 def _save_directory_created(event: SaveDirectoryCreated) -> str:
-    return "The directory was begun: workers could write."
+    return "Directory created: workers may write."
 
 
 def _save_failed(event: SaveFailed) -> str:
-    return f"The save failed: {event.error}."
+    return f"Save failed: {event.error}."
 
 
 def _save_closed(event: SaveClosed) -> str:
-    return "The directory said how the save ended."
+    return "Outcome of the save recorded in the directory."
 
 
 SAVE_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {

@@ -56,33 +56,35 @@ def discard_idle_iterations(state: DispatcherState, context: DecisionContext) ->
 def _idle_iterations(
     state: DispatcherState, context: DecisionContext, timeout: float
 ) -> Iterable[JobIteration]:
-    for iteration_id, since in context.soft_state.idle_since.items():
+    for iteration_id, idle_since in context.soft_state.idle_since.items():
         iteration = state.iterations[iteration_id]
-        is_read = not state.jobs[iteration.job_id].save_id  # a save's is removed with the save
-        if is_read and not iteration.clients and context.now - since > timeout:
+        is_client_job = not state.jobs[
+            iteration.job_id
+        ].save_id  # a save's is removed with the save
+        if is_client_job and not iteration.clients and context.now - idle_since > timeout:
             yield iteration
 
 
 def forget_unused(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
     """Forget datasets and plans that were unused for long."""
-    timeout, last_use = context.limits.dataset_timeout, context.soft_state.idle_times
-    idle = _idle_datasets(state)
+    timeout, idle_times = context.limits.dataset_timeout, context.soft_state.idle_times
+    idle_datasets = _idle_datasets(state)
     in_use = state.plans_in_use
-    loose = [digest for digest in state.plan_sizes if digest not in in_use]
-    last_use.watch([*idle, *loose], context.now)
-    facts: list[AnyEvent] = []
+    unreferenced = [digest for digest in state.plan_sizes if digest not in in_use]
+    idle_times.watch([*idle_datasets, *unreferenced], context.now)
+    new_events: list[AnyEvent] = []
     if timeout is not None:
-        facts += [
+        new_events += [
             events.DatasetForgotten(dataset_id=dataset_id)
-            for dataset_id in idle
-            if last_use.idle_seconds(dataset_id, context.now) > timeout
+            for dataset_id in idle_datasets
+            if idle_times.idle_seconds(dataset_id, context.now) > timeout
         ]
-    facts += [
+    new_events += [
         events.PlanForgotten(digest=digest)
-        for digest in loose
-        if last_use.idle_seconds(digest, context.now) > context.limits.client_timeout
+        for digest in unreferenced
+        if idle_times.idle_seconds(digest, context.now) > context.limits.client_timeout
     ]
-    return facts
+    return new_events
 
 
 def _idle_datasets(state: DispatcherState) -> list[str]:
@@ -102,38 +104,38 @@ def make_room_for_plan(
     Raises:
         FailedPreconditionError: If there is no room for it beside the plans in use.
     """
-    limits, last_use = context.limits, context.soft_state.idle_times
-    arriving = sum(
-        upload.total_bytes for each, upload in context.soft_state.uploads.items() if each != digest
+    limits, idle_times = context.limits, context.soft_state.idle_times
+    uploading = sum(
+        upload.total_bytes for key, upload in context.soft_state.uploads.items() if key != digest
     )
-    excess = sum(state.plan_sizes.values()) + arriving + size - limits.max_plan_bytes
-    unused = {each: last_use.idle_seconds(each, context.now) for each in _idle_datasets(state)}
+    excess = sum(state.plan_sizes.values()) + uploading + size - limits.max_plan_bytes
+    idle_seconds = {key: idle_times.idle_seconds(key, context.now) for key in _idle_datasets(state)}
     users = Counter(dataset.digest for dataset in state.datasets.values())
     users.update(job.options.cost_fn_digest for job in state.jobs.values())
-    facts = []
-    for dataset_id in sorted(unused, key=unused.__getitem__, reverse=True):
-        if excess <= 0 or unused[dataset_id] <= limits.client_timeout:
+    new_events = []
+    for dataset_id in sorted(idle_seconds, key=idle_seconds.__getitem__, reverse=True):
+        if excess <= 0 or idle_seconds[dataset_id] <= limits.client_timeout:
             break
-        facts.append(events.DatasetForgotten(dataset_id=dataset_id))
+        new_events.append(events.DatasetForgotten(dataset_id=dataset_id))
         plan = state.datasets[dataset_id].digest
         users[plan] -= 1
         if not users[plan]:
             excess -= state.plan_sizes[plan]
     if excess > 0:
         raise FailedPreconditionError(
-            f"there is no room for a plan of {size:,} bytes: the dispatcher keeps plans of "
-            f"{limits.max_plan_bytes:,} bytes together, and this is {excess:,} too much beside "
-            "those "
-            "of datasets that are registered by `register_dataset`, read, or were used in the last "
-            f"{limits.client_timeout:g} s. Read files on the workers in place of arrays in the "
-            "plan, or start the dispatcher with a larger `max_plan_bytes` (--max-plan-bytes)"
+            f"no room for a plan of {size:,} bytes: it exceeds "
+            f"max_plan_bytes={limits.max_plan_bytes:,} by {excess:,} bytes. Plans of datasets that "
+            "were registered with `register_dataset`, are being read, or were used in the last "
+            f"{limits.client_timeout:g} s cannot be removed. Let workers read files instead of "
+            "arrays in the plan, or start the dispatcher with a larger `max_plan_bytes` "
+            "(--max-plan-bytes)"
         )
-    return facts
+    return new_events
 
 
 def forget_lost_tasks(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
     """Forget the oldest lost tasks of iterations that have had very many."""
-    facts: list[AnyEvent] = []
+    new_events: list[AnyEvent] = []
     for iteration_id, iteration in state.iterations.items():
         if len(iteration.tasks) <= _MAX_LOST_TASKS + _MIN_FORGOTTEN_TASKS or iteration.finished:
             continue
@@ -141,16 +143,16 @@ def forget_lost_tasks(state: DispatcherState, context: DecisionContext) -> list[
             task.task_id for task in state.tasks_of(iteration) if _may_be_forgotten(iteration, task)
         ]
         if len(lost) > _MAX_LOST_TASKS:
-            facts.append(
+            new_events.append(
                 events.TasksForgotten(
                     iteration_id=iteration_id, task_ids=tuple(lost[:-_MAX_LOST_TASKS])
                 )
             )
-    return facts
+    return new_events
 
 
 def _may_be_forgotten(iteration: JobIteration, task: DispatcherTask) -> bool:
-    is_settled = task.phase is TaskPhase.LOST and not (
+    is_reported = task.phase is TaskPhase.LOST and not (
         task.awaiting_reports or task.assigned.unacknowledged
     )
-    return is_settled and not iteration.recoverable_splits(task)
+    return is_reported and not iteration.recoverable_splits(task)

@@ -15,7 +15,7 @@ class IdleTimes:
 
     def watch(self, idle: Iterable[Hashable], now: float) -> None:
         """Watch exactly the keys that are idle now."""
-        self._last_used = {each: self._last_used.get(each, now) for each in idle}
+        self._last_used = {key: self._last_used.get(key, now) for key in idle}
 
     def record_use(self, key: Hashable, now: float) -> None:
         """Record a use."""
@@ -28,4 +28,6 @@ class IdleTimes:
 
     def exclude_pause(self, pause: float, now: float) -> None:
         """Exclude `pause` seconds in which this process received nothing."""
-        self._last_used = {each: min(now, at + pause) for each, at in self._last_used.items()}
+        self._last_used = {
+            key: min(now, used_at + pause) for key, used_at in self._last_used.items()
+        }

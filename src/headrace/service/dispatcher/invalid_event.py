@@ -27,10 +27,10 @@ def invalid_event_error(
 
 def _describe_named(state: DispatcherState, event: AnyEvent) -> str:
     lines = []
-    for name, known in _STATE_BY_FIELD.items():
-        key = getattr(event, name, None)
+    for field, records_of in _STATE_BY_FIELD.items():
+        key = getattr(event, field, None)
         if key is not None:
-            lines.append(f"  {name} {key}: {known(state).get(key, 'not known')}")
+            lines.append(f"  {field} {key}: {records_of(state).get(key, 'not found')}")
     return "\n".join(lines)
 
 

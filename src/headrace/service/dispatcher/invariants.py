@@ -77,28 +77,28 @@ def _has_read(state: DispatcherState, task: DispatcherTask) -> bool:
 
 
 def _check_task(state: DispatcherState, task: DispatcherTask) -> None:
-    splits = task.assigned
-    assert 0 <= splits.num_done <= splits.num_assigned, task
-    assert total_length(splits.runs) == splits.num_assigned - splits.num_done, task
-    for ranges in (splits.returned, splits.delivered, splits.partially_delivered):
-        assert ranges == drop_below(union(ranges), splits.num_done), task
-        assert not ranges or ranges[-1][1] <= splits.num_assigned, task
-    assert not subtract(splits.delivered, splits.partially_delivered), task
-    assert splits.num_held >= 0, task
-    assert splits.last_assignment[1] - splits.last_assignment[0] <= splits.num_assigned, task
-    assert (splits.num_assignments == 0) == (splits.num_assigned == 0), task
+    assigned = task.assigned
+    assert 0 <= assigned.num_done <= assigned.num_assigned, task
+    assert total_length(assigned.runs) == assigned.num_assigned - assigned.num_done, task
+    for ranges in (assigned.returned, assigned.delivered, assigned.partially_delivered):
+        assert ranges == drop_below(union(ranges), assigned.num_done), task
+        assert not ranges or ranges[-1][1] <= assigned.num_assigned, task
+    assert not subtract(assigned.delivered, assigned.partially_delivered), task
+    assert assigned.num_held >= 0, task
+    assert assigned.last_assignment[1] - assigned.last_assignment[0] <= assigned.num_assigned, task
+    assert (assigned.num_assignments == 0) == (assigned.num_assigned == 0), task
     assert task.awaiting_reports <= state.iterations[task.iteration_id].clients, task
     assert task.is_unavailable or not task.awaiting_reports, task
     assert not (task.is_unavailable and task.unconfirmed_clients), task
-    assert task.is_unavailable or not splits.unacknowledged, task
-    assert splits.unacknowledged.keys() <= state.iterations[task.iteration_id].clients, task
-    for unit, rows in splits.remaining_ordinals.items():
-        assert splits.num_done <= unit < splits.num_assigned, task
-        assert rows, task
-        assert rows == union(rows), task
-        assert not intersect(((unit, unit + 1),), union((*splits.returned, *splits.delivered))), (
-            task
-        )
+    assert task.is_unavailable or not assigned.unacknowledged, task
+    assert assigned.unacknowledged.keys() <= state.iterations[task.iteration_id].clients, task
+    for split, ordinals in assigned.remaining_ordinals.items():
+        assert assigned.num_done <= split < assigned.num_assigned, task
+        assert ordinals, task
+        assert ordinals == union(ordinals), task
+        assert not intersect(
+            ((split, split + 1),), union((*assigned.returned, *assigned.delivered))
+        ), task
 
 
 def _check_jobs(state: DispatcherState) -> None:
@@ -112,14 +112,14 @@ def _check_jobs(state: DispatcherState) -> None:
         assert state.iterations.keys() >= set(job.iterations.values()), job
         assert not any(job.is_epoch_finished(each) for each in job.iterations), job
         assert len(job.finished_epochs) <= MAX_FINISHED_EPOCHS, job
-    saving = sum(bool(job.save_id) for job in state.jobs.values())
-    assert len(state.jobs_by_name) + len(state.jobs_by_owner) + saving == len(state.jobs)
+    num_save_jobs = sum(bool(job.save_id) for job in state.jobs.values())
+    assert len(state.jobs_by_name) + len(state.jobs_by_owner) + num_save_jobs == len(state.jobs)
 
 
 def _check_saves(state: DispatcherState) -> None:
     assert sum(save.is_closed for save in state.saves.values()) <= MAX_CLOSED_SAVES
-    at_work = {save.job_id for save in state.saves.values() if not save.is_closed}
-    assert at_work == {job.job_id for job in state.jobs.values() if job.save_id}, state.saves
+    open_save_jobs = {save.job_id for save in state.saves.values() if not save.is_closed}
+    assert open_save_jobs == {job.job_id for job in state.jobs.values() if job.save_id}, state.saves
     for save_id, save in state.saves.items():
         assert save.save_id == save_id, save
         if save.is_closed:
@@ -134,8 +134,8 @@ def _check_saves(state: DispatcherState) -> None:
         assert save.num_elements == sum(file.elements for file in save.committed_files), save
         assert save.num_bytes == sum(file.bytes for file in save.committed_files), save
         for task in state.tasks_of(iteration):
-            mine = [file.number for file in save.committed_files if file.stream == task.task_id]
-            assert mine == list(range(files_of(task.mode_state).num_files)), task
+            numbers = [file.number for file in save.committed_files if file.stream == task.task_id]
+            assert numbers == list(range(files_of(task.mode_state).num_files)), task
             assert task.phase is not TaskPhase.FINISHED or not task.assigned.num_held, task
         if iteration.finished and not iteration.failure_reason:
             assert iteration.pool.num_unassigned == 0, iteration
@@ -163,10 +163,12 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: JobIt
     assert not (iteration.finished and running), iteration
     assert iteration.finished or not iteration.failure_reason, iteration
     if not iteration.finished and not job.save_id:
-        served = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
+        workers_with_task = {task.worker_id for task in tasks if task.phase is not TaskPhase.LOST}
         if iteration.assigns_splits:
-            waits = not running and not (pool.returned or pool.partial_splits)
-            assert served >= set(eligible_workers(state, iteration)) or waits, (
+            waits_for_client = not running and not (pool.returned or pool.partial_splits)
+            assert (
+                workers_with_task >= set(eligible_workers(state, iteration)) or waits_for_client
+            ), (
                 iteration,
                 state.workers,
             )
@@ -179,13 +181,15 @@ def _check_iteration(state: DispatcherState, iteration_id: int, iteration: JobIt
 def _check_copies(
     state: DispatcherState, iteration: JobIteration, tasks: list[DispatcherTask]
 ) -> None:
-    had = {task.worker_id for task in tasks}
-    had_at = {task.address for task in tasks if task.phase is not TaskPhase.LOST}
+    past_workers = {task.worker_id for task in tasks}
+    past_addresses = {task.address for task in tasks if task.phase is not TaskPhase.LOST}
     deaths = sum(task.phase is TaskPhase.LOST and task.reason != WORKER_LEFT for task in tasks)
     if (deaths < 3 and not iteration.missing_splits) or not tasks:
         for worker_id in eligible_workers(state, iteration):
-            known = worker_id in had or state.workers[worker_id].address in had_at
-            assert known, (iteration, state.workers)
+            had_copy = (
+                worker_id in past_workers or state.workers[worker_id].address in past_addresses
+            )
+            assert had_copy, (iteration, state.workers)
 
 
 def _check_rounds(
@@ -221,55 +225,58 @@ def _check_units(iteration: JobIteration, tasks: list[DispatcherTask]) -> None:
     assert not subtract(pool.poison_candidates, pool.recovered), iteration
     assert not subtract(pool.recovered, ((0, pool.next_split),)), iteration
     assert not intersect(pool.abandoned, pool.recovered), iteration
-    for unit in pool.died_workers:
-        known = (*pool.poison_candidates, *pool.abandoned)
-        assert intersect(((unit, unit + 1),), union(known)), iteration
+    for split in pool.died_workers:
+        candidates = (*pool.poison_candidates, *pool.abandoned)
+        assert intersect(((split, split + 1),), union(candidates)), iteration
     assert not intersect(pool.abandoned, pool.returned), iteration
     # An assigned split that is not done is either held by one task or returned, never both.
     if pool.exactly_once:
         _check_rows(iteration, tasks)
         return
     assert not pool.partial_splits, iteration
-    places = [*pool.returned]
+    split_indices = [*pool.returned]
     for task in tasks:
-        splits = task.assigned
-        assert not splits.remaining_ordinals, task
-        kept = (
-            subtract(((splits.num_done, splits.num_assigned),), splits.returned)
-            if splits.num_held
+        assigned = task.assigned
+        assert not assigned.remaining_ordinals, task
+        held = (
+            subtract(((assigned.num_done, assigned.num_assigned),), assigned.returned)
+            if assigned.num_held
             else ()
         )
-        found = splits.to_split_indices(kept)
-        assert total_length(found) == splits.num_held, task
-        places += found
-    assert total_length(union(places)) == total_length(places), (iteration, tasks)
-    assert all(stop <= pool.next_split for _, stop in places), (iteration, tasks)
+        held_indices = assigned.to_split_indices(held)
+        assert total_length(held_indices) == assigned.num_held, task
+        split_indices += held_indices
+    assert total_length(union(split_indices)) == total_length(split_indices), (iteration, tasks)
+    assert all(stop <= pool.next_split for _, stop in split_indices), (iteration, tasks)
 
 
 def _check_rows(iteration: JobIteration, tasks: list[DispatcherTask]) -> None:
     """Check that each element is either held by one task or unassigned, never both."""
     pool = iteration.pool
-    places = [*pool.returned]
-    parts = [*pool.partial_splits.items()]
+    split_indices = [*pool.returned]
+    partial_splits = [*pool.partial_splits.items()]
     for task in tasks:
-        splits = task.assigned
-        kept = subtract(
-            ((splits.num_done, splits.num_assigned),),
-            union((*splits.returned, *splits.delivered)),
+        assigned = task.assigned
+        held = subtract(
+            ((assigned.num_done, assigned.num_assigned),),
+            union((*assigned.returned, *assigned.delivered)),
         )
-        for unit, rows in splits.remaining_ordinals.items():
-            ((place, _),) = splits.to_split_indices(((unit, unit + 1),))
-            parts.append((place, rows))
-            kept = subtract(kept, ((unit, unit + 1),))
-        places += splits.to_split_indices(kept)
-    assert total_length(union(places)) == total_length(places), (iteration, tasks)
-    assert all(stop <= pool.next_split for _, stop in places), (iteration, tasks)
-    by_place: dict[int, list[tuple[int, int]]] = {}
-    for place, rows in parts:
-        assert rows, iteration
-        assert rows == union(rows), iteration
-        assert place < pool.next_split, iteration
-        assert not intersect(((place, place + 1),), union(places)), (iteration, tasks)
-        by_place.setdefault(place, []).extend(rows)
-    for place, found in by_place.items():
-        assert total_length(union(found)) == total_length(found), (place, iteration, tasks)
+        for split, ordinals in assigned.remaining_ordinals.items():
+            ((split_index, _),) = assigned.to_split_indices(((split, split + 1),))
+            partial_splits.append((split_index, ordinals))
+            held = subtract(held, ((split, split + 1),))
+        split_indices += assigned.to_split_indices(held)
+    assert total_length(union(split_indices)) == total_length(split_indices), (iteration, tasks)
+    assert all(stop <= pool.next_split for _, stop in split_indices), (iteration, tasks)
+    ordinals_by_split: dict[int, list[tuple[int, int]]] = {}
+    for split_index, ordinals in partial_splits:
+        assert ordinals, iteration
+        assert ordinals == union(ordinals), iteration
+        assert split_index < pool.next_split, iteration
+        assert not intersect(((split_index, split_index + 1),), union(split_indices)), (
+            iteration,
+            tasks,
+        )
+        ordinals_by_split.setdefault(split_index, []).extend(ordinals)
+    for split_index, ranges in ordinals_by_split.items():
+        assert total_length(union(ranges)) == total_length(ranges), (split_index, iteration, tasks)

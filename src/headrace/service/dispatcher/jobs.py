@@ -50,10 +50,10 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "ordered": ("ordered", str),
     "remainder": ("remainder", str),
     "cost_fn_id": ("cost_fn", lambda cost: cost or "None"),
-    "partition_mode": ("half of the plan on workers", repr),
-    "num_splits": ("number of units", str),
+    "partition_mode": ("partition mode", repr),
+    "num_splits": ("number of splits", str),
     "group": ("group of consumers", repr),
-    "group_options": ("terms of the group", str),
+    "group_options": ("group options", str),
 }
 
 """Options that must be equal for all clients of a job: fields of `JobOptions`, their names in
@@ -104,27 +104,27 @@ def open_iteration(
     job = _find_job(state, request)
     if job is not None:
         _check_same_job(state, job, dataset, request)
-    known = dataset if job is None else state.datasets[job.dataset_id]
-    check_workers_can_run(state, known)
+    job_dataset = dataset if job is None else state.datasets[job.dataset_id]
+    check_workers_can_run(state, job_dataset)
     iteration_id = None if job is None else job.iterations.get(request.epoch)
-    facts: list[AnyEvent] = []
+    new_events: list[AnyEvent] = []
     if iteration_id is not None and restarts_iteration(state.iterations[iteration_id], request):
-        facts.append(events.IterationDiscarded(iteration_id=iteration_id))
+        new_events.append(events.IterationDiscarded(iteration_id=iteration_id))
         iteration_id = None
     if iteration_id is not None and not state.iterations[iteration_id].finished:
         _check_not_departed(state.iterations[iteration_id], request.client_id)
         policy.check_client(state.iterations[iteration_id], request)
-    current = state.clients.get(request.client_id)
-    if iteration_id is not None and current != iteration_id:
+    current_iteration_id = state.clients.get(request.client_id)
+    if iteration_id is not None and current_iteration_id != iteration_id:
         check_same_start_position(state.iterations[iteration_id], request)
         _check_exclusive(state.iterations[iteration_id], request)
-    if current is not None and current != iteration_id:
-        facts += remove_client(state, request.client_id)
+    if current_iteration_id is not None and current_iteration_id != iteration_id:
+        new_events += remove_client(state, request.client_id)
     if job is None:
         cost_plan = request.options.cost_fn_digest
         if cost_plan and cost_plan not in state.plan_sizes:
             return DispatcherDecision(reply=_COST_FN_NEEDED)
-        facts.append(
+        new_events.append(
             events.JobCreated(
                 job_id=state.next_job_id,
                 name=request.job_name,
@@ -135,22 +135,26 @@ def open_iteration(
         )
     else:
         # The client's own job survives when the client opens another of its epochs.
-        facts = [fact for fact in facts if fact != events.JobForgotten(job_id=job.job_id)]
+        new_events = [
+            event for event in new_events if event != events.JobForgotten(job_id=job.job_id)
+        ]
         if iteration_id is None:
             _check_epoch_depth(job, request)
         if iteration_id is None and job.is_epoch_finished(request.epoch):
-            is_read = _has_other_readers(state, job, request.client_id, context)
-            over = _finished_reply(job, 0, job.finished_epochs.get(request.epoch), is_read)
-            return DispatcherDecision(events=tuple(facts), reply=over)
+            has_other_readers = _has_other_readers(state, job, request.client_id, context)
+            reply = _finished_reply(
+                job, 0, job.finished_epochs.get(request.epoch), has_other_readers
+            )
+            return DispatcherDecision(events=tuple(new_events), reply=reply)
     if iteration_id is None:
         iteration_id = state.next_iteration_id
-        facts.append(
+        new_events.append(
             events.IterationCreated(
                 iteration_id=iteration_id,
                 job_id=state.next_job_id if job is None else job.job_id,
                 epoch=request.epoch,
                 seed=seed_for(state, request),
-                num_splits=policy.num_splits(known, request.options.num_splits),
+                num_splits=policy.num_splits(job_dataset, request.options.num_splits),
                 exactly_once=policy.exactly_once,
                 first_split=request.first_split,
                 delivered=request.delivered,
@@ -160,8 +164,8 @@ def open_iteration(
                 fixed_seeds=request.fixed_seeds,
             )
         )
-    if current != iteration_id:
-        facts.append(
+    if current_iteration_id != iteration_id:
+        new_events.append(
             events.ClientJoined(
                 client_id=request.client_id,
                 iteration_id=iteration_id,
@@ -169,8 +173,8 @@ def open_iteration(
             )
         )
     return DispatcherDecision(
-        events=tuple(facts),
-        compose_reply=lambda after: _opened_reply(after, request.client_id, context),
+        events=tuple(new_events),
+        compose_reply=lambda new_state: _opened_reply(new_state, request.client_id, context),
     )
 
 
@@ -178,9 +182,8 @@ def _check_not_departed(iteration: JobIteration, client_id: str) -> None:
     """Reject a client that joined before, with or without receiving the reply, and left."""
     if client_id in iteration.departed_clients:
         raise FailedPreconditionError(
-            f"the dispatcher does not know this reader any more: {client_id} closed the iteration, "
-            "or was silent for so long while it opened it that it counts as gone; iterate over the "
-            "dataset again"
+            f"client {client_id} has left this iteration and cannot rejoin it: it closed the "
+            "iteration, or timed out while opening it. Iterate over the dataset again"
         )
 
 
@@ -196,11 +199,12 @@ def _find_job(state: DispatcherState, request: messages.OpenIteration) -> Job | 
 def _check_same_job(
     state: DispatcherState, job: Job, dataset: RegisteredDataset, request: messages.OpenIteration
 ) -> None:
-    known, had, wanted = state.datasets[job.dataset_id], job.options, request.options
+    known, existing, requested = state.datasets[job.dataset_id], job.options, request.options
     differences = [
-        f"Existing {said}: <{show(getattr(had, term))}>; got <{show(getattr(wanted, term))}>"
-        for term, (said, show) in _OPTIONS.items()
-        if getattr(had, term) != getattr(wanted, term)
+        f"Existing {label}: <{show(getattr(existing, option))}>; "
+        f"got <{show(getattr(requested, option))}>"
+        for option, (label, show) in _OPTIONS.items()
+        if getattr(existing, option) != getattr(requested, option)
     ]
     if known.compression != dataset.compression:
         differences.append(
@@ -212,7 +216,7 @@ def _check_same_job(
             f"{describe_difference(known.steps, dataset.steps)}"
         )
     if differences:
-        name = request.job_name or f"(client {request.client_id}'s own)"
+        name = request.job_name or f"(unnamed job of client {request.client_id})"
         raise AlreadyExistsError(
             f"Tried to create job with name {name}, but found an existing job with different "
             f"parameters: {'; '.join(differences)}. Choose another job_name."
@@ -229,10 +233,10 @@ def _check_epoch_depth(job: Job, request: messages.OpenIteration) -> None:
     for known in (*job.iterations, *job.finished_epochs):
         if known and known[0] == number and len(known) != 1 + len(repeats):
             raise FailedPreconditionError(
-                f"iteration {number} of job {request.job_name!r} is read with {len(known) - 1} "
-                f"`repeat` steps after `distribute`, and this client has {len(repeats)}: it would "
-                "read all elements again. Repeat alike in all clients, or before `distribute`; or "
-                "choose another job_name"
+                f"epoch {number} of job {request.job_name!r} is read with {len(known) - 1} "
+                f"`repeat` steps after `distribute`, but this client has {len(repeats)} and would "
+                "read all elements a second time. Use the same `repeat` steps in all clients, move "
+                "them before `distribute`, or choose another job_name"
             )
 
 
@@ -246,17 +250,15 @@ def _check_exclusive(iteration: JobIteration, request: messages.OpenIteration) -
         return
     if iteration.clients:
         raise FailedPreconditionError(
-            f"job {request.job_name!r} is read by client {min(iteration.clients)}, and "
+            f"job {request.job_name!r} is already read by client {min(iteration.clients)}, but "
             f"{request.exclusive_reason} needs the whole stream, which several clients would "
-            "share. "
-            "Put that step after `distribute`, or give each client a job_name of its own"
+            "share. Move that step after `distribute`, or use a different job_name for each client"
         )
     if request.options.ordered and iteration.readers is not None:
         raise FailedPreconditionError(
-            f"{format_epoch(request.epoch)} of job {request.job_name!r} was begun in order "
-            f"by client {iteration.readers.first_client}, which is gone, and another one would get "
-            "the "
-            "rest alone. Choose another job_name"
+            f"{format_epoch(request.epoch)} of job {request.job_name!r}, which is read in order, "
+            f"was started by client {iteration.readers.first_client}, which has departed: another "
+            "client would receive only the remaining elements. Choose another job_name"
         )
 
 
@@ -266,13 +268,15 @@ def _opened_reply(
     iteration = state.client_iteration(client_id)
     job = state.jobs[iteration.job_id]
     if iteration.finished:
-        is_read = _has_other_readers(state, job, client_id, context)
-        over = _finished_reply(job, iteration.iteration_id, iteration.readers, is_read)
+        has_other_readers = _has_other_readers(state, job, client_id, context)
+        finished_reply = _finished_reply(
+            job, iteration.iteration_id, iteration.readers, has_other_readers
+        )
         if iteration.failure_reason:
             return msgspec.structs.replace(
-                over, finished_by="", failure_reason=iteration.failure_reason
+                finished_reply, finished_by="", failure_reason=iteration.failure_reason
             )
-        return over
+        return finished_reply
     reply = messages.OpenIterationReply(
         iteration_id=iteration.iteration_id,
         tasks=task_addresses(state.tasks_of(iteration), state.workers),
@@ -291,12 +295,12 @@ def _has_other_readers(
     state: DispatcherState, job: Job, client_id: str, context: DecisionContext
 ) -> bool:
     """Return whether other active clients read the job."""
-    silence = _MISSED_HEARTBEATS * context.limits.interval_between_client_heartbeats(
+    timeout = _MISSED_HEARTBEATS * context.limits.interval_between_client_heartbeats(
         len(state.clients)
     )
-    heard = context.soft_state.client_heartbeats
+    last_heartbeats = context.soft_state.client_heartbeats
     return any(
-        context.now - heard.get(other, -math.inf) <= silence
+        context.now - last_heartbeats.get(other, -math.inf) <= timeout
         for iteration in map(state.iterations.__getitem__, job.iterations.values())
         for other in iteration.clients
         if other != client_id and not iteration.finished
@@ -322,44 +326,54 @@ def _finished_reply(
         seed=0,
         finished=True,
         job_name=job.name or "",
-        finished_by=_describe_readers(readers) or "nobody",
+        finished_by=_describe_readers(readers) or "no client",
         has_other_readers=has_other_readers,
     )
 
 
 def _validate(request: messages.OpenIteration) -> None:
-    terms = request.options
-    if terms.num_consumers is None:
-        makes_sense = request.consumer_index is None
+    options = request.options
+    if options.num_consumers is None:
+        is_valid = request.consumer_index is None
     else:
         index = -1 if request.consumer_index is None else request.consumer_index
-        makes_sense = 0 <= index < terms.num_consumers <= _MAX_CONSUMERS
-    if not makes_sense:
+        is_valid = 0 <= index < options.num_consumers <= _MAX_CONSUMERS
+    if not is_valid:
         raise ValueError(
-            f"consumer_index={request.consumer_index} must be one of the num_consumers="
-            f"{terms.num_consumers}"
+            f"num_consumers={options.num_consumers} requires "
+            + (
+                "consumer_index=None"
+                if options.num_consumers is None
+                else f"consumer_index in [0, {options.num_consumers}) and num_consumers <= "
+                f"{_MAX_CONSUMERS}"
+            )
+            + f"; got consumer_index={request.consumer_index}"
         )
-    if terms.num_splits is not None and not -1 <= terms.num_splits <= _MAX_SPLITS:
-        raise ValueError(f"units={terms.num_splits} must be None, -1 (without end) or a number")
-    most = _MAX_SPLITS if terms.num_splits in (None, -1) else terms.num_splits
-    if not 0 <= request.first_split <= (most or 0):
-        raise ValueError(f"first_unit={request.first_split} must be a number up to units={most}")
+    if options.num_splits is not None and not -1 <= options.num_splits <= _MAX_SPLITS:
+        raise ValueError(
+            f"num_splits must be None, -1 (infinite) or in [0, {_MAX_SPLITS}]; "
+            f"got {options.num_splits}"
+        )
+    max_first_split = _MAX_SPLITS if options.num_splits in (None, -1) else options.num_splits
+    if not 0 <= request.first_split <= (max_first_split or 0):
+        raise ValueError(
+            f"first_split must be in [0, {max_first_split or 0}]; got {request.first_split}"
+        )
     if not request.client_id:
-        raise ValueError("a client needs an id; got client_id=''")
-    if terms.cross_trainer_cache and request.job_name is None:
+        raise ValueError("client_id must not be empty")
+    if options.cross_trainer_cache and request.job_name is None:
         raise ValueError("Cross-trainer caching requires named jobs. Got empty `job_name`.")
     if request.job_name == "":
-        raise ValueError("job_name='' must be None or a name")
+        raise ValueError("job_name must be None or a non-empty string; got ''")
     if request.seed not in _INT64:
-        raise ValueError(f"seed={request.seed} must fit into 64 bits with a sign")
+        raise ValueError(f"seed must be a signed 64-bit integer; got {request.seed}")
     if not all(seed in _INT64 for seed in request.fixed_seeds):
-        raise ValueError("fixed_seeds must fit into 64 bits with a sign")
-    numbers = request.epoch
-    if len(numbers) > _MAX_EPOCH_DEPTH or any(not 0 <= each < _EPOCH_LIMIT for each in numbers):
+        raise ValueError(f"fixed_seeds must be signed 64-bit integers; got {request.fixed_seeds}")
+    epoch = request.epoch
+    if len(epoch) > _MAX_EPOCH_DEPTH or any(not 0 <= each < _EPOCH_LIMIT for each in epoch):
         raise ValueError(
-            f"pass_number={numbers[:_MAX_EPOCH_DEPTH]} must be at most {_MAX_EPOCH_DEPTH} numbers "
-            "of 64 "
-            "bits, none of them negative"
+            f"epoch must be at most {_MAX_EPOCH_DEPTH} unsigned 64-bit integers; "
+            f"got {len(epoch)}: {epoch[:_MAX_EPOCH_DEPTH]}"
         )
 
 
@@ -379,9 +393,9 @@ def seed_for(state: DispatcherState, request: OpenIteration) -> int:
     """Return the seed of an iteration that a client is the first to open."""
     if not request.options.group or request.start_position_id:
         return request.seed
-    words = json.dumps([request.options.group, request.epoch])
-    drawn = hashlib.blake2b(words.encode(), key=state.secret, digest_size=8)
-    return int.from_bytes(drawn.digest(), "little") >> (64 - _SEED_BITS)
+    identity = json.dumps([request.options.group, request.epoch])
+    digest = hashlib.blake2b(identity.encode(), key=state.secret, digest_size=8)
+    return int.from_bytes(digest.digest(), "little") >> (64 - _SEED_BITS)
 
 
 def check_group(state: DispatcherState, request: OpenIteration) -> None:
@@ -390,46 +404,49 @@ def check_group(state: DispatcherState, request: OpenIteration) -> None:
     Raises:
         AlreadyExistsError: If the group options differ, or a job and a group have the same name.
     """
-    wanted, name = request.options, request.job_name
-    if not wanted.group:
+    options, name = request.options, request.job_name
+    if not options.group:
         is_new = name is not None and name not in state.jobs_by_name
         if is_new and any(job.options.group == name for job in state.jobs.values()):
             raise AlreadyExistsError(
-                f"job {name!r} is read in order by several consumers, and this client does not say "
-                "which of them it is: set `num_consumers` and `consumer_index`, or choose another "
+                f"job {name!r} is read in order by several consumers, but this client has no "
+                "consumer index: set `num_consumers` and `consumer_index`, or choose another "
                 "job_name"
             )
         return
-    if wanted.group in state.jobs_by_name:
+    if options.group in state.jobs_by_name:
         raise AlreadyExistsError(
-            f"job {wanted.group!r} is read without `num_consumers`, and this client is one of "
-            "several consumers in order. Choose another job_name"
+            f"job {options.group!r} is read without `num_consumers`, but this client is one of "
+            "several ordered consumers. Choose another job_name"
         )
     for job in state.jobs.values():
-        if job.options.group == wanted.group and job.options.group_options != wanted.group_options:
+        existing = job.options
+        if existing.group == options.group and existing.group_options != options.group_options:
             raise AlreadyExistsError(
-                f"job {wanted.group!r} is read by consumers with other terms: "
-                f"{_describe_option_difference(job.options, wanted)}. Choose another job_name"
+                f"job {options.group!r} is read by consumers with different options: "
+                f"{_describe_option_difference(existing, options)}. Choose another job_name"
             )
 
 
-def _describe_option_difference(had: JobOptions, wanted: JobOptions) -> str:
-    """Describe how two group options differ: a line of options each, and one for each step."""
-    (was, *known), (is_, *given) = (
-        terms.group_options.splitlines() or [""] for terms in (had, wanted)
+def _describe_option_difference(existing: JobOptions, requested: JobOptions) -> str:
+    """Describe how two group options differ.
+
+    Group options are a line of options, followed by one for each step of the dataset.
+    """
+    (existing_line, *existing_steps), (requested_line, *requested_steps) = (
+        options.group_options.splitlines() or [""] for options in (existing, requested)
     )
-    found = f"existing <{was}>; got <{is_}>"
-    if known == given:
-        return found
-    return (
-        f"{found}: of the dataset, {describe_difference(_parse_steps(known), _parse_steps(given))}"
-    )
+    description = f"existing <{existing_line}>; got <{requested_line}>"
+    if existing_steps == requested_steps:
+        return description
+    difference = describe_difference(_parse_steps(existing_steps), _parse_steps(requested_steps))
+    return f"{description}: the datasets differ: {difference}"
 
 
 def _parse_steps(steps: list[str]) -> list[tuple[str, str]]:
     """Return the names of steps, each with its fingerprint."""
-    split = (step.rpartition(" ") for step in steps)
-    return [(name, digits) for name, _, digits in split]
+    parts = (step.rpartition(" ") for step in steps)
+    return [(name, fingerprint) for name, _, fingerprint in parts]
 
 
 def check_consumer_available(iteration: JobIteration, request: OpenIteration) -> None:
@@ -442,13 +459,13 @@ def check_consumer_available(iteration: JobIteration, request: OpenIteration) ->
         return
     if iteration.clients:
         raise FailedPreconditionError(
-            f"job {request.job_name!r} is read by client {min(iteration.clients)}: there is one "
-            "client for each `consumer_index`. Set another one; a consumer that was started again "
-            "is let in once the client before it is silent for `client_timeout_ms`"
+            f"job {request.job_name!r} is already read by client {min(iteration.clients)}: each "
+            "`consumer_index` has one client. Set another consumer_index; a restarted consumer can "
+            "join once its predecessor has sent nothing for `client_timeout_ms`"
         )
     if iteration.readers is not None:
         raise FailedPreconditionError(
-            f"{format_epoch(request.epoch)} of job {request.job_name!r} was begun by client "
-            f"{iteration.readers.first_client}, which is gone: go on from a state of that one "
+            f"{format_epoch(request.epoch)} of job {request.job_name!r} was started by client "
+            f"{iteration.readers.first_client}, which has departed: restore a state of that client "
             "(`set_state`), or choose another job_name for all consumers"
         )

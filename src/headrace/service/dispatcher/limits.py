@@ -71,11 +71,13 @@ class DispatcherLimits:
         `worker_timeout`. The keepalive timeout is longer than `worker_timeout`: a connection that
         breaks before means that a process ended.
         """
-        usual = ServerLimits()
-        is_short = self.worker_timeout < _MIN_TIMEOUT_FOR_DEFAULT_PINGS
+        default = ServerLimits()
+        needs_more_pings = self.worker_timeout < _MIN_TIMEOUT_FOR_DEFAULT_PINGS
         return ServerLimits(
-            keepalive_interval=self.worker_timeout / 4 if is_short else usual.keepalive_interval,
-            keepalive_timeout=max(usual.keepalive_timeout, 2 * self.worker_timeout),
+            keepalive_interval=self.worker_timeout / 4
+            if needs_more_pings
+            else default.keepalive_interval,
+            keepalive_timeout=max(default.keepalive_timeout, 2 * self.worker_timeout),
         )
 
     def interval_between_worker_heartbeats(self, workers: int) -> float:
@@ -86,9 +88,9 @@ class DispatcherLimits:
         """Return the seconds between a client's heartbeats for this number of clients."""
         return self._interval(self.client_heartbeat_interval, clients, self.client_timeout)
 
-    def _interval(self, usual: float, peers: int, timeout: float) -> float:
-        longest = max(usual, min(_MAX_SLOWDOWN * usual, timeout / 4))
-        return min(max(usual, peers / self.max_heartbeats_per_second), longest)
+    def _interval(self, base: float, peers: int, timeout: float) -> float:
+        max_interval = max(base, min(_MAX_SLOWDOWN * base, timeout / 4))
+        return min(max(base, peers / self.max_heartbeats_per_second), max_interval)
 
     @classmethod
     def from_config(cls, config: DispatcherConfig) -> DispatcherLimits:

@@ -44,13 +44,11 @@ def worker_heartbeat(
     """
     worker_id = request.worker_id
     state.worker(worker_id)
-    limits, pace = (
-        context.limits,
-        context.limits.interval_between_worker_heartbeats(len(state.workers)),
-    )
-    is_known = context.soft_state.heartbeat_intervals.get(worker_id) == pace
+    limits = context.limits
+    interval = limits.interval_between_worker_heartbeats(len(state.workers))
+    is_known = context.soft_state.heartbeat_intervals.get(worker_id) == interval
     return DispatcherDecision(
-        soft_events=() if is_known else (HeartbeatIntervalSet(worker_id, pace),),
+        soft_events=() if is_known else (HeartbeatIntervalSet(worker_id, interval),),
         reply=messages.WorkerHeartbeatReply(
             tasks_to_delete=tuple(
                 task_id for task_id in request.tasks if not _is_needed(state, worker_id, task_id)
@@ -58,7 +56,7 @@ def worker_heartbeat(
             dispatcher_id=state.dispatcher_id,
             departed_clients=departed_clients_of(state, worker_id),
             tasks_to_start=_tasks_to_start(state, request),
-            heartbeat_interval=context.next_heartbeat(pace, limits.heartbeat_interval),
+            heartbeat_interval=context.next_heartbeat(interval, limits.heartbeat_interval),
         ),
     )
 
@@ -99,10 +97,11 @@ def unregister_worker(
     state: DispatcherState, request: messages.UnregisterWorker, context: DecisionContext
 ) -> DispatcherDecision:
     """Unregister a worker; an unknown worker has already left."""
-    known = request.worker_id in state.workers
-    left = events.WorkerLeft(worker_id=request.worker_id)
+    is_registered = request.worker_id in state.workers
+    worker_left = events.WorkerLeft(worker_id=request.worker_id)
     return DispatcherDecision(
-        events=(left,) if known else (), soft_events=(WorkerUnregistered(request.worker_id),)
+        events=(worker_left,) if is_registered else (),
+        soft_events=(WorkerUnregistered(request.worker_id),),
     )
 
 
@@ -119,11 +118,11 @@ def report_unreachable(
     task = state.tasks.get(request.task_id)
     if task is None or task.worker_id not in state.workers:
         return DispatcherDecision()
-    unreached = TaskUnreachable(request.task_id, request.client_id)
+    unreachable = TaskUnreachable(request.task_id, request.client_id)
     return DispatcherDecision(
-        soft_events=(WorkerRefusedConnection(task.worker_id), unreached)
+        soft_events=(WorkerRefusedConnection(task.worker_id), unreachable)
         if request.connection_refused
-        else (unreached,)
+        else (unreachable,)
     )
 
 
@@ -133,48 +132,49 @@ def expire_workers(state: DispatcherState, context: DecisionContext) -> list[Any
     Workers that refuse connections have less time. A worker whose connection carries data is alive,
     even if its heartbeats are late: a function may hold the interpreter's lock.
     """
-    presence, limits = context.soft_state, context.limits
+    soft_state, limits = context.soft_state, context.limits
     lost: list[AnyEvent] = []
-    for worker_id, heard in presence.worker_heartbeats.items():
-        refuses, silent = worker_id in presence.refusing_workers, context.now - heard
-        patience = limits.worker_timeout
+    for worker_id, last_heard in soft_state.worker_heartbeats.items():
+        refuses, silence = worker_id in soft_state.refusing_workers, context.now - last_heard
+        timeout = limits.worker_timeout
         if refuses:
             # If an earlier process chose the interval, the number of workers was the same.
-            pace = presence.heartbeat_intervals.get(
+            interval = soft_state.heartbeat_intervals.get(
                 worker_id
             ) or limits.interval_between_worker_heartbeats(len(state.workers))
-            patience = min(patience, max(limits.refused_worker_timeout, 2 * pace))
-        if silent <= patience:
+            timeout = min(timeout, max(limits.refused_worker_timeout, 2 * interval))
+        if silence <= timeout:
             continue
-        of_process = presence.connections.seconds_since_data(worker_id)
-        if of_process is not None and of_process <= limits.worker_timeout:
+        seconds_since_data = soft_state.connections.seconds_since_data(worker_id)
+        if seconds_since_data is not None and seconds_since_data <= limits.worker_timeout:
             continue
-        exited = refuses or presence.connections.has_exited(worker_id)
-        seen = "refuses connections, and" if refuses else "closed its connection, and"
-        reason = f"it {f'{seen} ' if exited else ''}was not heard of for {silent:.0f} s"
+        exited = refuses or soft_state.connections.has_exited(worker_id)
+        connection = "connection refused, " if refuses else "connection closed, "
+        reason = f"{connection if exited else ''}no heartbeat for {silence:.0f} s"
         lost.append(events.WorkerLost(worker_id=worker_id, reason=reason, timed_out=not exited))
     return lost
 
 
 def describe_late_heartbeats(state: DispatcherState, context: DecisionContext) -> list[str]:
     """Describe workers with running processes and very late heartbeats, once a minute."""
-    reported, found = context.soft_state.last_late_warnings, []
-    for worker_id, heard in context.soft_state.worker_heartbeats.items():
-        silent = context.now - heard
-        if silent <= max(_LATE_SECONDS, context.limits.worker_timeout):
-            reported.pop(worker_id, None)
-        elif context.now - reported.get(worker_id, heard) >= _LATE_SECONDS:
-            reported[worker_id] = context.now
+    last_warnings, found = context.soft_state.last_late_warnings, []
+    for worker_id, last_heard in context.soft_state.worker_heartbeats.items():
+        silence = context.now - last_heard
+        if silence <= max(_LATE_SECONDS, context.limits.worker_timeout):
+            last_warnings.pop(worker_id, None)
+        elif context.now - last_warnings.get(worker_id, last_heard) >= _LATE_SECONDS:
+            last_warnings[worker_id] = context.now
             worker = state.workers[worker_id]
             splits = [
                 f"{start} to {stop - 1}"
                 for task in map(state.tasks.__getitem__, sorted(worker.tasks))
                 for start, stop in _held_splits(task)
             ]
-            holds = f"; it holds splits {', '.join(splits[:_MAX_NAMED])}" if splits else ""
+            assigned = f"; assigned splits: {', '.join(splits[:_MAX_NAMED])}" if splits else ""
             found.append(
-                f"the worker at {worker.address} has sent no heartbeat for {silent:.0f} s, but its "
-                f"process lives: a function seems to hold the interpreter's lock{holds}"
+                f"worker {worker.address}: no heartbeat for {silence:.0f} s, but its process is "
+                "running: a dataset function probably holds the global interpreter lock"
+                f"{assigned}"
             )
     return found
 
@@ -209,19 +209,19 @@ def mark_stable_copies(state: DispatcherState, context: DecisionContext) -> list
 
 def give_up_unreachable(state: DispatcherState, context: DecisionContext) -> list[AnyEvent]:
     """Declare tasks lost if their workers send heartbeats but no client can reach them."""
-    patience = context.limits.unreachable_timeout
+    timeout = context.limits.unreachable_timeout
     return [
         events.TaskLost(
             task_id=task_id,
             reason=(
-                f"none of its clients could reach it for {patience:.0f} s, though it runs; is "
-                f"{task.address} an address that clients can reach?"
+                f"no client could connect to its worker for {timeout:.0f} s, although the worker "
+                f"sends heartbeats; is {task.address} an address that clients can reach?"
             ),
         )
         for task_id in context.soft_state.reachability.reported_tasks()
         if (task := state.tasks.get(task_id)) is not None
         and task.phase is TaskPhase.RUNNING
         and context.soft_state.reachability.is_unreachable_for_all(
-            task_id, state.iterations[task.iteration_id].clients, patience, context.now
+            task_id, state.iterations[task.iteration_id].clients, timeout, context.now
         )
     ]

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.service import messages
 from headrace.service.dispatcher import events
-from headrace.service.dispatcher.event_report import describe_job
+from headrace.service.dispatcher.event_report import describe_job, pluralize
 from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.state import (
     DispatcherState,
@@ -45,8 +45,12 @@ def lost_copies(
 ) -> tuple[messages.LostSplits, ...]:
     """Return the copies that ended early, of a finished iteration with these tasks."""
     forgotten = [_loss(missing, (), is_copy=True) for missing in iteration.missing_splits]
-    cut = [_cut_short(task) for task in tasks if task.cut_short]
-    return (*forgotten, *cut, *(_loss(task, (), is_copy=True) for task in _lost_copies(tasks)))
+    cut_short = [_cut_short(task) for task in tasks if task.cut_short]
+    return (
+        *forgotten,
+        *cut_short,
+        *(_loss(task, (), is_copy=True) for task in _lost_copies(tasks)),
+    )
 
 
 def lost_splits(
@@ -62,17 +66,17 @@ def lost_splits(
     for task in tasks:
         lost += _split_losses(iteration, task, task.assigned.to_split_indices(task.missing_splits))
     if iteration.num_older_missing:
-        first = iteration.missing_splits[0]
+        oldest = iteration.missing_splits[0]
         lost.append(
-            msgspec.structs.replace(_loss(first, ()), num_splits=iteration.num_older_missing)
+            msgspec.structs.replace(_loss(oldest, ()), num_splits=iteration.num_older_missing)
         )
     failed = [task for task in tasks if task.phase is TaskPhase.FAILED]
     if failed:
         # Splits that every eligible worker failed to process.
         end = pool.next_split if iteration.reached_end else pool.num_splits or 0
-        parts = ((unit, unit + 1) for unit in pool.partial_splits)
-        left = (*pool.returned, *parts, (pool.next_split, end))
-        lost.append(_loss(failed[-1], union(each for each in left if each[0] < each[1])))
+        partial_splits = ((split, split + 1) for split in pool.partial_splits)
+        remaining = (*pool.returned, *partial_splits, (pool.next_split, end))
+        lost.append(_loss(failed[-1], union(each for each in remaining if each[0] < each[1])))
     return tuple(each for each in lost if each.num_splits)
 
 
@@ -90,23 +94,23 @@ def _cut_short(task: DispatcherTask) -> messages.LostSplits:
         num_splits=0,
         is_copy=True,
         # Regardless of what happened to the worker later.
-        reason="it was asked to leave",
+        reason="worker draining",
     )
 
 
 def _split_losses(
     iteration: JobIteration, source: DispatcherTask | MissingSplits, lost: Ranges
 ) -> list[messages.LostSplits]:
-    given_up = intersect(lost, iteration.pool.abandoned)
-    deaths_at = tuple(
+    abandoned = intersect(lost, iteration.pool.abandoned)
+    died_workers = tuple(
         address
-        for start, stop in given_up
-        for unit in range(start, stop)
-        for address in iteration.pool.died_workers.get(unit, ())
+        for start, stop in abandoned
+        for split in range(start, stop)
+        for address in iteration.pool.died_workers.get(split, ())
     )
     return [
-        _loss(source, subtract(lost, given_up)),
-        _loss(source, given_up, abandoned=True, died_workers=deaths_at[-_MAX_NAMED:]),
+        _loss(source, subtract(lost, abandoned)),
+        _loss(source, abandoned, abandoned=True, died_workers=died_workers[-_MAX_NAMED:]),
     ]
 
 
@@ -137,24 +141,24 @@ def _loss(
 
 def log_message(state: DispatcherState, event: AnyEvent) -> str | None:
     """Return the warning for an event that is about to be applied; None if there is none."""
-    say = _LOG_MESSAGES.get(type(event))
-    return None if say is None else say(state, event)
+    describe = _LOG_MESSAGES.get(type(event))
+    return None if describe is None else describe(state, event)
 
 
 def _worker_lost(state: DispatcherState, event: events.WorkerLost) -> str:
     worker = state.workers[event.worker_id]
-    tasks = "1 running task" if len(worker.tasks) == 1 else f"{len(worker.tasks)} running tasks"
     return (
-        f"the worker at {worker.address} counts as lost: {event.reason}. It had {tasks}; if it "
-        "comes back, it begins again as another worker"
+        f"worker {worker.address} lost: {event.reason}; "
+        f"{pluralize(len(worker.tasks), 'running task')} lost. A restarted process registers as a "
+        "new worker."
     )
 
 
 def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -> str | None:
     if event.worker_id in state.workers:
         return None
-    mine, worker = own_versions(), f"the worker at {event.address} runs {event.versions}"
-    unfit = {
+    worker = f"worker {event.address} runs {event.versions}"
+    unsupported = {
         iteration.job_id: dataset
         for iteration in state.iterations.values()
         if not iteration.finished
@@ -162,15 +166,21 @@ def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -
             event.versions.python, (dataset := state.dataset_of(iteration)).python_version
         )
     }
-    if unfit:
-        pythons = " and ".join(sorted({each.python_version for each in unfit.values()}))
-        jobs = " and ".join(describe_job(state, state.jobs[job_id]) for job_id in sorted(unfit))
+    if unsupported:
+        versions = " and ".join(sorted({each.python_version for each in unsupported.values()}))
+        jobs = " and ".join(
+            describe_job(state, state.jobs[job_id]) for job_id in sorted(unsupported)
+        )
         return (
-            f"{worker}, and gets no tasks of {jobs}, registered by Python {pythons}: run clients "
+            f"{worker} and gets no tasks of {jobs}, registered with Python {versions}: run clients "
             "and workers on the same minor version"
         )
-    if release_mismatch(event.versions, mine):
-        return f"{worker}, and this dispatcher {mine}: the same release everywhere is tested"
+    dispatcher_versions = own_versions()
+    if release_mismatch(event.versions, dispatcher_versions):
+        return (
+            f"{worker}, but this dispatcher runs {dispatcher_versions}: only equal releases are "
+            "tested together"
+        )
     return None
 
 
@@ -179,8 +189,8 @@ def _task_lost(state: DispatcherState, event: events.TaskLost) -> str | None:
     if state.jobs[state.iterations[task.iteration_id].job_id].save_id:
         return None  # the failure of the save is logged, not the end of each task
     return (
-        f"task {event.task_id} of {_describe_iteration(state, task)} on the worker at "
-        f"{task.address} is given up: {event.reason}"
+        f"task {event.task_id} of {_describe_iteration(state, task)} on worker {task.address} "
+        f"lost: {event.reason}"
     )
 
 
@@ -191,20 +201,20 @@ def _departed_client_reported(
         return None
     task = state.tasks[event.task_id]
     return (
-        f"up to {total_length(event.lost)} splits of {_describe_iteration(state, task)} are lost: "
-        f"they were sent to client {event.client_id}, which has left or expired"
+        f"{_describe_iteration(state, task)}: up to {pluralize(total_length(event.lost), 'split')} "
+        f"lost: sent to client {event.client_id}, which has left or expired"
     )
 
 
 def _save_failed(state: DispatcherState, event: SaveFailed) -> str:
-    return f"the save into {state.saves[event.save_id].path!r} has failed: {event.error}"
+    return f"save into {state.saves[event.save_id].path!r} failed: {event.error}"
 
 
 def _iteration_finished(state: DispatcherState, event: events.IterationFinished) -> str | None:
     save = state.jobs[state.iterations[event.iteration_id].job_id].save_id
     if not (save and event.failure_reason) or state.saves[save].error:
         return None
-    return f"the save into {state.saves[save].path!r} has failed: {event.failure_reason}"
+    return f"save into {state.saves[save].path!r} failed: {event.failure_reason}"
 
 
 def _describe_iteration(state: DispatcherState, task: DispatcherTask) -> str:

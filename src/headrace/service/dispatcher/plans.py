@@ -31,7 +31,7 @@ def check_digest(digest: bytes) -> None:
         ValueError: If its length is wrong.
     """
     if len(digest) != _DIGEST_BYTES:
-        raise ValueError(f"a plan's digest has {_DIGEST_BYTES} bytes; got {len(digest)}")
+        raise ValueError(f"the digest of a plan must have {_DIGEST_BYTES} bytes; got {len(digest)}")
 
 
 def put_plan(
@@ -50,19 +50,21 @@ def put_plan(
     end = request.offset + len(request.chunk)
     if not 0 < len(request.chunk) <= messages.PLAN_CHUNK_BYTES:
         raise ValueError(
-            f"a part of a plan has 1 to {messages.PLAN_CHUNK_BYTES} bytes; got {len(request.chunk)}"
+            f"a chunk of a plan must have 1 to {messages.PLAN_CHUNK_BYTES} bytes; "
+            f"got {len(request.chunk)}"
         )
     if not 0 <= request.offset < end <= request.total_bytes <= _MAX_BYTES:
         raise ValueError(
-            f"bytes {request.offset} to {end} are no part of a plan of {request.total_bytes} bytes"
+            f"chunk of bytes [{request.offset}, {end}) is outside a plan of total_bytes="
+            f"{request.total_bytes}, or total_bytes exceeds {_MAX_BYTES}"
         )
     stored = state.plan_sizes.get(request.digest)
     if stored is not None:
         return DispatcherDecision(reply=messages.PutPlanReply(received_bytes=stored))
     upload = context.soft_state.uploads.get(request.digest)
-    facts: list[AnyEvent] = []
+    new_events: list[AnyEvent] = []
     if request.offset == 0:
-        facts += make_room_for_plan(state, request.digest, request.total_bytes, context)
+        new_events += make_room_for_plan(state, request.digest, request.total_bytes, context)
         # Even if more was received: the first attempt may have sent damaged bytes.
         upload = PlanUpload(0, request.total_bytes, hashlib.sha256(), context.now)
     if upload is None or (request.offset, request.total_bytes) != (
@@ -80,12 +82,12 @@ def put_plan(
     if end == request.total_bytes:
         if digest.digest() != request.digest:
             raise DataLossError(
-                f"the plan that arrived has digest {digest.hexdigest()}, not "
-                f"{request.digest.hex()}: it changed on its way; put it again from the beginning"
+                f"the received plan has digest {digest.hexdigest()}, expected "
+                f"{request.digest.hex()}: it was damaged in transit; send it again from offset 0"
             )
-        facts.append(events.PlanStored(digest=request.digest, size=request.total_bytes))
+        new_events.append(events.PlanStored(digest=request.digest, size=request.total_bytes))
     return DispatcherDecision(
-        events=tuple(facts),
+        events=tuple(new_events),
         reply=messages.PutPlanReply(received_bytes=end),
         plan_to_store=PlanChunk(request.digest, request.offset, request.chunk),
         soft_events=(
@@ -106,15 +108,17 @@ def get_plan(
         ValueError: If the offset is outside the plan.
     """
     check_digest(request.digest)
-    total = state.plan_sizes.get(request.digest)
-    if total is None:
+    total_bytes = state.plan_sizes.get(request.digest)
+    if total_bytes is None:
         raise NotFoundError(
-            f"no plan is stored under {request.digest.hex()}: the dispatcher was restarted without "
-            "its journal; register the dataset again"
+            f"no plan is stored under digest {request.digest.hex()}: the dispatcher was restarted "
+            "without its journal; register the dataset again"
         )
-    if not 0 <= request.offset < total:
-        raise ValueError(f"a plan of {total} bytes has none at offset {request.offset}")
+    if not 0 <= request.offset < total_bytes:
+        raise ValueError(
+            f"offset must be in [0, {total_bytes}), the size of the plan; got {request.offset}"
+        )
     return DispatcherDecision(
-        reply=messages.GetPlanReply(chunk=b"", total_bytes=total),
+        reply=messages.GetPlanReply(chunk=b"", total_bytes=total_bytes),
         plan_to_send=PlanOffset(request.digest, request.offset),
     )

@@ -57,12 +57,12 @@ class IterationPolicy(ABC):
     awaits_draining_workers: ClassVar[bool] = True
     """Whether a task waits for splits that a draining worker may return when nothing else is left.
     """
-    delivery_policy: ClassVar[str] = "first_come"
+    delivery_policy: ClassVar[str] = "fifo"
     """Policy by which a worker delivers a task's elements
     (`messages.TaskDefinition.delivery_policy`)."""
 
     shard_kind: str = ""
-    """How a task's shard is taken from the plan (`messages.TaskDefinition.shard_kind`)."""
+    """How a task's shard is selected in the plan (`messages.TaskDefinition.shard_kind`)."""
 
     def num_splits(self, dataset: RegisteredDataset, override: int | None) -> int | None:
         """Return how many splits a dataset has, or `override`; None if none are assigned."""
@@ -195,7 +195,9 @@ class IterationPolicy(ABC):
             request: Request of the worker.
             is_stalled: True if no task of the iteration was assigned anything for a while.
         """
-        raise NotImplementedError(f"{type(self).__name__} deals units, and does not say which")
+        raise NotImplementedError(
+            f"{type(self).__name__} assigns splits and must implement `choose_splits`"
+        )
 
     def on_no_splits(
         self,

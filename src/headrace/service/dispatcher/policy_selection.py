@@ -55,33 +55,33 @@ def policy_for(options: JobOptions) -> IterationPolicy:
     """
     if options.cross_trainer_cache and options.num_consumers is not None:
         raise FailedPreconditionError(
-            "a cross-trainer cache does not go with coordinated reads; got num_consumers="
-            f"{options.num_consumers}: consumers use a round together, trainers each read "
-            "everything"
+            "a cross-trainer cache cannot be combined with coordinated reads; got num_consumers="
+            f"{options.num_consumers}: consumers of coordinated reads share each round, but every "
+            "trainer of a cache reads all elements"
         )
-    offered = POLICIES if options.num_consumers is None else _COORDINATED
-    policies = _SHARED if options.cross_trainer_cache else offered
+    supported = POLICIES if options.num_consumers is None else _COORDINATED
+    policies = _SHARED if options.cross_trainer_cache else supported
     policy = policies.get(options.processing_mode)
     if options.visitation == "exactly_once":
         if options.processing_mode != ShardingPolicy.DYNAMIC or options.cross_trainer_cache:
             cache = " and a cross-trainer cache" * options.cross_trainer_cache
             raise FailedPreconditionError(
-                'visitation="exactly_once" goes with ShardingPolicy.DYNAMIC alone; got '
+                'visitation="exactly_once" requires ShardingPolicy.DYNAMIC without a cross-trainer '
+                "cache; got "
                 f"{mode_name(options.processing_mode)}{cache}"
             )
         if options.num_consumers is not None:
             raise FailedPreconditionError(
-                'visitation="exactly_once" does not go with '
-                f"num_consumers={options.num_consumers}: "
-                "what only some consumers received of a round is used by none, and the batches of "
-                "rounds are composed otherwise when it is computed again"
+                'visitation="exactly_once" cannot be combined with '
+                f"num_consumers={options.num_consumers}: a round that only some consumers received "
+                "is consumed by none of them, and its batches differ when it is recomputed"
             )
         policy = _ORDERED if options.ordered else _EXACTLY_ONCE
     if policy is None:
-        *names, last = map(mode_name, offered)
-        together = "" if offered is POLICIES else f" for num_consumers={options.num_consumers}"
+        *names, last = map(mode_name, supported)
+        scope = "" if supported is POLICIES else f" for num_consumers={options.num_consumers}"
         raise FailedPreconditionError(
-            f"this dispatcher offers the processing modes {', '.join(names)} and {last}{together}; "
+            f"this dispatcher supports the processing modes {', '.join(names)} and {last}{scope}; "
             f"got {mode_name(options.processing_mode)}"
         )
     return policy

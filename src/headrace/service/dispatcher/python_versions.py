@@ -36,20 +36,20 @@ def check_workers_can_run(state: DispatcherState, dataset: RegisteredDataset) ->
             the fixed list, whose shard no other worker reads.
     """
     workers = [worker for worker in state.workers.values() if not worker.draining]
-    others = [worker for worker in workers if not can_run(worker, dataset)]
-    if not others or (len(others) < len(workers) and not state.slots):
+    incompatible = [worker for worker in workers if not can_run(worker, dataset)]
+    if not incompatible or (len(incompatible) < len(workers) and not state.slots):
         return
-    named = ", ".join(
-        f"{worker.address} (Python {worker.versions.python})" for worker in others[:_MAX_NAMED]
+    examples = ", ".join(
+        f"{worker.address} (Python {worker.versions.python})"
+        for worker in incompatible[:_MAX_NAMED]
     )
-    more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
+    more = f" and {len(incompatible) - _MAX_NAMED} more" if len(incompatible) > _MAX_NAMED else ""
     raise FailedPreconditionError(
         f"dataset {dataset.dataset_id} was registered by a client with Python "
-        f"{dataset.python_version}, "
-        f"and these workers run another minor version: {named}{more}. Functions travel as "
-        "bytecode, which is different in each minor version: run clients and workers on the same "
-        "one. A dataset of an older client has to be registered again, under another dataset_id if "
-        "it has one"
+        f"{dataset.python_version}, but these workers run another minor version: {examples}{more}. "
+        "Functions are sent as bytecode, which differs between minor versions: run clients and "
+        "workers on the same one. After an upgrade, register the dataset again, under another "
+        "dataset_id if it was registered with one"
     )
 
 

@@ -35,12 +35,12 @@ class Reachability:
     ) -> bool:
         """Return whether all these clients (at least one) have reported the task for `seconds`."""
         reports = self._reports.get(task_id, {})
-        found = [reports.get(client_id) for client_id in clients]
-        return bool(found) and all(
-            each is not None
-            and now - each[0] > seconds
-            and now - each[1] <= _REPORT_LIFETIME_SECONDS
-            for each in found
+        times = [reports.get(client_id) for client_id in clients]
+        return bool(times) and all(
+            first_and_last is not None
+            and now - first_and_last[0] > seconds
+            and now - first_and_last[1] <= _REPORT_LIFETIME_SECONDS
+            for first_and_last in times
         )
 
     def unreachable_tasks(self, client_id: str, seconds: float, now: float) -> set[int]:

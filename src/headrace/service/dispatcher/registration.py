@@ -46,20 +46,23 @@ def register_dataset(
         AlreadyExistsError: If the requested id belongs to another dataset.
         ValueError: If the request is invalid.
     """
-    repeated = state.datasets_by_token.get(request.token)
-    if repeated is not None:
-        return DispatcherDecision(reply=messages.RegisterDatasetReply(dataset_id=repeated))
+    registered_id = state.datasets_by_token.get(request.token)
+    if registered_id is not None:
+        return DispatcherDecision(reply=messages.RegisterDatasetReply(dataset_id=registered_id))
     check_digest(request.digest)
-    positions = request.num_splits
-    if positions is not None and not _INFINITE <= positions <= _MAX_SPLITS:
-        raise ValueError(f"positions={positions} must be None, {_INFINITE} (infinite) or a number")
+    num_splits = request.num_splits
+    if num_splits is not None and not _INFINITE <= num_splits <= _MAX_SPLITS:
+        raise ValueError(
+            f"num_splits must be None, {_INFINITE} (infinite) or in [0, {_MAX_SPLITS}]; "
+            f"got {num_splits}"
+        )
     dataset_id = request.dataset_id or str(state.next_dataset_id)
     known = state.datasets.get(dataset_id)
     if known is not None:
         _check_same_dataset(known, request)
-        kept = known.anonymous and not request.anonymous
+        is_pinned = known.anonymous and not request.anonymous
         return DispatcherDecision(
-            events=(events.DatasetPinned(dataset_id=dataset_id),) if kept else (),
+            events=(events.DatasetPinned(dataset_id=dataset_id),) if is_pinned else (),
             reply=messages.RegisterDatasetReply(dataset_id=dataset_id),
         )
     if request.digest not in state.plan_sizes:
@@ -94,22 +97,20 @@ def describe_difference(known: Sequence[tuple[str, str]], given: Sequence[tuple[
     """
     for number, (old, new) in enumerate(zip_longest(known, given), 1):
         if old is None or new is None or old[0].split(" ")[0] != new[0].split(" ")[0]:
-            was, is_ = (each[0] if each else "none" for each in (old, new))
-            return f"step {number} is {is_}, and was {was}"
+            old_name, new_name = (each[0] if each else "none" for each in (old, new))
+            return f"step {number} is {new_name}, but was {old_name}"
         if old[1] != new[1]:
             return (
-                f"step {number}, {new[0]}, has other arguments, another function or other data "
-                "(arrays that are drawn at random differ at each start: give them a seed)"
+                f"step {number}, {new[0]}, has different arguments, functions or data (random "
+                "arrays differ in each process: set a seed)"
             )
-    return "what its functions look up in their modules differs"
+    return "module-level names that its functions use have different values"
 
 
 def _check_same_dataset(known: RegisteredDataset, request: messages.RegisterDataset) -> None:
     differences = []
     if python_mismatch(known.python_version, request.versions.python):
-        differences.append(
-            f"it was registered by Python {known.python_version}; got {request.versions.python}"
-        )
+        differences.append(f"Python version: {known.python_version}; got {request.versions.python}")
     if known.element_spec != request.element_spec:
         differences.append("the element spec differs")
     if known.cardinality != request.cardinality:
@@ -117,8 +118,8 @@ def _check_same_dataset(known: RegisteredDataset, request: messages.RegisterData
     if known.compression != request.compression:
         differences.append(f"compression: {known.compression!r}; got {request.compression!r}")
     if not differences and known.fingerprint != request.fingerprint:
-        what = describe_difference(known.steps, request.steps)
-        differences.append(f"elements of the same structure come from a different plan: {what}")
+        difference = describe_difference(known.steps, request.steps)
+        differences.append(f"the element spec is equal, but the plans differ: {difference}")
     if differences:
         raise AlreadyExistsError(
             "Datasets with the same ID should have the same structure and content, got diff for "
@@ -161,15 +162,15 @@ def register_worker(
     """
     if request.worker_id in context.soft_state.unregistered_workers:
         raise FailedPreconditionError(
-            f"worker {request.worker_id} has left; a worker that comes again needs a new id"
+            f"worker {request.worker_id} has unregistered; register again under a new worker_id"
         )
     if not request.worker_id:
-        raise ValueError("a worker needs an id; got worker_id=''")
+        raise ValueError("worker_id must not be empty")
     try:
         check_reachable(request.address)
     except ValueError as error:
         raise ValueError(
-            f"the worker cannot be registered, for no client could read from it: {error}"
+            f"worker not registered, because clients could not connect to it: {error}"
         ) from None
     reply = messages.RegisterWorkerReply(
         heartbeat_interval=context.limits.heartbeat_interval, dispatcher_id=state.dispatcher_id
@@ -187,13 +188,13 @@ def register_worker(
         )
     slot = _choose_slot(state, request, context)
     replaced = {request.worker_id, state.workers_by_address.get(request.address, request.worker_id)}
-    facts: list[AnyEvent] = [
+    new_events: list[AnyEvent] = [
         events.WorkerLost(
-            worker_id=each,
-            reason="another worker began at its address",
-            timed_out=state.workers[each].address != request.address,
+            worker_id=worker_id,
+            reason="another worker registered with the same address or id",
+            timed_out=state.workers[worker_id].address != request.address,
         )
-        for each in sorted(replaced & state.workers.keys())
+        for worker_id in sorted(replaced & state.workers.keys())
     ]
     registered = events.WorkerRegistered(
         worker_id=request.worker_id,
@@ -202,7 +203,7 @@ def register_worker(
         slot=slot,
         versions=request.versions,
     )
-    return DispatcherDecision(events=(*facts, registered), reply=reply)
+    return DispatcherDecision(events=(*new_events, registered), reply=reply)
 
 
 def _choose_slot(
@@ -217,19 +218,21 @@ def _choose_slot(
     """
     if not state.slots:
         return None
-    fitting = slots.matching_slots(state.slots, request.address)
-    for index in fitting:
+    matching = slots.matching_slots(state.slots, request.address)
+    for index in matching:
         holder = state.slots[index].worker_id
         # A worker with the address or id of another proves that the other one ended.
         if holder in ("", request.worker_id) or (state.workers[holder].address == request.address):
             return index
     patterns = [slot.pattern for slot in state.slots]
-    waited = context.soft_state.wait_for_slot(request.address, context.now) if fitting else math.inf
+    waited = (
+        context.soft_state.wait_for_slot(request.address, context.now) if matching else math.inf
+    )
     if waited < context.limits.worker_timeout:
         raise AbortedError(
-            f"the worker at {request.address} waits for a place in the fixed list of workers, "
-            f"`worker_addresses={patterns}`: those that fit are held by workers that were heard of "
-            f"less than {context.limits.worker_timeout:g} s ago"
+            f"worker {request.address} must wait for a slot of worker_addresses={patterns}: all "
+            "matching slots are held by workers that sent a heartbeat less than "
+            f"{context.limits.worker_timeout:g} s ago"
         )
     raise FailedPreconditionError(
         f"Failed to assign an index for worker {request.address}. Configured workers list: "

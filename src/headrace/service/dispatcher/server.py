@@ -31,8 +31,8 @@ class DispatchServer(LifeCycle):
     0
 
     Args:
-        config: Where to listen, what to keep; None for a free port of 127.0.0.1 and nothing kept.
-        start: Start now; else `start()` does.
+        config: Address, journal and timeouts; None for a free port of 127.0.0.1 without a journal.
+        start: Whether to start the server now; otherwise call `start()`.
     """
 
     def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
@@ -52,7 +52,9 @@ class DispatchServer(LifeCycle):
             RuntimeError: If the server was not started.
         """
         if self._address is None:
-            raise RuntimeError("the server has no target before it is started")
+            raise RuntimeError(
+                "`target` is not available before the server is started: call `start()`"
+            )
         return f"tcp://{self._address}"
 
     @property
@@ -74,11 +76,13 @@ class DispatchServer(LifeCycle):
             UnavailableError: If the journal cannot be used.
         """
         if self._core is None:
-            raise RuntimeError("the server has no stats before it is started")
+            raise RuntimeError(
+                "`stats` is not available before the server is started: call `start()`"
+            )
         return self._core.describe()
 
     def start(self) -> None:
-        """Read the journal and listen. Does nothing if the server runs already.
+        """Read the journal and listen. Does nothing if the server is already running.
 
         Raises:
             RuntimeError: If the server was stopped, or failed to start before.
@@ -91,28 +95,28 @@ class DispatchServer(LifeCycle):
     def _open(self) -> None:
         config = self._config
         limits = DispatcherLimits.from_config(config)
-        #: The core, once it has read its journal and listens.
-        open_: list[DispatcherCore] = []
+        # Contains the core once it has read its journal and listens.
+        ready: list[DispatcherCore] = []
         if config.metrics_port is not None:
             endpoint = Endpoint(
                 config.metrics_host,
                 config.metrics_port,
-                metrics=lambda: _metrics(open_),
-                not_ready_reason=lambda: "" if open_ else "the journal is being read",
+                metrics=lambda: _metrics(ready),
+                not_ready_reason=lambda: "" if ready else "reading the journal",
             )
             self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
         journal = open_journal(config)
         self._on_stop(journal.close)
-        publisher = SavePublisher(lambda question: call_core(core.handle, question))
-        doors: list[TransportServer] = []
+        publisher = SavePublisher(lambda request: call_core(core.handle, request))
+        servers: list[TransportServer] = []
         connections = WorkerConnections()
         core = DispatcherCore(
             journal,
             limits,
             worker_addresses=config.worker_addresses or (),
             on_durable=publisher.observe,
-            count_refused_connections=lambda: sum(door.num_refused for door in doors),
+            count_refused_connections=lambda: sum(each.num_refused for each in servers),
             connections=connections,
         )
         maintenance = threading.Thread(
@@ -148,11 +152,11 @@ class DispatchServer(LifeCycle):
         )
         connections.attach(server)
         self._on_stop(server.close)
-        doors.append(server)
-        open_.append(core)
+        servers.append(server)
+        ready.append(core)
         self._core, self._address = core, server.address
 
 
-def _metrics(core: Sequence[DispatcherCore]) -> Iterator[Metric]:
-    for each in core:
+def _metrics(cores: Sequence[DispatcherCore]) -> Iterator[Metric]:
+    for each in cores:
         yield from collect_metrics(each.describe())

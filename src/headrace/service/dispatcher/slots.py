@@ -30,10 +30,10 @@ def matches(pattern: str, address: str) -> bool:
     if pattern == address:
         return True
     host, port = _split_address(address)
-    wanted, wanted_port = _split_address(pattern)
-    if not (wanted == host or (wanted in _LOOPBACK and host in _LOOPBACK)):
+    pattern_host, pattern_port = _split_address(pattern)
+    if not (pattern_host == host or (pattern_host in _LOOPBACK and host in _LOOPBACK)):
         return False
-    return _matches_any_port(wanted_port) or wanted_port == port
+    return _matches_any_port(pattern_port) or pattern_port == port
 
 
 def _split_address(pattern: str) -> tuple[str, str]:
@@ -90,11 +90,11 @@ def check_slots_may_change(state: DispatcherState, patterns: Sequence[str]) -> N
     Raises:
         FailedPreconditionError: If an unfinished iteration reads shards.
     """
-    reading = iterations_reading_shards(state)
-    if reading:
+    unfinished = iterations_reading_shards(state)
+    if unfinished:
         raise FailedPreconditionError(
-            f"`worker_addresses` is {list(patterns)}, but the journal in `work_dir` has readings "
-            f"that were begun with {[slot.pattern for slot in state.slots]} and are not over "
-            f"(iterations {reading}): each worker reads its share of that list. Start the "
-            "dispatcher with the list of before, or in another `work_dir`"
+            f"got worker_addresses={list(patterns)}, but the journal in `work_dir` has unfinished "
+            f"iterations {unfinished} whose shards belong to the workers of "
+            f"{[slot.pattern for slot in state.slots]}. Start the dispatcher with that list, or "
+            "with another `work_dir`"
         )

@@ -193,7 +193,7 @@ class SoftState:
 
     def exclude_pause(self, pause: float, now: float) -> None:
         """Subtract `pause` seconds, in which nothing was received, from every peer's silence."""
-        for stamps in (
+        for times in (
             self.worker_heartbeats,
             self.client_heartbeats,
             self.idle_since,
@@ -204,7 +204,7 @@ class SoftState:
             self.slot_waits,
             self.last_late_warnings,
         ):
-            stamps.extend(pause, now)
+            times.extend(pause, now)
         for digest, upload in self.uploads.items():
             self.uploads[digest] = replace(upload, updated_at=min(now, upload.updated_at + pause))
         self.reachability.exclude_pause(pause, now)
@@ -241,122 +241,124 @@ class SoftState:
 
 
 def _plan_stored(
-    presence: SoftState, event: events.PlanStored, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.PlanStored, state: DispatcherState, now: float
 ) -> None:
-    presence.uploads.pop(event.digest, None)
+    soft_state.uploads.pop(event.digest, None)
 
 
 def _worker_registered(
-    presence: SoftState, event: events.WorkerRegistered, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.WorkerRegistered, state: DispatcherState, now: float
 ) -> None:
-    presence.worker_heartbeats[event.worker_id] = now
-    presence.slot_waits.pop(event.address, None)
+    soft_state.worker_heartbeats[event.worker_id] = now
+    soft_state.slot_waits.pop(event.address, None)
 
 
 def _worker_removed(
-    presence: SoftState,
+    soft_state: SoftState,
     event: events.WorkerLost | events.WorkerLeft,
     state: DispatcherState,
     now: float,
 ) -> None:
     worker = state.workers[event.worker_id]
     for task_id in worker.tasks | worker.finished_tasks:
-        presence.last_task_losses[state.tasks[task_id].iteration_id] = now
-    del presence.worker_heartbeats[event.worker_id]
-    presence.refusing_workers.discard(event.worker_id)
-    presence.last_late_warnings.pop(event.worker_id, None)
-    presence.heartbeat_intervals.pop(event.worker_id, None)
+        soft_state.last_task_losses[state.tasks[task_id].iteration_id] = now
+    del soft_state.worker_heartbeats[event.worker_id]
+    soft_state.refusing_workers.discard(event.worker_id)
+    soft_state.last_late_warnings.pop(event.worker_id, None)
+    soft_state.heartbeat_intervals.pop(event.worker_id, None)
 
 
 def _client_joined(
-    presence: SoftState, event: events.ClientJoined, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.ClientJoined, state: DispatcherState, now: float
 ) -> None:
-    presence.client_heartbeats[event.client_id] = now
+    soft_state.client_heartbeats[event.client_id] = now
 
 
 def _client_left(
-    presence: SoftState, event: events.ClientLeft, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.ClientLeft, state: DispatcherState, now: float
 ) -> None:
-    del presence.client_heartbeats[event.client_id]
-    presence.idle_since[state.clients[event.client_id]] = now
+    del soft_state.client_heartbeats[event.client_id]
+    soft_state.idle_since[state.clients[event.client_id]] = now
 
 
 def _iteration_created(
-    presence: SoftState, event: events.IterationCreated, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.IterationCreated, state: DispatcherState, now: float
 ) -> None:
-    presence.idle_since[event.iteration_id] = presence.last_assignments[event.iteration_id] = now
-    presence.last_task_ends[event.iteration_id] = now
+    soft_state.idle_since[event.iteration_id] = soft_state.last_assignments[event.iteration_id] = (
+        now
+    )
+    soft_state.last_task_ends[event.iteration_id] = now
 
 
 def _iteration_finished(
-    presence: SoftState, event: events.IterationFinished, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.IterationFinished, state: DispatcherState, now: float
 ) -> None:
-    presence.idle_since[event.iteration_id] = now
+    soft_state.idle_since[event.iteration_id] = now
 
 
 def _iteration_removed(
-    presence: SoftState,
+    soft_state: SoftState,
     event: events.IterationDiscarded | events.IterationForgotten,
     state: DispatcherState,
     now: float,
 ) -> None:
-    del presence.idle_since[event.iteration_id], presence.last_assignments[event.iteration_id]
-    del presence.last_task_ends[event.iteration_id]
-    presence.last_task_losses.pop(event.iteration_id, None)
-    presence.checkpoint_contributions.forget(event.iteration_id)
-    presence.reassigned_splits.pop(event.iteration_id, None)
-    _forget_tasks(presence, state.iterations[event.iteration_id].tasks)
+    del soft_state.idle_since[event.iteration_id], soft_state.last_assignments[event.iteration_id]
+    del soft_state.last_task_ends[event.iteration_id]
+    soft_state.last_task_losses.pop(event.iteration_id, None)
+    soft_state.checkpoint_contributions.forget(event.iteration_id)
+    soft_state.reassigned_splits.pop(event.iteration_id, None)
+    _forget_tasks(soft_state, state.iterations[event.iteration_id].tasks)
 
 
 def _tasks_forgotten(
-    presence: SoftState, event: events.TasksForgotten, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.TasksForgotten, state: DispatcherState, now: float
 ) -> None:
-    _forget_tasks(presence, event.task_ids)
+    _forget_tasks(soft_state, event.task_ids)
 
 
-def _forget_tasks(presence: SoftState, task_ids: Iterable[int]) -> None:
+def _forget_tasks(soft_state: SoftState, task_ids: Iterable[int]) -> None:
     for task_id in task_ids:
-        presence.last_progress.pop(task_id, None)
-        presence.reported_done.pop(task_id, None)
-        presence.tasks_without_work.discard(task_id)
+        soft_state.last_progress.pop(task_id, None)
+        soft_state.reported_done.pop(task_id, None)
+        soft_state.tasks_without_work.discard(task_id)
 
 
 def _task_finished(
-    presence: SoftState, event: events.TaskFinished, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.TaskFinished, state: DispatcherState, now: float
 ) -> None:
-    presence.last_task_ends[state.tasks[event.task_id].iteration_id] = now
-    presence.tasks_without_work.discard(event.task_id)
+    soft_state.last_task_ends[state.tasks[event.task_id].iteration_id] = now
+    soft_state.tasks_without_work.discard(event.task_id)
 
 
 def _task_failed(
-    presence: SoftState,
+    soft_state: SoftState,
     event: events.TaskFailed | events.TaskLost,
     state: DispatcherState,
     now: float,
 ) -> None:
     iteration_id = state.tasks[event.task_id].iteration_id
-    presence.last_task_losses[iteration_id] = presence.last_task_ends[iteration_id] = now
-    presence.tasks_without_work.discard(event.task_id)
+    soft_state.last_task_losses[iteration_id] = soft_state.last_task_ends[iteration_id] = now
+    soft_state.tasks_without_work.discard(event.task_id)
 
 
 def _splits_assigned(
-    presence: SoftState, event: events.SplitsAssigned, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.SplitsAssigned, state: DispatcherState, now: float
 ) -> None:
     task = state.tasks[event.task_id]
-    presence.last_assignments[task.iteration_id] = now
-    held = event.num_done < task.assigned.num_assigned
-    if event.num_done > presence.reported_done.get(event.task_id, -1) or not held:
-        presence.last_progress[event.task_id] = now
-    presence.reported_done[event.task_id] = event.num_done
+    soft_state.last_assignments[task.iteration_id] = now
+    holds_splits = event.num_done < task.assigned.num_assigned
+    if event.num_done > soft_state.reported_done.get(event.task_id, -1) or not holds_splits:
+        soft_state.last_progress[event.task_id] = now
+    soft_state.reported_done[event.task_id] = event.num_done
 
 
 def _splits_reassigned(
-    presence: SoftState, event: events.SplitsReassigned, state: DispatcherState, now: float
+    soft_state: SoftState, event: events.SplitsReassigned, state: DispatcherState, now: float
 ) -> None:
     task = state.tasks[event.task_id]
-    known = presence.reassigned_splits.get(task.iteration_id, ())
-    places = task.assigned.to_split_indices(event.splits)
-    presence.reassigned_splits[task.iteration_id] = union((*known, *places))
+    known = soft_state.reassigned_splits.get(task.iteration_id, ())
+    split_indices = task.assigned.to_split_indices(event.splits)
+    soft_state.reassigned_splits[task.iteration_id] = union((*known, *split_indices))
 
 
 _OBSERVE: dict[type, Callable[[SoftState, Any, DispatcherState, float], None]] = {
@@ -379,44 +381,46 @@ _OBSERVE: dict[type, Callable[[SoftState, Any, DispatcherState, float], None]] =
 }
 
 
-def _worker_unregistered(presence: SoftState, note: WorkerUnregistered, now: float) -> None:
-    presence.unregistered_workers[note.worker_id] = now
+def _worker_unregistered(soft_state: SoftState, event: WorkerUnregistered, now: float) -> None:
+    soft_state.unregistered_workers[event.worker_id] = now
 
 
-def _heartbeat_interval_set(presence: SoftState, note: HeartbeatIntervalSet, now: float) -> None:
-    presence.heartbeat_intervals[note.worker_id] = note.interval
+def _heartbeat_interval_set(soft_state: SoftState, event: HeartbeatIntervalSet, now: float) -> None:
+    soft_state.heartbeat_intervals[event.worker_id] = event.interval
 
 
 def _worker_refused_connection(
-    presence: SoftState, note: WorkerRefusedConnection, now: float
+    soft_state: SoftState, event: WorkerRefusedConnection, now: float
 ) -> None:
-    presence.refusing_workers.add(note.worker_id)
+    soft_state.refusing_workers.add(event.worker_id)
 
 
-def _task_unreachable(presence: SoftState, note: TaskUnreachable, now: float) -> None:
-    presence.reachability.report(note.task_id, note.client_id, now)
+def _task_unreachable(soft_state: SoftState, event: TaskUnreachable, now: float) -> None:
+    soft_state.reachability.report(event.task_id, event.client_id, now)
 
 
-def _no_more_work(presence: SoftState, note: NoMoreWork, now: float) -> None:
-    presence.tasks_without_work.add(note.task_id)
+def _no_more_work(soft_state: SoftState, event: NoMoreWork, now: float) -> None:
+    soft_state.tasks_without_work.add(event.task_id)
 
 
-def _progress_reported(presence: SoftState, note: ProgressReported, now: float) -> None:
-    if note.num_done > presence.reported_done.get(note.task_id, -1):
-        presence.last_progress[note.task_id] = now
-        presence.reported_done[note.task_id] = note.num_done
+def _progress_reported(soft_state: SoftState, event: ProgressReported, now: float) -> None:
+    if event.num_done > soft_state.reported_done.get(event.task_id, -1):
+        soft_state.last_progress[event.task_id] = now
+        soft_state.reported_done[event.task_id] = event.num_done
 
 
-def _plan_chunk_received(presence: SoftState, note: PlanChunkReceived, now: float) -> None:
-    presence.uploads[note.digest] = note.upload
+def _plan_chunk_received(soft_state: SoftState, event: PlanChunkReceived, now: float) -> None:
+    soft_state.uploads[event.digest] = event.upload
 
 
-def _checkpoint_contribution(presence: SoftState, note: CheckpointContribution, now: float) -> None:
-    presence.checkpoint_contributions.add(note, now)
+def _checkpoint_contribution(
+    soft_state: SoftState, event: CheckpointContribution, now: float
+) -> None:
+    soft_state.checkpoint_contributions.add(event, now)
 
 
-def _checkpoint_completed(presence: SoftState, note: CheckpointCompleted, now: float) -> None:
-    presence.checkpoint_contributions.complete(note)
+def _checkpoint_completed(soft_state: SoftState, event: CheckpointCompleted, now: float) -> None:
+    soft_state.checkpoint_contributions.complete(event)
 
 
 _APPLY: dict[type, Callable[[SoftState, Any, float], None]] = {

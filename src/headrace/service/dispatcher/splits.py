@@ -47,23 +47,22 @@ def get_split(
         ValueError: If the request is invalid.
     """
     task = get_worker_task(state, request)
-    splits = task.assigned
+    assigned = task.assigned
     iteration = state.iterations[task.iteration_id]
     pool = iteration.pool
     if not iteration.assigns_splits:
         raise FailedPreconditionError(
-            f"task {request.task_id} reads its dataset whole: only ShardingPolicy.DYNAMIC deals "
-            "units"
+            f"task {request.task_id} has no splits: only ShardingPolicy.DYNAMIC assigns splits"
         )
     policy = policy_of(state, iteration)
     request = msgspec.structs.replace(request, num_done=policy.num_done(task, request))
     if request.max_splits < 1:
-        raise ValueError(f"want={request.max_splits} must be at least 1")
+        raise ValueError(f"max_splits must be at least 1; got {request.max_splits}")
     if request.assignment_number < 0:
-        raise ValueError(f"number={request.assignment_number} must not be negative")
-    if request.assignment_number == splits.num_assignments - 1:
+        raise ValueError(f"assignment_number must not be negative; got {request.assignment_number}")
+    if request.assignment_number == assigned.num_assignments - 1:
         return DispatcherDecision(
-            reply=_assignment_reply(iteration, *splits.last_assignment, splits.last_ordinals)
+            reply=_assignment_reply(iteration, *assigned.last_assignment, assigned.last_ordinals)
         )
     _check_progress(task, request)
     if task.phase is TaskPhase.LOST:
@@ -78,27 +77,28 @@ def get_split(
     if pool.num_unassigned == 0:
         return _wait_or_end(policy, state, task, request, context)
     waited = context.now - context.soft_state.last_assignments[iteration.iteration_id]
-    is_impatient = waited > context.limits.assignment_stall_timeout
-    units = policy.choose_splits(state, iteration, task, request, is_stalled=is_impatient)
-    if units is None:
+    is_stalled = waited > context.limits.assignment_stall_timeout
+    chosen = policy.choose_splits(state, iteration, task, request, is_stalled=is_stalled)
+    if chosen is None:
         return _wait_or_end(policy, state, task, request, context)
-    start, stop = units
-    dealt = events.SplitsAssigned(
+    start, stop = chosen
+    assignment = events.SplitsAssigned(
         task_id=task.task_id,
         assignment_number=request.assignment_number,
         start=start,
         stop=stop,
         num_done=request.num_done,
     )
-    rows = pool.partial_splits.get(start, ())
+    ordinals = pool.partial_splits.get(start, ())
     # Saves a round trip in each epoch that a single worker reads.
     is_last = (
         pool.num_unassigned == stop - start
-        and pool.num_held == splits.num_held
+        and pool.num_held == assigned.num_held
         and not _may_be_returned(policy, state, iteration)
     )
     return DispatcherDecision(
-        events=(dealt,), reply=_assignment_reply(iteration, start, stop, rows, is_last=is_last)
+        events=(assignment,),
+        reply=_assignment_reply(iteration, start, stop, ordinals, is_last=is_last),
     )
 
 
@@ -123,36 +123,39 @@ def _wait_or_end(
 def _assignment_reply(
     iteration: JobIteration, start: int, stop: int, ordinals: Ranges, *, is_last: bool = False
 ) -> messages.GetSplitReply:
-    alone = bool(intersect(((start, stop),), iteration.pool.poison_candidates))
+    is_poison_candidate = bool(intersect(((start, stop),), iteration.pool.poison_candidates))
     return messages.GetSplitReply(
-        start=start, stop=stop, is_poison_candidate=alone, ordinals=ordinals, is_last=is_last
+        start=start,
+        stop=stop,
+        is_poison_candidate=is_poison_candidate,
+        ordinals=ordinals,
+        is_last=is_last,
     )
 
 
 def _check_progress(task: DispatcherTask, request: messages.GetSplit) -> None:
-    splits = task.assigned
-    if request.assignment_number < splits.num_assignments:
+    assigned = task.assigned
+    if request.assignment_number < assigned.num_assignments:
         raise AbortedError(
-            f"task {task.task_id} asked for grant {request.assignment_number} again after "
-            f"{splits.num_assignments} "
-            "grants: the answer is no longer known"
+            f"task {task.task_id} repeated the request for assignment {request.assignment_number} "
+            f"after {assigned.num_assignments} assignments: only the last one can be repeated"
         )
-    if request.assignment_number > splits.num_assignments:
+    if request.assignment_number > assigned.num_assignments:
         raise ValueError(
-            f"task {task.task_id} asked for grant {request.assignment_number}, but received "
-            f"{splits.num_assignments}"
+            f"task {task.task_id} requested assignment {request.assignment_number}, but the next "
+            f"one is {assigned.num_assignments}"
         )
-    if not splits.num_done <= request.num_done <= splits.num_assigned:
+    if not assigned.num_done <= request.num_done <= assigned.num_assigned:
         raise ValueError(
-            f"task {task.task_id} says that units before {request.num_done} are done: it was dealt "
-            f"{splits.num_assigned}, of which {splits.num_done} were done before"
+            f"task {task.task_id} reported num_done={request.num_done}; expected a value from "
+            f"{assigned.num_done}, reported before, to {assigned.num_assigned}, the assigned splits"
         )
 
 
 def _may_be_returned(
     policy: IterationPolicy, state: DispatcherState, iteration: JobIteration
 ) -> bool:
-    handed = (
+    may_drain = (
         policy.awaits_draining_workers
         and iteration.num_draining_tasks > 0
         and any(
@@ -160,7 +163,7 @@ def _may_be_returned(
             for task in state.running_tasks(iteration)
         )
     )
-    return handed or state.may_return_splits(iteration)
+    return may_drain or state.may_return_splits(iteration)
 
 
 def return_splits(
@@ -173,23 +176,23 @@ def return_splits(
         ValueError: If the splits were not assigned to the task, or are done.
     """
     task = get_worker_task(state, request)
-    splits = task.assigned
-    units = validate_splits(task, request.splits)
-    if units != drop_below(units, splits.num_done):
+    assigned = task.assigned
+    splits = validate_splits(task, request.splits)
+    if splits != drop_below(splits, assigned.num_done):
         raise ValueError(
-            f"task {task.task_id} hands back unit {units[0][0]}, but said before that all units "
-            f"before {splits.num_done} are done"
+            f"task {task.task_id} returned split {splits[0][0]}, but has already reported that all "
+            f"splits before {assigned.num_done} are done"
         )
     # Splits that a client reported as received were delivered, even if the worker does not know it.
-    units = subtract(units, union((*splits.returned, *splits.delivered)))
-    if not units:
+    splits = subtract(splits, union((*assigned.returned, *assigned.delivered)))
+    if not splits:
         return DispatcherDecision()
     if task.phase is not TaskPhase.RUNNING:
         raise FailedPreconditionError(
-            f"task {task.task_id} is {task.phase.name.lower()}: its units can be handed back only "
-            "while it runs"
+            f"task {task.task_id} is {task.phase.name.lower()}: only a running task can return "
+            "splits"
         )
-    return DispatcherDecision(events=(events.SplitsReturned(task_id=task.task_id, splits=units),))
+    return DispatcherDecision(events=(events.SplitsReturned(task_id=task.task_id, splits=splits),))
 
 
 def validate_splits(task: DispatcherTask, ranges: Ranges) -> Ranges:
@@ -201,9 +204,8 @@ def validate_splits(task: DispatcherTask, ranges: Ranges) -> Ranges:
     for start, stop in ranges:
         if not 0 <= start < stop <= task.assigned.num_assigned:
             raise ValueError(
-                f"task {task.task_id} was dealt {task.assigned.num_assigned} units; "
-                f"({start}, {stop}) are not a "
-                "range of them"
+                f"task {task.task_id} has {task.assigned.num_assigned} assigned splits; got the "
+                f"range ({start}, {stop})"
             )
     return union(ranges)
 
@@ -215,17 +217,16 @@ def validate_partial_splits(task: DispatcherTask, partial_splits: PartialSplits)
         ValueError: If a split was not assigned to the task or occurs twice, or its ordinals are not
             ranges.
     """
-    splits = task.assigned
-    for unit, rows in partial_splits:
-        ascending = rows == union(rows) and all(
-            0 <= start < stop <= END_ORDINAL for start, stop in rows
+    assigned = task.assigned
+    for split, ordinals in partial_splits:
+        is_sorted = ordinals == union(ordinals) and all(
+            0 <= start < stop <= END_ORDINAL for start, stop in ordinals
         )
-        if not 0 <= unit < splits.num_assigned or not rows or not ascending:
+        if not 0 <= split < assigned.num_assigned or not ordinals or not is_sorted:
             raise ValueError(
-                f"task {task.task_id} was dealt {splits.num_assigned} units; {rows} of unit {unit} "
-                "are no "
-                "elements of one of them"
+                f"task {task.task_id} has {assigned.num_assigned} assigned splits; got "
+                f"ordinals {ordinals} of split {split}, expected sorted ranges of an assigned split"
             )
-    if len({unit for unit, _ in partial_splits}) < len(partial_splits):
-        raise ValueError(f"a unit of task {task.task_id} is named twice")
-    return tuple(each for each in partial_splits if each[0] >= splits.num_done)
+    if len({split for split, _ in partial_splits}) < len(partial_splits):
+        raise ValueError(f"partial_splits of task {task.task_id} contains a split twice")
+    return tuple(each for each in partial_splits if each[0] >= assigned.num_done)

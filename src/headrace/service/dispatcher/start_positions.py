@@ -31,8 +31,7 @@ def check_start_position(request: OpenIteration, num_splits: int | None) -> None
     """
     if request.first_split and num_splits is None:
         raise FailedPreconditionError(
-            f"first_unit={request.first_split} needs a dataset of which units are dealt: use "
-            "ShardingPolicy.DYNAMIC"
+            f"first_split={request.first_split} requires splits: use ShardingPolicy.DYNAMIC"
         )
     if num_splits is not None and 0 <= num_splits < request.first_split:
         raise FailedPreconditionError(_describe_size_mismatch(request.first_split, num_splits))
@@ -43,8 +42,8 @@ def check_start_position(request: OpenIteration, num_splits: int | None) -> None
     )
     if request.options.visitation != "exactly_once":
         raise FailedPreconditionError(
-            'a place that says which elements were delivered needs visitation="exactly_once"; got '
-            f"{request.options.visitation!r}"
+            "a start position with delivered elements requires "
+            f'visitation="exactly_once"; got {request.options.visitation!r}'
         )
 
 
@@ -67,34 +66,34 @@ def check_delivered(
         ValueError: If ranges overlap or are not sorted.
         FailedPreconditionError: If the position is of a dataset of another size.
     """
-    units = [unit for unit, _ in partial_splits]
-    taken = union((*delivered, *((unit, unit + 1) for unit in units)))
-    makes_sense = (
-        units == sorted(set(units))
+    splits = [split for split, _ in partial_splits]
+    all_splits = union((*delivered, *((split, split + 1) for split in splits)))
+    is_valid = (
+        splits == sorted(set(splits))
         and _is_range_set(delivered)
-        and (not taken or taken[0][0] >= first_split)
-        and not any(start <= unit < stop for start, stop in delivered for unit in units)
-        and all(rows and _is_ordinal_set(rows) for _, rows in partial_splits)
+        and (not all_splits or all_splits[0][0] >= first_split)
+        and not any(start <= split < stop for start, stop in delivered for split in splits)
+        and all(ordinals and _is_ordinal_set(ordinals) for _, ordinals in partial_splits)
     )
-    if not makes_sense:
+    if not is_valid:
         raise ValueError(
-            "`delivered` and `parts` must be units after `first_unit`, ascending and apart, with "
-            "some ordinals of each part"
+            f"`delivered` and `partial_splits` must be sorted, disjoint splits from first_split="
+            f"{first_split} on, with a proper subset of the ordinals of each partial split"
         )
-    if taken and num_splits is not None and 0 <= num_splits < taken[-1][1]:
-        raise FailedPreconditionError(_describe_size_mismatch(taken[-1][1], num_splits))
+    if all_splits and num_splits is not None and 0 <= num_splits < all_splits[-1][1]:
+        raise FailedPreconditionError(_describe_size_mismatch(all_splits[-1][1], num_splits))
 
 
-def _describe_size_mismatch(delivered: int, positions: int) -> str:
+def _describe_size_mismatch(delivered: int, num_splits: int) -> str:
     return (
-        f"the state says that units up to {delivered} were delivered, and the dataset has "
-        f"{positions}; restore it with the same data"
+        f"the state contains delivered splits up to {delivered}, but the dataset has only "
+        f"{num_splits}; restore it with the same data"
     )
 
 
-def _is_ordinal_set(rows: Ranges) -> bool:
-    is_within = rows[0][0] >= 0 and rows[-1][1] <= END_ORDINAL
-    return _is_range_set(rows) and is_within and rows != ALL_ORDINALS
+def _is_ordinal_set(ordinals: Ranges) -> bool:
+    is_in_range = ordinals[0][0] >= 0 and ordinals[-1][1] <= END_ORDINAL
+    return _is_range_set(ordinals) and is_in_range and ordinals != ALL_ORDINALS
 
 
 def _is_range_set(ranges: Ranges) -> bool:
@@ -120,17 +119,17 @@ def check_same_start_position(iteration: JobIteration, request: OpenIteration) -
     if iteration.start_position_id == request.start_position_id:
         _check_same_order(iteration, request)
         return
-    began = "a saved state" if iteration.start_position_id else "the start"
-    wanted = (
-        "another saved state"
-        if iteration.start_position_id and request.start_position_id
-        else "a saved state"
-    )
+    existing = "a saved state" if iteration.start_position_id else "the start"
+    if not request.start_position_id:
+        requested = "the start"
+    elif iteration.start_position_id:
+        requested = "another saved state"
+    else:
+        requested = "a saved state"
     raise FailedPreconditionError(
-        f"{format_epoch(request.epoch)} of job {request.job_name!r} is read from {began}, "
-        f"and this client would go on from {wanted if request.start_position_id else 'the start'}: "
-        "all clients "
-        "of a job restore the same state. Choose another job_name"
+        f"{format_epoch(request.epoch)} of job {request.job_name!r} is read from {existing}, but "
+        f"this client starts from {requested}: all clients of a job must restore the same state. "
+        "Choose another job_name"
     )
 
 
@@ -138,10 +137,9 @@ def _check_same_order(iteration: JobIteration, request: OpenIteration) -> None:
     """Reject a client with other seeds for the steps that draw the same values in each epoch."""
     if iteration.fixed_seeds != request.fixed_seeds:
         raise FailedPreconditionError(
-            f"pass {request.epoch} of job {request.job_name!r} is read already, with another "
-            "order of the steps that have `reshuffle_each_iteration=False` (or "
-            "`rerandomize_each_iteration=False`) and no seed: give them one, or choose another "
-            "job_name"
+            f"{format_epoch(request.epoch)} of job {request.job_name!r} is already read with other "
+            "random seeds of the steps with `reshuffle_each_iteration=False` or "
+            "`rerandomize_each_iteration=False`: set their `seed`, or choose another job_name"
         )
 
 
@@ -149,8 +147,8 @@ def exclude_delivered(pool: SplitPool, delivered: Ranges, partial_splits: Partia
     """Mark what was delivered before an iteration as assigned; gaps in it are assigned first."""
     if not (delivered or partial_splits):
         return
-    begun = union((*delivered, *((unit, unit + 1) for unit, _ in partial_splits)))
-    first, pool.next_split = pool.next_split, begun[-1][1]
-    pool.returned = subtract(((first, pool.next_split),), begun)
-    for unit, rows in partial_splits:
-        pool.partial_splits[unit] = subtract(ALL_ORDINALS, rows)
+    all_splits = union((*delivered, *((split, split + 1) for split, _ in partial_splits)))
+    first, pool.next_split = pool.next_split, all_splits[-1][1]
+    pool.returned = subtract(((first, pool.next_split),), all_splits)
+    for split, ordinals in partial_splits:
+        pool.partial_splits[split] = subtract(ALL_ORDINALS, ordinals)

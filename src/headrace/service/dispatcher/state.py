@@ -51,7 +51,7 @@ AnyIterationModeState: TypeAlias = CoordinatedIteration
 AnyTaskModeState: TypeAlias = CoordinatedTask | TaskFiles | DatasetShard
 """State that reading modes add to a task."""
 
-WORKER_LEFT = "it left"
+WORKER_LEFT = "worker left"
 """Reason of tasks whose worker unregistered."""
 MAX_FINISHED_EPOCHS = 100
 MAX_REMEMBERED_LOSSES = 200
@@ -156,8 +156,8 @@ class Job(msgspec.Struct):
     @property
     def num_epochs(self) -> int:
         """Number of epochs started so far."""
-        before = sum(total_length(ranges) for ranges in self.older_finished_epochs.values())
-        return len(self.iterations) + len(self.finished_epochs) + before
+        num_older = sum(total_length(ranges) for ranges in self.older_finished_epochs.values())
+        return len(self.iterations) + len(self.finished_epochs) + num_older
 
 
 class MissingSplits(msgspec.Struct):
@@ -426,15 +426,15 @@ class DispatcherState(msgspec.Struct):
     @property
     def plans_in_use(self) -> set[bytes]:
         """Digests of the plans that datasets and jobs refer to."""
-        costs = {
+        cost_plans = {
             job.options.cost_fn_digest for job in self.jobs.values() if job.options.cost_fn_digest
         }
-        return costs.union(dataset.digest for dataset in self.datasets.values())
+        return cost_plans.union(dataset.digest for dataset in self.datasets.values())
 
     def task_token(self, task_id: int) -> str:
         """Return the token of the task with this number."""
-        proof = hashlib.blake2b(str(task_id).encode(), key=self.secret, digest_size=16)
-        return f"{self.dispatcher_id}-{proof.hexdigest()}"
+        digest = hashlib.blake2b(str(task_id).encode(), key=self.secret, digest_size=16)
+        return f"{self.dispatcher_id}-{digest.hexdigest()}"
 
     def dataset(self, dataset_id: str) -> RegisteredDataset:
         """Return a dataset.
@@ -446,9 +446,9 @@ class DispatcherState(msgspec.Struct):
         if found is None:
             raise NotFoundError(
                 f"Dataset id {dataset_id} not found. It must be registered with "
-                "`register_dataset` before it is read. (One that `distribute` registered is "
-                "forgotten when nobody has read it for a week, or when `max_plan_bytes` needs the "
-                "room: apply `distribute` again.)"
+                "`register_dataset` before it is read. (Datasets registered by `distribute` are "
+                "removed after a week without a reader, or to make room for other plans "
+                "(`max_plan_bytes`): apply `distribute` again.)"
             )
         return found
 
@@ -461,8 +461,8 @@ class DispatcherState(msgspec.Struct):
         found = self.tasks.get(task_id)
         if found is None:
             raise NotFoundError(
-                f"task {task_id} is not known: its iteration is over, or was given up because "
-                "nobody read it; open the iteration again"
+                f"task {task_id} not found: its iteration has finished, or was discarded because "
+                "it had no clients; open the iteration again"
             )
         return found
 
@@ -475,8 +475,8 @@ class DispatcherState(msgspec.Struct):
         found = self.workers.get(worker_id)
         if found is None:
             raise NotFoundError(
-                f"worker {worker_id} is not registered, or was silent for so long that it counts "
-                "as lost; register again under a new id"
+                f"worker {worker_id} is not registered, or was declared lost after missing "
+                "heartbeats; register again under a new id"
             )
         return found
 
@@ -489,9 +489,9 @@ class DispatcherState(msgspec.Struct):
         iteration_id = self.clients.get(client_id)
         if iteration_id is None:
             raise NotFoundError(
-                f"Unknown iteration client id {client_id}. The client closed its iteration, was "
-                "silent for longer than the client timeout, or the dispatcher was restarted "
-                "without fault tolerant mode; open the iteration again"
+                f"Unknown iteration client id {client_id}. The client closed its iteration, sent "
+                "no heartbeat within the client timeout, or the dispatcher was restarted without "
+                "fault tolerant mode; open the iteration again"
             )
         return self.iterations[iteration_id]
 

@@ -66,7 +66,7 @@ def describe(state: DispatcherState, context: DecisionContext) -> messages.Dispa
 
 def _worker(worker: Worker, context: DecisionContext) -> messages.WorkerStatus:
     now = context.now
-    work = context.soft_state.activity.workers.get(worker.worker_id) or DataWorkerCounters(now)
+    counters = context.soft_state.activity.workers.get(worker.worker_id) or DataWorkerCounters(now)
     return messages.WorkerStatus(
         worker_id=worker.worker_id,
         address=worker.address,
@@ -74,20 +74,20 @@ def _worker(worker: Worker, context: DecisionContext) -> messages.WorkerStatus:
         tasks=len(worker.tasks),
         draining=worker.draining,
         tags=worker.tags,
-        elements=work.elements,
-        bytes=work.bytes,
-        elements_per_second=work.element_rate.read(now),
-        bytes_per_second=work.byte_rate.read(now),
-        buffered_batches=work.buffered_batches,
-        buffered_bytes=work.buffered_bytes,
+        elements=counters.elements,
+        bytes=counters.bytes,
+        elements_per_second=counters.element_rate.read(now),
+        bytes_per_second=counters.byte_rate.read(now),
+        buffered_batches=counters.buffered_batches,
+        buffered_bytes=counters.buffered_bytes,
         versions=worker.versions,
     )
 
 
 def _job(state: DispatcherState, job: Job, context: DecisionContext) -> messages.JobStatus:
-    alive = [state.iterations[iteration_id] for iteration_id in job.iterations.values()]
-    work = context.soft_state.activity.jobs.get(job.job_id) or JobCounters()
-    passes = tuple(_iteration(state, each, context) for each in alive)
+    iterations = [state.iterations[iteration_id] for iteration_id in job.iterations.values()]
+    counters = context.soft_state.activity.jobs.get(job.job_id) or JobCounters()
+    statuses = tuple(_iteration(state, each, context) for each in iterations)
     save = state.saves.get(job.save_id) if job.save_id else None
     return messages.JobStatus(
         job_id=job.job_id,
@@ -95,13 +95,13 @@ def _job(state: DispatcherState, job: Job, context: DecisionContext) -> messages
         dataset_id=job.dataset_id,
         processing_mode=job.options.processing_mode,
         num_epochs=job.num_epochs,
-        running_tasks=sum(len(each.tasks) for each in passes),
-        clients=sum(len(each.clients) for each in passes),
-        iterations=passes,
+        running_tasks=sum(len(each.tasks) for each in statuses),
+        clients=sum(len(each.clients) for each in statuses),
+        iterations=statuses,
         # For a save, the committed ones, which may exceed what heartbeats have reported so far.
-        elements=work.elements if save is None else save.num_elements,
-        bytes=work.bytes if save is None else save.num_bytes,
-        wait_seconds=work.wait_seconds,
+        elements=counters.elements if save is None else save.num_elements,
+        bytes=counters.bytes if save is None else save.num_bytes,
+        wait_seconds=counters.wait_seconds,
         path="" if save is None else save.path,
         ordered=job.options.ordered,
         num_consumers=job.options.num_consumers,
@@ -114,32 +114,32 @@ def _iteration(
 ) -> messages.IterationStatus:
     pool = iteration.pool
     activity, now = context.soft_state.activity, context.now
-    work = activity.iterations[iteration.iteration_id]
+    counters = activity.iterations[iteration.iteration_id]
     running = state.running_tasks(iteration)
-    progress, seconds_left = _progress(state, iteration, running, activity, work, now)
+    progress, remaining_seconds = _progress(state, iteration, running, activity, counters, now)
     return messages.IterationStatus(
         iteration_id=iteration.iteration_id,
         epoch=iteration.epoch,
         finished=iteration.finished,
-        elapsed_seconds=now - work.started_at,
+        elapsed_seconds=now - counters.started_at,
         num_splits=pool.num_splits,
         splits_assigned=pool.num_assigned,
         splits_in_progress=pool.num_held,
         splits_unassigned=pool.num_unassigned,
         splits_abandoned=total_length(pool.abandoned),
         progress=progress,
-        remaining_seconds=seconds_left,
-        elements=work.elements,
-        bytes=work.bytes,
-        elements_per_second=work.element_rate.read(now),
-        bytes_per_second=work.byte_rate.read(now),
-        history=work.history.read(now),
-        wait_seconds=work.wait_seconds,
+        remaining_seconds=remaining_seconds,
+        elements=counters.elements,
+        bytes=counters.bytes,
+        elements_per_second=counters.element_rate.read(now),
+        bytes_per_second=counters.byte_rate.read(now),
+        history=counters.history.read(now),
+        wait_seconds=counters.wait_seconds,
         clients=tuple(_client(client_id, context) for client_id in sorted(iteration.clients)),
         tasks=tuple(_task(task, context) for task in running),
         steps=tuple(
-            messages.StepStatus(step=name, seconds=stage.seconds, busy_threads=stage.rate.read(now))
-            for name, stage in sorted(work.steps.items(), key=lambda item: -item[1].seconds)
+            messages.StepStatus(step=name, seconds=step.seconds, busy_threads=step.rate.read(now))
+            for name, step in sorted(counters.steps.items(), key=lambda item: -item[1].seconds)
         ),
         failure_reason=iteration.failure_reason,
     )
@@ -150,81 +150,88 @@ def _progress(
     iteration: JobIteration,
     running: list[DispatcherTask],
     activity: ServiceActivity,
-    work: IterationCounters,
+    counters: IterationCounters,
     now: float,
 ) -> tuple[float | None, float | None]:
     """Return the fraction of an iteration that is done, and the seconds that the rest will take."""
     if iteration.finished:
         return 1.0, 0.0
     if iteration.pool.num_splits is not None:
-        total, done, before = (
+        total, done, initially_done = (
             iteration.pool.num_splits,
             count_done_splits(state, iteration),
-            work.initially_done,
+            counters.initially_done,
         )
     else:
         # Each task reads the whole dataset, or its shard.
         shards = [shard_of(task.mode_state) for task in running]
-        shares = {1 if shard is None else shard.num_shards for shard in shards}
+        shard_counts = {1 if shard is None else shard.num_shards for shard in shards}
         cardinality = state.dataset_of(iteration).cardinality
-        if len(shares) != 1 or cardinality < 0:
+        if len(shard_counts) != 1 or cardinality < 0:
             return None, None
-        total = cardinality * len(running) // shares.pop()
+        total = cardinality * len(running) // shard_counts.pop()
         done = sum(
             activity.tasks[task.task_id].elements
             for task in running
             if task.task_id in activity.tasks
         )
-        before = 0
+        initially_done = 0
     if total <= 0:
         return None, None
     progress = min(1.0, max(0.0, done / total))
-    seconds = now - work.started_at
-    if done <= before or seconds <= 0:
+    seconds = now - counters.started_at
+    if done <= initially_done or seconds <= 0:
         return progress, None
-    return progress, max(0, total - done) * seconds / (done - before)
+    return progress, max(0, total - done) * seconds / (done - initially_done)
 
 
 def _client(client_id: str, context: DecisionContext) -> messages.ClientStatus:
     now = context.now
-    work = context.soft_state.activity.clients.get(client_id) or ClientCounters(now)
+    counters = context.soft_state.activity.clients.get(client_id) or ClientCounters(now)
     return messages.ClientStatus(
         client_id=client_id,
         seconds_since_heartbeat=now - context.soft_state.client_heartbeats[client_id],
-        elements=work.elements,
-        elements_per_second=work.element_rate.read(now),
-        wait_seconds=work.wait_seconds,
-        wait_ratio=min(1.0, work.wait_rate.read(now)),
-        buffered_batches=work.buffered_batches,
+        elements=counters.elements,
+        elements_per_second=counters.element_rate.read(now),
+        wait_seconds=counters.wait_seconds,
+        wait_ratio=min(1.0, counters.wait_rate.read(now)),
+        buffered_batches=counters.buffered_batches,
     )
 
 
 def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus:
     now = context.now
-    work = context.soft_state.activity.tasks.get(task.task_id) or TaskCounters(task.task_id, now)
-    last, shard = work.last_report, shard_of(task.mode_state)
-    is_blocked = bool(last.waiting_for) and now - work.reported_at > _BLOCKED_SECONDS
+    counters = context.soft_state.activity.tasks.get(task.task_id) or TaskCounters(
+        task.task_id, now
+    )
+    last_report, shard = counters.last_report, shard_of(task.mode_state)
+    is_blocked = bool(last_report.waiting_for) and now - counters.reported_at > _BLOCKED_SECONDS
     return messages.TaskStatus(
         task_id=task.task_id,
         worker_address=task.address,
         splits_held=task.assigned.num_held,
-        elements=work.elements,
-        elements_per_second=work.element_rate.read(now),
-        buffered_batches=last.buffered_batches,
-        buffered_bytes=last.buffered_bytes,
-        waiting_for=last.waiting_for,
+        elements=counters.elements,
+        elements_per_second=counters.element_rate.read(now),
+        buffered_batches=last_report.buffered_batches,
+        buffered_bytes=last_report.buffered_bytes,
+        waiting_for=last_report.waiting_for,
         client_wait_ratio=_wait_ratio(
-            work.client_wait_rate.read(now), last, messages.WAITING_FOR_CLIENTS, is_blocked
+            counters.client_wait_rate.read(now),
+            last_report,
+            messages.WAITING_FOR_CLIENTS,
+            is_blocked,
         ),
         split_wait_ratio=_wait_ratio(
-            work.split_wait_rate.read(now), last, messages.WAITING_FOR_SPLITS, is_blocked
+            counters.split_wait_rate.read(now), last_report, messages.WAITING_FOR_SPLITS, is_blocked
         ),
         shard_index=None if shard is None else shard.index,
-        trainers=last.trainers,
+        trainers=last_report.trainers,
     )
 
 
-def _wait_ratio(rate: float, last: messages.TaskActivity, what: str, is_blocked: bool) -> float:
+def _wait_ratio(
+    rate: float, last_report: messages.TaskActivity, reason: str, is_blocked: bool
+) -> float:
     if is_blocked:
-        return float(last.waiting_for == what)
+        return float(last_report.waiting_for == reason)
     return min(1.0, rate)

@@ -35,20 +35,20 @@ def get_worker_task(
         UnauthenticatedError: If the token is not the task's.
         NotFoundError: If the task does not exist, or belongs to another worker.
     """
-    incarnation, dash, _ = request.task_token.partition("-")
-    if dash and incarnation != state.dispatcher_id:
+    dispatcher_id, dash, _ = request.task_token.partition("-")
+    if dash and dispatcher_id != state.dispatcher_id:
         raise FailedPreconditionError(
-            f"task {request.task_id} is of another run of the dispatcher: the dispatcher was "
-            "restarted without its journal, and what ran then is over. Open the iteration again; "
-            "give the dispatcher a `work_dir` and `fault_tolerant_mode=True` so that it survives "
-            "restarts"
+            f"task {request.task_id} was created by another dispatcher, or before the dispatcher "
+            "was restarted without its journal; its iteration no longer exists. Open the iteration "
+            "again; set `work_dir` and `fault_tolerant_mode=True` on the dispatcher so that jobs "
+            "survive restarts"
         )
     known = state.tasks.get(request.task_id)
-    ticket = state.task_token(request.task_id) if known is None else known.task_token
-    if not hmac.compare_digest(request.task_token.encode(errors="replace"), ticket.encode()):
+    token = state.task_token(request.task_id) if known is None else known.task_token
+    if not hmac.compare_digest(request.task_token.encode(errors="replace"), token.encode()):
         raise UnauthenticatedError(
-            f"the ticket shown for task {request.task_id} is not its ticket: only the worker and "
-            "the clients that the dispatcher sent know that"
+            f"wrong task_token for task {request.task_id}: only the worker and the clients that "
+            "the dispatcher assigned to the task receive its token"
         )
     task = state.task(request.task_id)
     if task.worker_id != request.worker_id:
@@ -73,11 +73,11 @@ def get_task(
     is_empty = is_finished and iteration.assigns_splits and not task.assigned.num_assigned
     if task.worker_id != request.worker_id or not (task.phase is TaskPhase.RUNNING or is_empty):
         raise NotFoundError(
-            f"task {request.task_id} is not for worker {request.worker_id} to run: it is "
+            f"worker {request.worker_id} cannot run task {request.task_id}: it is "
             f"{task.phase.name.lower()} on worker {task.worker_id}"
         )
     job = state.jobs[iteration.job_id]
-    policy, terms = policy_of(state, iteration), job.options
+    policy, options = policy_of(state, iteration), job.options
     definition = messages.TaskDefinition(
         task_id=task.task_id,
         iteration_id=iteration.iteration_id,
@@ -91,9 +91,9 @@ def get_task(
         shard_kind=policy.shard_kind,
         delivery_policy=policy.delivery_policy,
         has_element_ids=iteration.pool.exactly_once,
-        remainder=terms.remainder,
-        cost_fn_digest=terms.cost_fn_digest,
-        partition_mode=terms.partition_mode,
+        remainder=options.remainder,
+        cost_fn_digest=options.cost_fn_digest,
+        partition_mode=options.partition_mode,
     )
     return DispatcherDecision(reply=policy.extend_definition(definition, state, task))
 
@@ -103,43 +103,43 @@ def finish_task(
 ) -> DispatcherDecision:
     """Record that a task reached its end; repeated requests change nothing."""
     task = get_worker_task(state, request)
-    splits = task.assigned
+    assigned = task.assigned
     if task.phase is not TaskPhase.RUNNING:
         return DispatcherDecision()
     iteration = state.iterations[task.iteration_id]
-    facts: list[AnyEvent] = []
+    new_events: list[AnyEvent] = []
     if request.cut_short and not state.workers[task.worker_id].draining:
         # The worker is draining, and its own message about it has not arrived; the dispatcher may
         # have been down. The dataset has not reached its end.
-        facts.append(events.WorkerDraining(worker_id=task.worker_id))
-    never_came = _unreceived_assignments(task, request.num_assigned)
-    if never_came:
-        facts.append(events.SplitsReturned(task_id=task.task_id, splits=never_came))
-    left = splits.num_held - total_length(never_came)
-    reason = policy_of(state, iteration).incomplete_reason(task, left)
+        new_events.append(events.WorkerDraining(worker_id=task.worker_id))
+    unreceived = _unreceived_assignments(task, request.num_assigned)
+    if unreceived:
+        new_events.append(events.SplitsReturned(task_id=task.task_id, splits=unreceived))
+    num_remaining = assigned.num_held - total_length(unreceived)
+    reason = policy_of(state, iteration).incomplete_reason(task, num_remaining)
     if reason:
         return DispatcherDecision(events=(events.TaskFailed(task_id=task.task_id, reason=reason),))
-    cut = request.cut_short and not iteration.assigns_splits
-    done = (
+    cut_short = request.cut_short and not iteration.assigns_splits
+    num_done = (
         request.num_done
-        if iteration.pool.exactly_once and request.num_done <= splits.num_assigned
+        if iteration.pool.exactly_once and request.num_done <= assigned.num_assigned
         else 0
     )
-    facts.append(
+    new_events.append(
         events.TaskFinished(
-            task_id=task.task_id, cut_short=cut, num_done=max(splits.num_done, done)
+            task_id=task.task_id, cut_short=cut_short, num_done=max(assigned.num_done, num_done)
         )
     )
-    return DispatcherDecision(events=tuple(facts))
+    return DispatcherDecision(events=tuple(new_events))
 
 
 def _unreceived_assignments(task: DispatcherTask, num_assigned: int | None) -> Ranges:
     """Return the splits, in assignment order, that were assigned but not received."""
-    splits = task.assigned
-    if num_assigned is None or not 0 <= num_assigned < splits.num_assigned:
+    assigned = task.assigned
+    if num_assigned is None or not 0 <= num_assigned < assigned.num_assigned:
         return ()
-    units = drop_below(((num_assigned, splits.num_assigned),), splits.num_done)
-    return subtract(units, union((*splits.returned, *splits.delivered)))
+    unreceived = drop_below(((num_assigned, assigned.num_assigned),), assigned.num_done)
+    return subtract(unreceived, union((*assigned.returned, *assigned.delivered)))
 
 
 def fail_task(

@@ -17,7 +17,7 @@ __all__ = [
 ]
 
 WAITING_FOR_CLIENTS = "clients"
-WAITING_FOR_SPLITS = "units"
+WAITING_FOR_SPLITS = "splits"
 """Values of `TaskActivity.waiting_for`: production waits for clients that request elements, or for
 splits."""
 

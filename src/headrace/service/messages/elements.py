@@ -110,7 +110,8 @@ class GetElements(TypedRequest[GetElementsReply], frozen=True):
     number is the request number."""
 
     task_id: int
-    ticket: str
+    task_token: str
+    """Token of the task, which the client received from the dispatcher (`TaskAddress`)."""
     client_id: str
     request_number: int
     """0, 1, 2, ... for this client and task; a repeated number gets the same reply."""

@@ -41,7 +41,7 @@ class TaskDefinition(Message, frozen=True):
     shard_kind: str = ""
     """How shard `shard_index` of `num_shards` is taken from the plan: a name that the worker knows.
     Empty reads the plan unchanged."""
-    delivery_policy: str = "first_come"
+    delivery_policy: str = "fifo"
     """Delivery policy, which decides the client that receives an element: a name that the worker
     knows."""
     has_element_ids: bool = False

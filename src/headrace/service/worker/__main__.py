@@ -30,16 +30,16 @@ __all__ = ["main"]
 _STOP_SECONDS = 5.0
 
 
-def main(text: str, log_to: int, lifeline: int) -> None:
+def main(config_json: str, log_to: int, lifeline: int) -> None:
     """Run a worker until the parent releases it."""
     die_with_parent(lifeline)
-    config = WorkerConfig(**json.loads(text))
+    config = WorkerConfig(**json.loads(config_json))
     for module in config.preload:
         try:
             preload(module)
         except ImportError as error:
             # One line, without the frames of the import system.
-            sys.exit(f"preload={module!r}: {error}; is its folder in sys.path, or PYTHONPATH?")
+            sys.exit(f"preload={module!r}: {error}; is its folder in sys.path or PYTHONPATH?")
     ended = threading.Event()
     # Watched from the start, because the parent may die while the worker waits for a dispatcher.
     set_when_stopped(ended, _STOP_SECONDS)
@@ -50,14 +50,14 @@ def main(text: str, log_to: int, lifeline: int) -> None:
         server.drain()
         ended.set()
 
-    def leave() -> None:
+    def handle_sigterm() -> None:
         if draining.is_set():
             ended.set()
         else:
             draining.set()
             threading.Thread(target=drain, name="headrace-drain", daemon=True).start()
 
-    on_sigterm(leave)
+    on_sigterm(handle_sigterm)
     if config.hang_timeout:
         exit_when_hung(config.hang_timeout)
     # From here on, output of user functions goes to the parent's standard output and error.

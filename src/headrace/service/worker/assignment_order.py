@@ -32,19 +32,19 @@ class AssignmentOrder:
         #: Number of runs above which unneeded ones are removed.
         self._prune_above = _MIN_PRUNE_RUNS
 
-    def assign(self, start: int, stop: int, rows: Ranges = ()) -> None:
-        """Record the next assignment; `rows`, if given, restricts one split to these ordinals."""
-        place = bisect_right(self._starts, start)
-        is_new = not rows
-        is_new = is_new and (not place or self._runs[place - 1][1] <= start)
-        is_new = is_new and (place == len(self._runs) or stop <= self._runs[place][0])
+    def assign(self, start: int, stop: int, ordinals: Ranges = ()) -> None:
+        """Record the next assignment; `ordinals`, if not empty, restricts it to part of a split."""
+        index = bisect_right(self._starts, start)
+        is_new = not ordinals
+        is_new = is_new and (not index or self._runs[index - 1][1] <= start)
+        is_new = is_new and (index == len(self._runs) or stop <= self._runs[index][0])
         if is_new:
-            self._runs.insert(place, (start, stop, self._assigned))
-            self._starts.insert(place, start)
+            self._runs.insert(index, (start, stop, self._assigned))
+            self._starts.insert(index, start)
         else:
-            for unit in range(start, stop):
-                number = self._assigned + unit - start
-                self._reassigned.setdefault(unit, []).insert(0, (rows or ALL_ORDINALS, number))
+            for split in range(start, stop):
+                number = self._assigned + split - start
+                self._reassigned.setdefault(split, []).insert(0, (ordinals or ALL_ORDINALS, number))
         self._assigned += stop - start
 
     def forget(self, completed: int) -> None:
@@ -56,11 +56,13 @@ class AssignmentOrder:
             return
         self._runs = [run for run in self._runs if run[2] + run[1] - run[0] > completed]
         self._starts = [run[0] for run in self._runs]
-        again = {
-            unit: [each for each in dealt if each[1] >= completed]
-            for unit, dealt in self._reassigned.items()
+        remaining = {
+            split: [each for each in assignments if each[1] >= completed]
+            for split, assignments in self._reassigned.items()
         }
-        self._reassigned = {unit: dealt for unit, dealt in again.items() if dealt}
+        self._reassigned = {
+            split: assignments for split, assignments in remaining.items() if assignments
+        }
         self._prune_above = max(_MIN_PRUNE_RUNS, 2 * (len(self._runs) + len(self._reassigned)))
 
     def element_ids(
@@ -74,45 +76,50 @@ class AssignmentOrder:
                 forgotten are left out.
         """
         found: list[ElementIdRun] = []
-        after = ((unit, units, elements, END_ORDINAL - elements) for unit, units, elements in ended)
+        end_runs = (
+            (split, num_splits, elements, END_ORDINAL - elements)
+            for split, num_splits, elements in ended
+        )
         known: dict[int, int] = {}  # interleaved splits occur repeatedly
         start, stop, newest = self._runs[-1] if self._runs and not self._reassigned else (0, 0, 0)
-        for unit, units, first, number in (*runs, *after):
-            if start <= unit and unit + units <= stop:  # usual case: the latest assignment
-                found.append((newest + unit - start, units, first, number))
+        for split, num_splits, first, number in (*runs, *end_runs):
+            if start <= split and split + num_splits <= stop:  # usual case: the latest assignment
+                found.append((newest + split - start, num_splits, first, number))
                 continue
-            if units == 1 and (place := known.get(unit)) is not None:
-                found.append((place, 1, first, number))
+            if num_splits == 1 and (known_number := known.get(split)) is not None:
+                found.append((known_number, 1, first, number))
                 continue
-            while units:
-                dealt, few = self._locate(unit, units, first)
-                if dealt is not None:
-                    found.append((dealt, few, first, number))
-                    if few == 1 and unit not in self._reassigned:
-                        known[unit] = dealt
+            while num_splits:
+                assigned_number, length = self._locate(split, num_splits, first)
+                if assigned_number is not None:
+                    found.append((assigned_number, length, first, number))
+                    if length == 1 and split not in self._reassigned:
+                        known[split] = assigned_number
                 else:
-                    assert first + number == END_ORDINAL, f"unit {unit} is done, and gives elements"
-                unit, units = unit + few, units - few
+                    assert first + number == END_ORDINAL, (
+                        f"split {split} has ended, but yields elements"
+                    )
+                split, num_splits = split + length, num_splits - length
         return tuple(found)
 
-    def _locate(self, unit: int, units: int, ordinal: int) -> tuple[int | None, int]:
+    def _locate(self, split: int, num_splits: int, ordinal: int) -> tuple[int | None, int]:
         """Return the number of the split that this ordinal belongs to, and the run length.
 
         The number is None if the splits were forgotten.
         """
-        for rows, number in self._reassigned.get(unit, ()):
-            if any(start <= ordinal < stop for start, stop in rows):
+        for ordinals, number in self._reassigned.get(split, ()):
+            if any(start <= ordinal < stop for start, stop in ordinals):
                 return number, 1
-        place = bisect_right(self._starts, unit) - 1
-        if place < 0 or unit >= self._runs[place][1]:
-            if unit in self._reassigned:
+        index = bisect_right(self._starts, split) - 1
+        if index < 0 or split >= self._runs[index][1]:
+            if split in self._reassigned:
                 # Only for a partly assigned split, an unassigned ordinal can be mentioned: the rest
                 # after its end.
-                return self._reassigned[unit][0][1], 1
-            is_last = self._reassigned or place + 1 == len(self._starts)
-            return None, 1 if is_last else min(units, self._starts[place + 1] - unit)
-        start, stop, first = self._runs[place]
-        few = min(units, stop - unit)
+                return self._reassigned[split][0][1], 1
+            is_last = self._reassigned or index + 1 == len(self._starts)
+            return None, 1 if is_last else min(num_splits, self._starts[index + 1] - split)
+        start, stop, first = self._runs[index]
+        length = min(num_splits, stop - split)
         if self._reassigned:
-            few = next((n for n in range(1, few) if unit + n in self._reassigned), few)
-        return first + unit - start, few
+            length = next((n for n in range(1, length) if split + n in self._reassigned), length)
+        return first + split - start, length

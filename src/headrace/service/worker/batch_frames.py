@@ -11,12 +11,12 @@ from headrace.transport.channel import Buffer
 __all__ = ["batch_frame"]
 
 
-def batch_frame(portion: ResultBatch) -> Sequence[Buffer]:
+def batch_frame(batch: ResultBatch) -> Sequence[Buffer]:
     """Return the buffers of a batch's elements, without other rows of the same chunk."""
-    buffers = portion.buffers
-    if portion.row_range is not None:
-        buffers = wire.encode(wire.decode(buffers).slice(*portion.row_range))
-    if portion.is_shared:
+    buffers = batch.buffers
+    if batch.row_range is not None:
+        buffers = wire.encode(wire.decode(buffers).slice(*batch.row_range))
+    if batch.is_shared:
         # A client in this process uses writable memory directly, and copies read-only memory.
         buffers = [memoryview(buffer).toreadonly() for buffer in buffers]
     return buffers

@@ -11,8 +11,8 @@ __all__ = ["format_error", "to_client_error"]
 
 _PACKAGE_PREFIX = "headrace."
 _MISSING_MODULE = (
-    "install the package there; a module of yours is made importable (PYTHONPATH, or "
-    "`headrace worker --preload FOLDER/NAME.py`), or travels with the dataset: "
+    "install the package there; make your own module importable (PYTHONPATH, or "
+    "`headrace worker --preload FOLDER/NAME.py`), or send it with the dataset: "
     '`modules=["name"]` of `distribute`'
 )
 
@@ -43,9 +43,9 @@ def _with_hint(error: UserFunctionError) -> UserFunctionError:
     hint = missing_module_hint(error.original_type, _MISSING_MODULE)
     if not hint:
         return error
-    said, mark, rest = str(error).partition("\n")
+    summary, newline, rest = str(error).partition("\n")
     return UserFunctionError(
-        said + hint + mark + rest,
+        summary + hint + newline + rest,
         position=error.position,
         original_type=error.original_type,
         original_traceback=error.original_traceback,
@@ -56,10 +56,10 @@ def format_error(error: BaseException) -> str:
     """Return the class and message of an error, even if `str` of it fails."""
     name = type(error).__name__
     try:
-        words = str(error)
+        message = str(error)
     except BaseException as second:
-        words = f"(its words are not known: str() of it raised {type(second).__name__})"
-    return f"{name}: {words}" if words else name
+        message = f"(no message: its __str__ raised {type(second).__name__})"
+    return f"{name}: {message}" if message else name
 
 
 def _user_traceback(error: BaseException) -> TracebackType | None:

@@ -159,23 +159,24 @@ class DataWorkerCore(Generic[R]):
         return first and isinstance(answer, UnauthenticatedError)
 
     def _call_failed(self, asked: DispatcherRequest, error: Exception, now: float) -> None:
-        losses = self._pending_calls.note_failure(asked, now)
-        if not losses:
+        failures = self._pending_calls.note_failure(asked, now)
+        if not failures:
             return
-        self._last_failure = f" The last try: {error}"
+        self._last_failure = f" Last error: {error}"
         self._pending_actions.check_at(self._pending_calls.next_deadline)
         if isinstance(asked, FinishTask | FailTask):
             # The call is repeated, but clients need not wait for it.
             self.tasks.end_reported(asked, error, now)
         # While the worker stops, there is no time to wait for a lost dispatcher.
-        self._drain_state.is_dispatcher_unreachable |= losses > 1
+        self._drain_state.is_dispatcher_unreachable |= failures > 1
 
     def _handle_reply(self, asked: DispatcherRequest, answer: Any, now: float) -> None:
         expected = reply_type(type(asked))
         if not isinstance(answer, expected | Exception):
             answer = HeadraceError(
-                f"the dispatcher at {self._dispatcher} answered {type(asked).__name__} with "
-                f"{type(answer).__name__}; is it of another version of Headrace?"
+                f"dispatcher {self._dispatcher} replied to {type(asked).__name__} with "
+                f"{type(answer).__name__}, expected {expected.__name__}; check that it and worker "
+                f"{self.address} run the same version of Headrace"
             )
         _REPLY_HANDLERS[type(asked)](self, asked, answer, now)
 
@@ -194,8 +195,8 @@ class DataWorkerCore(Generic[R]):
             self.tasks.worker_registered(now)
         elif self._registration.was_ever_registered:
             self._pending_actions.actions.warnings.append(
-                f"the worker at {self.address} cannot register again with the dispatcher at "
-                f"{self._dispatcher}: {format_error(answer)}"
+                f"dispatcher {self._dispatcher} rejected the new registration of worker "
+                f"{self.address}, which retries: {format_error(answer)}"
             )
             self._registration.refused_by_dispatcher(now)
             self.tasks.registration_refused()
@@ -232,13 +233,13 @@ class DataWorkerCore(Generic[R]):
 
     def _reregister(self, now: float) -> None:
         self._pending_actions.actions.warnings.append(
-            f"the dispatcher at {self._dispatcher} does not know this worker any more (it was "
-            "restarted, or took the worker for lost); registering again"
+            f"dispatcher {self._dispatcher} no longer knows worker {self.address} (it was "
+            "restarted, or the worker's lease expired); the worker registers again"
         )
         self.tasks.cancel(
             CancelledError(
-                f"the worker at {self.address} registers again: the dispatcher does not know "
-                "what it worked on before"
+                f"worker {self.address} registers again, because the dispatcher no longer knows "
+                "it; its earlier tasks are cancelled"
             )
         )
         self._pending_calls.discard()
@@ -289,33 +290,37 @@ class DataWorkerCore(Generic[R]):
         )
 
     def _advance_drain(self, now: float) -> None:
-        leaving, calls = self._drain_state, self._pending_calls
-        if leaving.phase is DrainPhase.DRAINING:
-            unsettled = self.tasks.undelivered_count
-            self._pending_actions.actions.warnings += leaving.drain_warnings(unsettled, now)
-            if not unsettled or leaving.is_phase_over(now):
+        drain_state, calls = self._drain_state, self._pending_calls
+        if drain_state.phase is DrainPhase.DRAINING:
+            num_undelivered = self.tasks.undelivered_count
+            self._pending_actions.actions.warnings += drain_state.drain_warnings(
+                num_undelivered, now
+            )
+            if not num_undelivered or drain_state.is_phase_over(now):
                 self.stop(now)
-        if leaving.phase is DrainPhase.AWAITING_SPLITS and (
-            leaving.is_phase_over(now) or not calls.pending_of(GetSplit)
+        if drain_state.phase is DrainPhase.AWAITING_SPLITS and (
+            drain_state.is_phase_over(now) or not calls.pending_of(GetSplit)
         ):
             calls.discard(lambda call: isinstance(call, GetSplit))
-            left, words = self.tasks.undelivered()
-            leaving.return_splits(UndeliveredTotals.add_up(left, words))
-            for word in words:
-                self._pending_actions.call_dispatcher(word, now)
-        if leaving.phase is DrainPhase.RETURNING_SPLITS and not calls.pending_of(
+            outputs, returns = self.tasks.undelivered()
+            drain_state.return_splits(UndeliveredTotals.add_up(outputs, returns))
+            for split_return in returns:
+                self._pending_actions.call_dispatcher(split_return, now)
+        if drain_state.phase is DrainPhase.RETURNING_SPLITS and not calls.pending_of(
             ReturnSplits, FinishTask, FailTask
         ):
-            leaving.phase = DrainPhase.DEREGISTERING
+            drain_state.phase = DrainPhase.DEREGISTERING
             self._pending_actions.call_dispatcher(
                 UnregisterWorker(worker_id=self._registration.worker_id), now
             )
-        has_said_so = leaving.phase is DrainPhase.DEREGISTERING and not calls.pending_of(
+        has_deregistered = drain_state.phase is DrainPhase.DEREGISTERING and not calls.pending_of(
             UnregisterWorker
         )
-        if has_said_so or (leaving.has_stopped_delivery and leaving.is_phase_over(now)):
+        if has_deregistered or (
+            drain_state.has_stopped_delivery and drain_state.is_phase_over(now)
+        ):
             self._finish()
-        self._pending_actions.check_at(leaving.next_check_at)
+        self._pending_actions.check_at(drain_state.next_check_at)
 
     def _finish(self) -> None:
         self._pending_actions.actions.warnings += self._drain_state.finish()
@@ -337,13 +342,13 @@ class DataWorkerCore(Generic[R]):
 
     def _run_timers(self, now: float) -> None:
         """Do what is due at this time."""
-        agenda, registration = self._pending_actions, self._registration
+        pending_actions, registration = self._pending_actions, self._registration
         if now >= registration.due_at:
             if registration.is_registered:
                 activity = (
                     () if self._take_activity is None else self._take_activity(self.tasks.buffered)
                 )
-                agenda.call_dispatcher(
+                pending_actions.call_dispatcher(
                     registration.make_heartbeat(self.tasks.running, activity), now
                 )
                 self.tasks.drop_expired(now)
@@ -352,55 +357,55 @@ class DataWorkerCore(Generic[R]):
         self.tasks.run_timers(now)
         for call in self._pending_calls.take_expired(now):
             self._call_expired(call, now)
-        agenda.actions.calls += self._pending_calls.take_retries(now)
+        pending_actions.actions.calls += self._pending_calls.take_retries(now)
         silence = self._pending_calls.silence_to_report(now)
         if silence:
-            agenda.actions.warnings.append(
-                f"the dispatcher at {self._dispatcher} has not answered the worker at "
-                f"{self.address} for {silence:.0f} s: is it running, and is this its address?"
+            pending_actions.actions.warnings.append(
+                f"dispatcher {self._dispatcher} has not replied to worker {self.address} for "
+                f"{silence:.0f} s: is it running at this address?"
             )
-        refusal = self._pending_calls.refusal_to_report(now)
-        if refusal is not None:
-            agenda.actions.warnings.append(
-                f"the dispatcher at {self._dispatcher} answers the worker at {self.address}, but "
-                f"not its {type(refusal[0]).__name__}, for {refusal[1]:.0f} s.{self._last_failure}"
+        failing_call = self._pending_calls.refusal_to_report(now)
+        if failing_call is not None:
+            pending_actions.actions.warnings.append(
+                f"dispatcher {self._dispatcher}: {type(failing_call[0]).__name__} of worker "
+                f"{self.address} has failed for {failing_call[1]:.0f} s, while other requests "
+                f"succeed.{self._last_failure}"
             )
-        agenda.check_at(min(registration.due_at, self._pending_calls.next_deadline))
+        pending_actions.check_at(min(registration.due_at, self._pending_calls.next_deadline))
 
     def _call_expired(self, asked: DispatcherRequest, now: float) -> None:
         """Fail the requests that wait for an expired call, or else repeat the call."""
-        registers = isinstance(asked, RegisterWorker) and not self._registration.was_ever_registered
-        if not (registers or isinstance(asked, GetTask | GetPlan | GetSplit)):
+        is_first = isinstance(asked, RegisterWorker) and not self._registration.was_ever_registered
+        if not (is_first or isinstance(asked, GetTask | GetPlan | GetSplit)):
             self._pending_actions.call_dispatcher(asked, now)
             return
-        wish = f", with which the worker at {self.address} wants to register," * registers
         error = UnavailableError(
-            f"the dispatcher at {self._dispatcher}{wish} did not answer for "
-            f"{self._dispatcher_timeout:g} s: "
-            f"is it running, and is this its address?{self._last_failure}"
+            f"dispatcher {self._dispatcher} did not reply to {type(asked).__name__} of worker "
+            f"{self.address} for {self._dispatcher_timeout:g} s: is it running at this address?"
+            f"{self._last_failure}"
         )
         self._handle_reply(asked, error, now)
 
 
 def _stopping_error() -> CancelledError:
-    return CancelledError("the worker stops")
+    return CancelledError("the worker is shutting down")
 
 
-def _ignore_reply(session: DataWorkerCore[Any], asked: Any, answer: Any, now: float) -> None:
+def _ignore_reply(core: DataWorkerCore[Any], asked: Any, answer: Any, now: float) -> None:
     """Ignore a reply whose arrival is all that matters."""
 
 
 _REPLY_HANDLERS: dict[type, Callable[[DataWorkerCore[Any], Any, Any, float], None]] = {
     RegisterWorker: DataWorkerCore._registration_answered,
     WorkerHeartbeat: DataWorkerCore._heartbeat_answered,
-    GetTask: lambda session, *answer: session.tasks.definition_received(*answer),
-    GetPlan: lambda session, *answer: session.tasks.plan_part_received(*answer),
+    GetTask: lambda core, *answer: core.tasks.definition_received(*answer),
+    GetPlan: lambda core, *answer: core.tasks.plan_part_received(*answer),
     GetSplit: DataWorkerCore._split_request_answered,
     # A rejected call counts as answered, too: the iteration was closed.
-    FinishTask: lambda session, *answer: session.tasks.end_reported(*answer),
-    FailTask: lambda session, *answer: session.tasks.end_reported(*answer),
-    ReportDepartedClient: lambda session, *answer: session.tasks.departed_client_reported(*answer),
-    CommitFiles: lambda session, *answer: session.tasks.files_reported(*answer),
+    FinishTask: lambda core, *answer: core.tasks.end_reported(*answer),
+    FailTask: lambda core, *answer: core.tasks.end_reported(*answer),
+    ReportDepartedClient: lambda core, *answer: core.tasks.departed_client_reported(*answer),
+    CommitFiles: lambda core, *answer: core.tasks.files_reported(*answer),
     ReturnSplits: _ignore_reply,
     DrainWorker: _ignore_reply,
     UnregisterWorker: _ignore_reply,

@@ -6,7 +6,6 @@ DRAINING          buffered output is delivered, until nothing is left or the dea
 AWAITING_SPLITS   pending split requests are answered, because their splits are returned as well
 RETURNING_SPLITS  undelivered splits are returned; unreported ends of tasks are reported as well
 DEREGISTERING     the worker leaves: splits that were not returned by now are lost
-```
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from headrace.waiting import WaitWarningLimiter
 
 __all__ = ["DrainPhase", "DrainState", "UndeliveredTotals"]
 
-_SETTLE_SECONDS = 0.2
-_RETURN_SECONDS = 0.7
+_AWAIT_SPLITS_SECONDS = 0.2
+_RETURN_SPLITS_SECONDS = 0.7
 
 
 class DrainPhase(enum.IntEnum):
@@ -55,7 +54,7 @@ class UndeliveredTotals:
         """Add up the undelivered output of tasks and the returned splits."""
         outputs = list(outputs)
         return cls(
-            splits=sum(stop - start for word in returns for start, stop in word.splits),
+            splits=sum(stop - start for each in returns for start, stop in each.splits),
             elements=sum(each.elements for each in outputs),
             unacknowledged=sum(each.unacknowledged for each in outputs),
         )
@@ -105,12 +104,12 @@ class DrainState:
     def await_splits(self, now: float) -> None:
         """Start to wait for pending split requests."""
         self.phase, self._started_at = DrainPhase.AWAITING_SPLITS, now
-        self.deadline = now + _SETTLE_SECONDS
+        self.deadline = now + _AWAIT_SPLITS_SECONDS
 
     def return_splits(self, undelivered: UndeliveredTotals) -> None:
         """Start to return the undelivered splits."""
         self.phase, self._undelivered = DrainPhase.RETURNING_SPLITS, undelivered
-        self.deadline = self._started_at + _RETURN_SECONDS
+        self.deadline = self._started_at + _RETURN_SPLITS_SECONDS
 
     def is_phase_over(self, now: float) -> bool:
         """Return whether the time for the phase has passed."""
@@ -127,22 +126,21 @@ class DrainState:
 
     def finish(self) -> list[str]:
         """Record that the worker has stopped; return warnings about lost output."""
-        heard = self.phase is DrainPhase.DEREGISTERING
+        has_returned_splits = self.phase is DrainPhase.DEREGISTERING
         self.phase, self.deadline = DrainPhase.STOPPED, math.inf
-        left, warnings = self._undelivered, []
-        if left.splits and not heard:
+        undelivered, warnings = self._undelivered, []
+        if undelivered.splits and not has_returned_splits:
             warnings.append(
-                f"the worker at {self._address} leaves, and {left.splits} units of its tasks are "
-                f"lost: the dispatcher at {self._dispatcher} did not answer when they were to be "
-                "handed back"
+                f"worker {self._address} stopped: {undelivered.splits} undelivered splits lost, "
+                f"because dispatcher {self._dispatcher} did not acknowledge their return"
             )
-        if self._was_drained and (left.splits or left.elements or left.unacknowledged):
-            handed_back = " and were handed back" if left.splits and heard else ""
+        if self._was_drained and undelivered != UndeliveredTotals():
+            returned = " (returned)" if undelivered.splits and has_returned_splits else ""
             warnings.append(
-                f"the worker at {self._address} leaves before everything was delivered: "
-                f"{left.splits} units were not delivered{handed_back}, {left.elements} elements "
-                f"had been produced and were asked for by nobody, {left.unacknowledged} were sent "
-                "and not acknowledged"
+                f"worker {self._address} stopped before its output was delivered: "
+                f"{undelivered.splits} splits undelivered{returned}, {undelivered.elements} "
+                f"produced elements not requested, {undelivered.unacknowledged} elements sent and "
+                "not acknowledged"
             )
         return warnings
 
@@ -152,7 +150,7 @@ class DrainState:
         if not self._wait_warnings.should_warn(waited):
             return []
         return [
-            f"the worker at {self._address} is to leave, and has waited {waited:.0f} s "
-            f"for the clients of {tasks} task{'' if tasks == 1 else 's'} to take what there is; in "
-            f"{self.deadline - now:.0f} s it leaves in any case"
+            f"worker {self._address} has been draining for {waited:.0f} s: clients of {tasks} "
+            f"task{'' if tasks == 1 else 's'} have not yet requested or acknowledged all output; "
+            f"it stops in {self.deadline - now:.0f} s in any case"
         ]

@@ -131,9 +131,9 @@ class FifoDelivery(DeliveryPolicy[R]):
         """
         if self.is_fully_acknowledged:
             return first_n(self._done_at_end)
-        given = 0 if self._last_delivered is None else self._last_delivered.done_to
+        delivered_to = 0 if self._last_delivered is None else self._last_delivered.done_to
         return first_n(
-            min((portion.done_from for portion in self._delivery.batches()), default=given)
+            min((batch.done_from for batch in self._delivery.batches()), default=delivered_to)
         )
 
     @property
@@ -145,13 +145,18 @@ class FifoDelivery(DeliveryPolicy[R]):
         if self._acknowledged_by_client is not None:
             return (), ()
         last = self._last_delivered
-        whole = begun = self._done_at_end if self._is_exhausted and not self._ready_batches else 0
+        complete_end = begun_end = (
+            self._done_at_end if self._is_exhausted and not self._ready_batches else 0
+        )
         if last is not None:
-            whole, begun = max(whole, last.done_to), max(begun, last.done_to, last.delivered_end)
-        in_hand = self._delivery.batches()
+            complete_end, begun_end = (
+                max(complete_end, last.done_to),
+                max(begun_end, last.done_to, last.delivered_end),
+            )
+        unacknowledged = self._delivery.batches()
         return (
-            subtract(first_n(whole), _delivered_splits(in_hand)),
-            subtract(first_n(begun), _whole_splits(in_hand)),
+            subtract(first_n(complete_end), _delivered_splits(unacknowledged)),
+            subtract(first_n(begun_end), _whole_splits(unacknowledged)),
         )
 
     @property
@@ -177,17 +182,17 @@ class FifoDelivery(DeliveryPolicy[R]):
         Only if element ids are tracked: other tasks then deliver the rest, and nothing is lost.
         """
         clients = self._delivery.clients
-        are_gone = bool(clients) and clients <= self._departed_clients
+        have_all_departed = bool(clients) and clients <= self._departed_clients
         return (
             self._acknowledged_by_client is not None
-            and are_gone
+            and have_all_departed
             and not self._delivery.num_unacknowledged
         )
 
     @property
     def max_batch_elements(self) -> int | None:
         """Smallest number of elements that a waiting request asks for."""
-        return min((most for most in self._requested_elements.values() if most), default=None)
+        return min((limit for limit in self._requested_elements.values() if limit), default=None)
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -198,15 +203,15 @@ class FifoDelivery(DeliveryPolicy[R]):
         client_id, number = message.client_id, message.request_number
         if client_id in self._departed_clients:
             return [(request, _departed_client_error(client_id))]
-        used = self._delivery.acknowledge(client_id, message.acknowledged, now)
-        if self._acknowledged_by_client is not None and used:
-            self._record_acknowledged(client_id, used)
-        given = self._delivery.find(client_id, number)
-        if given is not None:
-            return [(request, given), *self._take_replies()]
+        acknowledged = self._delivery.acknowledge(client_id, message.acknowledged, now)
+        if self._acknowledged_by_client is not None and acknowledged:
+            self._record_acknowledged(client_id, acknowledged)
+        sent_batch = self._delivery.find(client_id, number)
+        if sent_batch is not None:
+            return [(request, sent_batch), *self._take_replies()]
         if self._delivery.is_acknowledged(client_id, number):
-            answered = AbortedError(f"request {number} was answered and acknowledged before")
-            return [(request, answered), *self._take_replies()]
+            error = AbortedError(f"request {number} was already answered and acknowledged")
+            return [(request, error), *self._take_replies()]
         if self._delivery.is_expired(client_id, number):
             return [(request, self._dropped_error(number)), *self._take_replies()]
         if self._refusal is not None:
@@ -214,16 +219,16 @@ class FifoDelivery(DeliveryPolicy[R]):
         self._counts_elements = self._counts_elements or message.max_elements > 0
         self._requested_elements[client_id, number] = message.max_elements
         # A repeated request replaces the one that lost its connection.
-        repeated = self._waiting_requests.get((client_id, number))
+        replaced_request = self._waiting_requests.get((client_id, number))
         self._waiting_requests[client_id, number] = request
         answers = self._take_replies()
-        if repeated is not None:
-            answers.append((repeated, AbortedError(f"request {number} was asked again")))
+        if replaced_request is not None:
+            answers.append((replaced_request, AbortedError(f"request {number} was repeated")))
         return answers
 
     def add_batch(self, batch: ResultBatch) -> list[tuple[R, BatchReply]]:
         """Add the next batch."""
-        assert not self._is_exhausted, "a portion after the end"
+        assert not self._is_exhausted, "batch added after the end of the task"
         batch = replace(batch, earlier_delivered_end=self._delivered_end, index=self._num_batches)
         self._num_batches += 1
         self._num_elements = batch.first_element + batch.num_elements
@@ -246,8 +251,10 @@ class FifoDelivery(DeliveryPolicy[R]):
         if self._assignments is None:
             return ()
         # Clients do not know yet about splits that are complete only with the end.
-        told = min(self._num_done, self._done_to)
-        while self._assignments and self._assignments[0][0] + self._assignments[0][1] <= told:
+        num_reported = min(self._num_done, self._done_to)
+        while (
+            self._assignments and self._assignments[0][0] + self._assignments[0][1] <= num_reported
+        ):
             del self._assignments[0]
         return tuple(self._assignments)
 
@@ -265,39 +272,43 @@ class FifoDelivery(DeliveryPolicy[R]):
     def cancel(self, refusal: Exception) -> tuple[list[tuple[R, BatchReply]], UndeliveredOutput]:
         """Reject all further requests, except repeated requests for batches sent before."""
         self._refusal = refusal
-        left = self._undelivered_output()
+        undelivered = self._undelivered_output()
         self._ready_batches.clear()
         self._ready_bytes = 0
-        waiting, self._waiting_requests = self._waiting_requests, {}
+        requests, self._waiting_requests = self._waiting_requests, {}
         self._requested_elements.clear()
-        return [(request, refusal) for request in waiting.values()], left
+        return [(request, refusal) for request in requests.values()], undelivered
 
     def remove_client(
         self, client_id: str
     ) -> tuple[list[tuple[R, BatchReply]], DepartedClientOutput]:
         """Record that a client departed; return what to report about it. Idempotent."""
         self._departed_clients.add(client_id)
-        waiting = [who for who in self._waiting_requests if who[0] == client_id]
-        for who in waiting:
-            self._requested_elements.pop(who, None)
+        keys = [key for key in self._waiting_requests if key[0] == client_id]
+        for key in keys:
+            self._requested_elements.pop(key, None)
         answers: list[tuple[R, BatchReply]] = [
-            (self._waiting_requests.pop(who), _departed_client_error(client_id)) for who in waiting
+            (self._waiting_requests.pop(key), _departed_client_error(client_id)) for key in keys
         ]
-        given = self._delivery.unacknowledged_by(client_id)
-        lost = _delivered_splits(given)
-        alone = intersect(_whole_splits(given), lost)
+        unacknowledged = self._delivery.unacknowledged_by(client_id)
+        sent_splits = _delivered_splits(unacknowledged)
+        exclusive_splits = intersect(_whole_splits(unacknowledged), sent_splits)
         if self._acknowledged_by_client is None:
             return answers, DepartedClientOutput(
-                unacknowledged=alone, possibly_lost=subtract(lost, alone)
+                unacknowledged=exclusive_splits,
+                possibly_lost=subtract(sent_splits, exclusive_splits),
             )
-        rows, used = ElementSet(), self._acknowledged_by_client.get(client_id, ElementSet())
-        for portion in given:
-            rows.add(portion.element_ids.runs)
+        elements, acknowledged = (
+            ElementSet(),
+            self._acknowledged_by_client.get(client_id, ElementSet()),
+        )
+        for batch in unacknowledged:
+            elements.add(batch.element_ids.runs)
         return answers, DepartedClientOutput(
-            unacknowledged=alone,
+            unacknowledged=exclusive_splits,
             possibly_lost=(),
-            partially_unacknowledged=rows.excluding(alone),
-            partially_acknowledged=used.excluding(()),
+            partially_unacknowledged=elements.excluding(exclusive_splits),
+            partially_acknowledged=acknowledged.excluding(()),
         )
 
     def forget_completed(self, splits: int) -> None:
@@ -306,16 +317,16 @@ class FifoDelivery(DeliveryPolicy[R]):
         for each in (self._acknowledged_by_client or {}).values():
             each.forget(self._num_done)
 
-    def _record_acknowledged(self, client_id: str, portions: list[ResultBatch]) -> None:
+    def _record_acknowledged(self, client_id: str, batches: list[ResultBatch]) -> None:
         """Record what a client acknowledged, as long as one of the splits may be reassigned."""
         assert self._acknowledged_by_client is not None
-        rows = self._acknowledged_by_client.get(client_id)
-        if rows is None:
-            rows = self._acknowledged_by_client[client_id] = ElementSet()
-        for portion in portions:
+        acknowledged = self._acknowledged_by_client.get(client_id)
+        if acknowledged is None:
+            acknowledged = self._acknowledged_by_client[client_id] = ElementSet()
+        for batch in batches:
             # Splits that begin and end within a batch have no elements in other batches.
-            start = max(portion.done_from, portion.earlier_delivered_end)
-            rows.add_with_complete(portion.element_ids.runs, start, portion.done_to)
+            start = max(batch.done_from, batch.earlier_delivered_end)
+            acknowledged.add_with_complete(batch.element_ids.runs, start, batch.done_to)
 
     def forget_client(self, client_id: str) -> list[tuple[R, BatchReply]]:
         """Record that the dispatcher knows what a departed client had received."""
@@ -324,32 +335,32 @@ class FifoDelivery(DeliveryPolicy[R]):
 
     def drop_expired(self, now: float) -> tuple[list[tuple[R, BatchReply]], int]:
         """Drop batches held by silent clients; return replies and the number of lost elements."""
-        lost = self._delivery.expire_clients(now, self._limits.client_timeout)
-        return self._take_replies() if lost else [], sum(portion.num_elements for portion in lost)
+        expired = self._delivery.expire_clients(now, self._limits.client_timeout)
+        return self._take_replies() if expired else [], sum(batch.num_elements for batch in expired)
 
     # --- rules ------------------------------------------------------------------------------------
 
     def _take_replies(self) -> list[tuple[R, BatchReply]]:
         answers: list[tuple[R, BatchReply]] = []
-        while self._ready_batches and (who := self._next_request()) is not None:
-            portion = self._ready_batches.popleft()
-            self._ready_bytes -= portion.size
+        while self._ready_batches and (key := self._next_request()) is not None:
+            batch = self._ready_batches.popleft()
+            self._ready_bytes -= batch.size
             if self._acknowledged_by_client is not None:
-                portion = replace(
-                    portion, num_done=self._num_done, assigned=self._open_assignments()
-                )
-            self._delivery.record(*who, portion, portion.size)
-            self._last_delivered = portion
-            self._requested_elements.pop(who, None)
-            answers.append((self._waiting_requests.pop(who), portion))
+                batch = replace(batch, num_done=self._num_done, assigned=self._open_assignments())
+            self._delivery.record(*key, batch, batch.size)
+            self._last_delivered = batch
+            self._requested_elements.pop(key, None)
+            answers.append((self._waiting_requests.pop(key), batch))
         if (
             self._is_exhausted
             and not self._ready_batches
             and (self._is_finished or not self.can_finish)
         ):
             for (client_id, _), request in self._waiting_requests.items():
-                held, _ = self._delivery.count_unacknowledged(client_id)
-                answers.append((request, self._empty_reply(end=self._is_finished and not held)))
+                num_unacknowledged, _ = self._delivery.count_unacknowledged(client_id)
+                answers.append(
+                    (request, self._empty_reply(end=self._is_finished and not num_unacknowledged))
+                )
             self._waiting_requests.clear()
             self._requested_elements.clear()
         return answers
@@ -357,14 +368,14 @@ class FifoDelivery(DeliveryPolicy[R]):
     def _next_request(self) -> tuple[str, int] | None:
         return next(filter(self._can_deliver_to, self._waiting_requests), None)
 
-    def _can_deliver_to(self, who: tuple[str, int]) -> bool:
-        return self._client_has_room(who[0])
+    def _can_deliver_to(self, key: tuple[str, int]) -> bool:
+        return self._client_has_room(key[0])
 
     def _client_has_room(self, client_id: str) -> bool:
-        portions, size = self._delivery.count_unacknowledged(client_id)
+        num_batches, size = self._delivery.count_unacknowledged(client_id)
         if self._delivery.unacknowledged_bytes >= self._limits.total_bytes:
-            return portions < 1
-        return portions < 2 or size < self._limits.client_bytes
+            return num_batches < 1
+        return num_batches < 2 or size < self._limits.client_bytes
 
     def _empty_reply(self, *, end: bool) -> GetElementsReply:
         return GetElementsReply(
@@ -375,50 +386,52 @@ class FifoDelivery(DeliveryPolicy[R]):
             done_to=self._done_at_end,
             delivered_end=max(self._delivered_end, self._done_at_end),
             earlier_delivered_end=self._delivered_end,
-            mode_data=ElementIds(assigned=dealt) if (dealt := self._open_assignments()) else None,
+            mode_data=ElementIds(assigned=assigned)
+            if (assigned := self._open_assignments())
+            else None,
         )
 
     def _undelivered_output(self) -> UndeliveredOutput:
-        given = self._last_delivered
-        touched = 0 if given is None else max(given.delivered_end, given.done_to)
+        last = self._last_delivered
+        delivered_end = 0 if last is None else max(last.delivered_end, last.done_to)
         if self._is_exhausted and not self._ready_batches:
-            touched = self._done_at_end
+            delivered_end = self._done_at_end
         return UndeliveredOutput(
-            elements=sum(portion.num_elements for portion in self._ready_batches),
-            unacknowledged=sum(portion.num_elements for portion in self._delivery.batches()),
-            delivered_splits=first_n(touched),
+            elements=sum(batch.num_elements for batch in self._ready_batches),
+            unacknowledged=sum(batch.num_elements for batch in self._delivery.batches()),
+            delivered_splits=first_n(delivered_end),
         )
 
     def _dropped_error(self, number: int) -> DeadlineExceededError:
         return DeadlineExceededError(
-            f"the elements that answered request {number} were dropped: this client was not heard "
-            f"of for {self._limits.client_timeout:g} s"
+            f"the elements of request {number} were dropped, because this client sent no request "
+            f"for {self._limits.client_timeout:g} s"
         )
 
 
-def _delivered_splits(portions: Iterable[ResultBatch]) -> Ranges:
+def _delivered_splits(batches: Iterable[ResultBatch]) -> Ranges:
     """Return the splits that may have elements in the batches."""
-    ranges = ((each.done_from, max(each.delivered_end, each.done_to)) for each in portions)
+    ranges = ((batch.done_from, max(batch.delivered_end, batch.done_to)) for batch in batches)
     return union((start, stop) for start, stop in ranges if start < stop)
 
 
-def _whole_splits(portions: Iterable[ResultBatch]) -> Ranges:
+def _whole_splits(batches: Iterable[ResultBatch]) -> Ranges:
     """Return the splits whose elements are all in the batches, in consecutive ones.
 
     Splits that are complete with a batch may have started in earlier ones; the range then contains
     other splits as well.
     """
     ranges: list[tuple[int, int]] = []
-    since, last = 0, -1
-    for portion in sorted(portions, key=lambda portion: portion.index):
-        since = since if portion.index == last + 1 and ranges else portion.earlier_delivered_end
-        ranges.append((since, portion.done_to))
-        last = portion.index
+    begin, last = 0, -1
+    for batch in sorted(batches, key=lambda batch: batch.index):
+        begin = begin if batch.index == last + 1 and ranges else batch.earlier_delivered_end
+        ranges.append((begin, batch.done_to))
+        last = batch.index
     return union((start, stop) for start, stop in ranges if start < stop)
 
 
 def _departed_client_error(client_id: str) -> CancelledError:
     return CancelledError(
-        f"client {client_id} closed its iteration, or was silent for so long that it counts as "
-        "gone: what it was sent may have gone to others; iterate over the dataset again"
+        f"client {client_id} closed its iteration, or its lease expired: elements sent to it may "
+        "have been reassigned to other clients; iterate over the dataset again"
     )

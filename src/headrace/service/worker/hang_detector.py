@@ -100,11 +100,11 @@ class HangDetector:
         splits = ""
         if meter.last_splits is not None:
             start, stop = meter.last_splits
-            splits = f" (the splits assigned last are {start} to {stop - 1})"
+            splits = f" (last assigned splits: {start} to {stop - 1})"
         stacks = "\n".join("".join(traceback.format_stack(frame)) for frame in frames)
         return (
-            f"task {meter.task_id}{splits} has made no progress for {stalled.seconds:.0f} s, "
-            f"longer than the `hang_timeout_ms` of {self._timeout * 1000:.0f}. It is at:\n{stacks}"
+            f"task {meter.task_id}{splits} has made no progress for {stalled.seconds:.0f} s "
+            f"(hang_timeout_ms={self._timeout * 1000:.0f}). Current call stack:\n{stacks}"
         )
 
 

@@ -218,28 +218,32 @@ class PendingCalls:
 
     def take_retries(self, now: float) -> list[DispatcherRequest]:
         """Return the calls to repeat now."""
-        again = []
+        retries = []
         for message, call in self._pending.items():
             if call.retry_at <= now:
                 call.retry_at = now + self._with_jitter(_retry_interval(message))
-                again.append(message)
-        return again
+                retries.append(message)
+        return retries
 
     def take_expired(self, now: float) -> list[DispatcherRequest]:
         """Remove and return the calls that were not answered within the timeout."""
-        hopeless = [
-            m for m, call in self._pending.items() if now - call.started_at >= self._timeout
+        expired = [
+            message
+            for message, call in self._pending.items()
+            if now - call.started_at >= self._timeout
         ]
-        for message in hopeless:
+        for message in expired:
             del self._pending[message]
-        return hopeless
+        return expired
 
     @property
     def next_deadline(self) -> float:
         """Time of the next repetition, timeout or warning."""
         # A call that fails repeatedly is repeated at least every two seconds; its warning is
         # checked then.
-        times = [min(c.retry_at, c.started_at + self._timeout) for c in self._pending.values()]
+        times = [
+            min(call.retry_at, call.started_at + self._timeout) for call in self._pending.values()
+        ]
         return min(
             [*times, self._silence_started_at + self._warnings.next_warning_after], default=math.inf
         )

@@ -79,10 +79,10 @@ class PlanFetch:
             return None
         if self._hash.digest() != self._digest:
             raise DataLossError(
-                f"the plan {self._digest.hex()[:12]} arrived damaged: {self._offset} bytes of "
-                f"{answer.total_bytes}, with SHA-256 {self._hash.hexdigest()[:12]}; the "
-                "dispatcher's "
-                "copy of it may be damaged: register the dataset again"
+                f"the plan with SHA-256 {self._digest.hex()[:12]} is corrupt: received "
+                f"{self._offset} of {answer.total_bytes} bytes with SHA-256 "
+                f"{self._hash.hexdigest()[:12]}. The dispatcher's copy may be corrupt: register "
+                "the dataset again"
             )
         return b"".join(self._parts)
 
@@ -157,11 +157,11 @@ class PendingLookups(Generic[R]):
 
     def resolve(self, definition: TaskDefinition) -> TaskPlans | GetPlan | None:
         """Return a task's plans or the next request; None if another task fetches them."""
-        here = self._plans_by_task.setdefault(definition.task_id, {})
+        plans = self._plans_by_task.setdefault(definition.task_id, {})
         for digest in filter(None, (definition.digest, definition.cost_fn_digest)):
-            plan = here.get(digest) or self._cache.get(digest)
+            plan = plans.get(digest) or self._cache.get(digest)
             if plan is not None:
-                here[digest] = plan
+                plans[digest] = plan
             elif digest in self._fetches:
                 self._fetches[digest][1].append(definition)
                 return None
@@ -170,7 +170,7 @@ class PendingLookups(Generic[R]):
                 self._fetches[digest] = fetch, [definition]
                 return fetch.next_request()
         del self._plans_by_task[definition.task_id]
-        return TaskPlans(here[definition.digest], here.get(definition.cost_fn_digest, b""))
+        return TaskPlans(plans[definition.digest], plans.get(definition.cost_fn_digest, b""))
 
     def add_plan_part(self, asked: GetPlan, part: GetPlanReply) -> GetPlan | list[TaskDefinition]:
         """Add a part of a plan; return the tasks that waited for it, or the next request.
@@ -186,12 +186,12 @@ class PendingLookups(Generic[R]):
             return fetch.next_request()
         self._cache.put(asked.digest, plan)
         del self._fetches[asked.digest]
-        there = [
+        definitions = [
             definition for definition in waiting if definition.task_id in self._waiting_requests
         ]
-        for definition in there:
+        for definition in definitions:
             self._plans_by_task.setdefault(definition.task_id, {})[asked.digest] = plan
-        return there
+        return definitions
 
     def cancel_fetch(self, digest: bytes) -> list[TaskDefinition]:
         """Cancel the fetch of a plan; return the tasks that waited for it."""

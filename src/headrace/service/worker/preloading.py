@@ -29,10 +29,10 @@ def preload(module: str) -> None:
     if known is not None:
         if os.path.abspath(getattr(known, "__file__", None) or "") == path:
             return
-        raise ImportError(f"there is another module {name!r} already")
+        raise ImportError(f"another module named {name!r} is already imported")
     spec = importlib.util.spec_from_file_location(name, path)
     if not os.path.isfile(path) or spec is None or spec.loader is None:
-        raise ImportError(f"there is no Python file {path!r}")
+        raise ImportError(f"Python file {path!r} does not exist")
     found = importlib.util.module_from_spec(spec)
     sys.modules[name] = found
     try:

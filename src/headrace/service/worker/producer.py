@@ -134,19 +134,19 @@ class Producer(TaskThread[ResultSink]):
         with self._put_lock:
             self._was_flushed = self._was_flushed or bool(self._buffered_chunks)
             self._put_buffered()
-            given = 0 if self._iterator is None else count_yielded_splits(self._iterator)
-            if given > self._flushed_to:
-                self._flushed_to = self._done_to = self._delivered_end = given
-                before, self._delivered_to = self._delivered_to, given
+            num_yielded = 0 if self._iterator is None else count_yielded_splits(self._iterator)
+            if num_yielded > self._flushed_to:
+                self._flushed_to = self._done_to = self._delivered_end = num_yielded
+                before, self._delivered_to = self._delivered_to, num_yielded
                 self._put_empty_batch(before, self._take_split_ends())
 
     def _fail(self, error: BaseException) -> str:
         failure = format_error(error)
         try:
-            _log.error("%s ends: %s", self._name, failure, exc_info=error)
+            _log.error("%s failed: %s", self._name, failure, exc_info=error)
             self._put_error(to_client_error(error))
         except BaseException:
-            _log.exception("%s cannot report its error", self._name)
+            _log.exception("%s could not report its error to clients", self._name)
         return failure
 
     def _produce(self) -> str | None:
@@ -163,14 +163,14 @@ class Producer(TaskThread[ResultSink]):
             iterator.close()
 
     def _produce_from(self, iterator: ElementIterator) -> str | None:
-        limit, failures, last_words = 1, 0, ""
+        limit, failures, last_message = 1, 0, ""
         while self._sink.wait_for_room():
             limit = min(limit, self._sink.max_elements or limit)
             error: BaseException | None = None
             at_end = False
             count = size = 0
             self._was_flushed = False
-            since = time.perf_counter()
+            started_at = time.perf_counter()
             while count < limit and size < self._batch_bytes:
                 try:
                     chunk = iterator.next_chunk(limit - count)
@@ -183,10 +183,10 @@ class Producer(TaskThread[ResultSink]):
                 self._add_chunk(iterator, chunk)
                 count += chunk.size
                 size += wire.frame_bytes(chunk)
-                slow = time.perf_counter() - since > _BATCH_SECONDS / 2
-                if slow or self._sink.delivers_at_once or self._was_flushed:
+                is_slow = time.perf_counter() - started_at > _BATCH_SECONDS / 2
+                if is_slow or self._sink.delivers_at_once or self._was_flushed:
                     break
-            seconds = time.perf_counter() - since
+            seconds = time.perf_counter() - started_at
             with self._put_lock:
                 # If a split ended with an error, its end is reported with the error.
                 self._put_buffered(reports_ends=error is None)
@@ -197,23 +197,26 @@ class Producer(TaskThread[ResultSink]):
                 return None
             if error is None:
                 if not self._was_flushed:
-                    wanted = next_batch_limit(limit, count, size, seconds, self._batch_bytes)
-                    limit = min(self._max_elements, wanted)
+                    next_limit = next_batch_limit(limit, count, size, seconds, self._batch_bytes)
+                    limit = min(self._max_elements, next_limit)
                 continue
-            said = to_client_error(error)
+            client_error = to_client_error(error)
             # After an error that is no `Exception` the iterator's state is undefined. The state is
             # requested without the lock for the same reason as in `_add_chunk`.
-            knows = self._counts_splits and isinstance(error, Exception)
-            state = iterator.get_state() if knows else None
+            has_state = self._counts_splits and isinstance(error, Exception)
+            state = iterator.get_state() if has_state else None
             # A split that ends with an error is complete with it and is not needed again.
-            self._put_error(said, state, count_begun_splits(iterator), get_error_position(error))
+            self._put_error(
+                client_error, state, count_begun_splits(iterator), get_error_position(error)
+            )
             if not isinstance(error, Exception):
                 return format_error(error)
-            failures = failures + 1 if str(said) == last_words else 1
-            last_words = str(said)
+            failures = failures + 1 if str(client_error) == last_message else 1
+            last_message = str(client_error)
             if failures >= _MAX_FAILURES:
-                _log.warning("%s ends: %d times in a row: %s", self._name, failures, last_words)
-                return f"{failures} times in a row: {last_words}"
+                failure = f"the same error {failures} times in a row: {last_message}"
+                _log.warning("%s failed: %s", self._name, failure)
+                return failure
         return None
 
     def _add_chunk(self, iterator: ElementIterator, chunk: Chunk) -> None:
@@ -221,10 +224,12 @@ class Producer(TaskThread[ResultSink]):
         # The state is requested now, because another thread that calls `flush` must not request it;
         # and without the lock, because a thread of the plan that waits for the lock may hold what
         # the state needs.
-        at = (state_after(chunk), count_begun_splits(iterator)) if self._counts_splits else None
+        position = (
+            (state_after(chunk), count_begun_splits(iterator)) if self._counts_splits else None
+        )
         with self._put_lock:
             self._buffered_chunks.append(chunk)
-            self._position = at
+            self._position = position
 
     def _put_buffered(self, *, reports_ends: bool = True) -> None:
         chunks, self._buffered_chunks = self._buffered_chunks, []
@@ -285,21 +290,21 @@ class Producer(TaskThread[ResultSink]):
             return
         mode: ElementIds | None = None
         if self._reports_element_ids:
-            origins = find_element_ids(chunk)
-            runs = self._sink.element_ids(origins.runs, ()) + ended
+            ids = find_element_ids(chunk)
+            runs = self._sink.element_ids(ids.runs, ()) + ended
             mode = ElementIds(
                 runs=runs,
-                is_permuted=origins.is_mixed,
-                permutation=origins.order,
-                interleaving=origins.turns,
-                ids_per_element=origins.sizes,
+                is_permuted=ids.is_mixed,
+                permutation=ids.order,
+                interleaving=ids.turns,
+                ids_per_element=ids.sizes,
                 failed_split=runs[0][0] if error is not None and runs else -1,
                 failed_position=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
             )
-        number, self._num_elements = self._num_elements, self._num_elements + chunk.size
+        first_element, self._num_elements = self._num_elements, self._num_elements + chunk.size
         self._sink.put(
             ResultBatch(
-                first_element=number,
+                first_element=first_element,
                 num_elements=0 if error else chunk.size,
                 buffers=buffers,
                 size=size,
@@ -315,32 +320,34 @@ class Producer(TaskThread[ResultSink]):
         self,
         error: HeadraceError,
         state: State | None = None,
-        begun_at_most: int = 0,
-        origin: ErrorPosition | None = None,
+        begun_end: int = 0,
+        position: ErrorPosition | None = None,
     ) -> None:
         """Deliver an error.
 
         Args:
             error: The error.
             state: State of the iterator after it, if it counts splits and is defined.
-            begun_at_most: End of the splits that may have yielded elements.
-            origin: Position of the error among the elements, if known.
+            begun_end: End of the splits that may have yielded elements.
+            position: Position of the error among the elements, if known.
         """
         if isinstance(error, UserFunctionError):
             count_user_function_error()
         with self._put_lock:
             if state is not None:
-                self._count_splits(state, begun_at_most)
+                self._count_splits(state, begun_end)
             else:
-                self._delivered_end = max(self._delivered_end, begun_at_most)
+                self._delivered_end = max(self._delivered_end, begun_end)
             before, self._delivered_to = self._delivered_to, self._done_to
             ended = self._take_split_ends()
             mode = ElementIds(runs=ended) if ended else None
-            if origin is not None and self._is_ordered:
-                run = (origin.split, 1, origin.element, 1)
-                ((failed, *_),) = self._sink.element_ids((run,), ())
-                at = (origin.ordinal, origin.number_at_ordinal)
-                mode = ElementIds(runs=ended, failed_split=failed, failed_position=at)
+            if position is not None and self._is_ordered:
+                run = (position.split, 1, position.element, 1)
+                ((failed_split, *_),) = self._sink.element_ids((run,), ())
+                failed_position = (position.ordinal, position.number_at_ordinal)
+                mode = ElementIds(
+                    runs=ended, failed_split=failed_split, failed_position=failed_position
+                )
             self._sink.put(
                 ResultBatch(
                     first_element=self._num_elements,
@@ -358,6 +365,6 @@ def _concatenated(chunks: list[Chunk]) -> Chunk:
     count = sum(chunk.size for chunk in chunks)
     if len(chunks) > 1 and sum(map(wire.frame_bytes, chunks)) >= count * wire.OWN_BUFFER_BYTES:
         rows = [row for chunk in chunks for row in chunk.rows()]
-        places = [column for chunk in chunks if (column := chunk.compact_metadata) is not None]
-        return Chunk.of_rows(rows, None, concatenate_columns(places) if places else None)
+        element_ids = [column for chunk in chunks if (column := chunk.compact_metadata) is not None]
+        return Chunk.of_rows(rows, None, concatenate_columns(element_ids) if element_ids else None)
     return concatenate(chunks)

@@ -26,7 +26,7 @@ __all__ = ["ProducerChannel", "ProducerListener", "ResultSink"]
 class ProducerListener(Protocol):
     """Receiver of a producer's output."""
 
-    def batch_produced(self, producer: int, portion: ResultBatch) -> None:
+    def batch_produced(self, producer: int, batch: ResultBatch) -> None:
         """Handle a batch."""
 
     def splits_needed(self, producer: int) -> None:
@@ -177,7 +177,7 @@ class ProducerChannel:
                     while self._pending_grant is None and not self._is_closed:
                         self._changed.wait()
             if self._pending_grant is None:
-                raise CancelledError("the task was called off")
+                raise CancelledError("the task was cancelled")
             grant, self._pending_grant = self._pending_grant, None
             self._metrics.add_assignment(grant.splits)
             self._delivers_at_once = grant.deliver_at_once
@@ -191,12 +191,12 @@ class ProducerChannel:
         with self._changed:
             return self._assignment_order.element_ids(runs, ended)
 
-    def put(self, portion: ResultBatch) -> None:
+    def put(self, batch: ResultBatch) -> None:
         """Pass on a batch."""
         with self._changed:
             self._has_room = False
-        self._metrics.add_batch(portion.num_elements, portion.size)
-        self._listener.batch_produced(self._producer, portion)
+        self._metrics.add_batch(batch.num_elements, batch.size)
+        self._listener.batch_produced(self._producer, batch)
 
     def end(self, failure: str | None) -> None:
         """Report that no batch will follow, and the reason if the task failed."""
@@ -225,7 +225,7 @@ class ResultSink(Protocol):
     ) -> tuple[ElementIdRun, ...]:
         """Return element ids in assignment order, given ids by split of the stream."""
 
-    def put(self, portion: ResultBatch) -> None:
+    def put(self, batch: ResultBatch) -> None:
         """Handle a batch."""
 
     def end(self, failure: str | None) -> None:

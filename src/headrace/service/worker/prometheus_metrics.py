@@ -22,40 +22,42 @@ def collect_metrics(totals: WorkerTotals, *, tasks: int, is_registered: bool) ->
     """
     gauges = {
         "headrace_worker_registered": (
-            "Whether the dispatcher knows this worker: 1, or 0.",
+            "1 if the worker is registered with the dispatcher, else 0.",
             int(is_registered),
         ),
-        "headrace_worker_tasks_running": ("Tasks that run on this worker.", tasks),
+        "headrace_worker_tasks_running": ("Tasks running on this worker.", tasks),
         "headrace_worker_buffers": (
-            "Portions that this worker has made, and that no client has asked for.",
+            "Result batches that no client has requested yet.",
             totals.buffered_batches,
         ),
         "headrace_worker_buffer_bytes": (
-            "Bytes of the portions that no client has asked for.",
+            "Bytes of result batches that no client has requested yet.",
             totals.buffered_bytes,
         ),
     }
-    for name, (words, value) in gauges.items():
-        yield GaugeMetricFamily(name, words, value=value)
+    for name, (description, value) in gauges.items():
+        yield GaugeMetricFamily(name, description, value=value)
     yield CounterMetricFamily(
-        "headrace_worker_elements", "Elements that this worker made.", value=totals.elements
+        "headrace_worker_elements", "Elements produced by this worker.", value=totals.elements
     )
     yield CounterMetricFamily(
-        "headrace_worker_bytes", "Bytes of the elements that this worker made.", value=totals.bytes
+        "headrace_worker_bytes",
+        "Bytes of the elements produced by this worker.",
+        value=totals.bytes,
     )
     waited = CounterMetricFamily(
         "headrace_worker_wait_seconds",
-        "Seconds for which tasks of this worker stood still, for clients or for units to read.",
+        "Seconds that tasks of this worker waited for clients or for splits.",
         labels=["reason"],
     )
     waited.add_metric([WAITING_FOR_CLIENTS], totals.client_wait_seconds)
     waited.add_metric([WAITING_FOR_SPLITS], totals.split_wait_seconds)
     yield waited
-    stages = CounterMetricFamily(
+    steps = CounterMetricFamily(
         "headrace_worker_stage_seconds",
-        "Seconds for which threads of this worker were at a step of a dataset.",
+        "Seconds that threads of this worker spent in each step of a dataset.",
         labels=["stage"],
     )
-    for stage, seconds in totals.steps.items():
-        stages.add_metric([stage], seconds)
-    yield stages
+    for step, seconds in totals.steps.items():
+        steps.add_metric([step], seconds)
+    yield steps

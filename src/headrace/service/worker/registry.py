@@ -22,16 +22,14 @@ __all__ = ["create_delivery", "is_ordered", "look_up"]
 V = TypeVar("V")
 
 
-def create_delivery(definition: TaskDefinition, bounds: BufferLimits | None) -> DeliveryPolicy[Any]:
+def create_delivery(definition: TaskDefinition, limits: BufferLimits | None) -> DeliveryPolicy[Any]:
     """Return the delivery policy of a task.
 
     Raises:
         FailedPreconditionError: If the policy in the definition is unknown.
     """
-    what = "way to hand out elements"
-    return look_up(_DELIVERY_POLICIES, definition.delivery_policy, definition, what)(
-        definition, bounds
-    )
+    create = look_up(_DELIVERY_POLICIES, definition.delivery_policy, definition, "delivery policy")
+    return create(definition, limits)
 
 
 def is_ordered(definition: TaskDefinition) -> bool:
@@ -39,7 +37,7 @@ def is_ordered(definition: TaskDefinition) -> bool:
     return definition.partition_mode.startswith("ordered")
 
 
-def look_up(table: dict[str, V], name: str, definition: TaskDefinition, what: str) -> V:
+def look_up(table: dict[str, V], name: str, definition: TaskDefinition, description: str) -> V:
     """Return the implementation of a name in a task's definition.
 
     Raises:
@@ -49,40 +47,40 @@ def look_up(table: dict[str, V], name: str, definition: TaskDefinition, what: st
     if found is None:
         known = ", ".join(str(each) for each in table)
         raise FailedPreconditionError(
-            f"task {definition.task_id} has the {what} {name!r}, which this worker does not know "
-            f"(it knows {known}): is the dispatcher of another version of Headrace?"
+            f"task {definition.task_id}: this worker does not support {description} {name!r}, only "
+            f"{known}; check that it and the dispatcher run the same version of Headrace"
         )
     return found
 
 
 def _create_file_delivery(
-    definition: TaskDefinition, bounds: BufferLimits | None
+    definition: TaskDefinition, limits: BufferLimits | None
 ) -> FileDelivery[Any]:
-    return FileDelivery(bounds)
+    return FileDelivery(limits)
 
 
-def _create_fifo(definition: TaskDefinition, bounds: BufferLimits | None) -> FifoDelivery[Any]:
+def _create_fifo(definition: TaskDefinition, limits: BufferLimits | None) -> FifoDelivery[Any]:
     return FifoDelivery(
-        bounds,
+        limits,
         tracks_elements=definition.has_element_ids,
         reports_assignments=definition.has_element_ids,
     )
 
 
 def _create_shared_window(
-    definition: TaskDefinition, bounds: BufferLimits | None
+    definition: TaskDefinition, limits: BufferLimits | None
 ) -> SharedWindowDelivery[Any]:
-    return SharedWindowDelivery(bounds)
+    return SharedWindowDelivery(limits)
 
 
-def _create_rounds(definition: TaskDefinition, bounds: BufferLimits | None) -> RoundDelivery[Any]:
-    return RoundDelivery(definition.num_consumers or 1, bounds)
+def _create_rounds(definition: TaskDefinition, limits: BufferLimits | None) -> RoundDelivery[Any]:
+    return RoundDelivery(definition.num_consumers or 1, limits)
 
 
 _DELIVERY_POLICIES: dict[
     str, Callable[[TaskDefinition, BufferLimits | None], DeliveryPolicy[Any]]
 ] = {
-    "first_come": _create_fifo,
+    "fifo": _create_fifo,
     "shared": _create_shared_window,
     "files": _create_file_delivery,
     "rounds": _create_rounds,

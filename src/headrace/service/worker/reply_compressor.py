@@ -47,9 +47,7 @@ class ReplyCompressor:
                         self._send,
                         request,
                         content,
-                        lambda portion: frame_compression.compress_frame(
-                            batch_frame(portion), codec
-                        ),
+                        lambda batch: frame_compression.compress_frame(batch_frame(batch), codec),
                     )
                     return
         self._send(request, content, batch_frame)

@@ -107,8 +107,8 @@ class DataWorkerRunner:
     def totals(self) -> WorkerTotals:
         """Return the totals of all tasks since the start."""
         with self._runner.lock:
-            ready: BufferedByTask = {} if self._core is None else self._core.tasks.buffered
-        return self._metrics.totals(ready)
+            buffered: BufferedByTask = {} if self._core is None else self._core.tasks.buffered
+        return self._metrics.totals(buffered)
 
     # --- lifecycle --------------------------------------------------------------------------------
 
@@ -128,41 +128,41 @@ class DataWorkerRunner:
             HeadraceError: If the dispatcher rejects the worker or does not reply.
             CancelledError: If the worker was stopped.
         """
-        session = self._core
-        assert session is not None
-        self._runner.wait(lambda: session.is_registered or self._is_finished)
-        if session.failure is not None:
-            raise session.failure
-        if not session.is_registered:
+        core = self._core
+        assert core is not None
+        self._runner.wait(lambda: core.is_registered or self._is_finished)
+        if core.failure is not None:
+            raise core.failure
+        if not core.is_registered:
             raise _stopped_early_error()
 
     def drain(self, seconds: float) -> None:
         """Deliver buffered output for at most `seconds`; return when that is done."""
-        if self._handle_event(lambda session, now: session.drain(seconds, now)):
+        if self._handle_event(lambda core, now: core.drain(seconds, now)):
             self._runner.wait(lambda: self._is_finished)
 
     def close(self) -> None:
         """Stop the worker and its threads, within a time limit. Idempotent."""
-        until = time.monotonic() + _STOP_SECONDS
+        deadline = time.monotonic() + _STOP_SECONDS
         self._profiler.stop()
         if self._runner.is_current_thread:
             # The garbage collector found a dropped server; there is no thread to deregister with.
             self._is_finished = self._runner.is_closed = True
             return
-        if self._handle_event(lambda session, now: session.stop(now)):
+        if self._handle_event(lambda core, now: core.stop(now)):
             self._runner.wait(lambda: self._is_finished, _LEAVE_SECONDS)
         with self._runner.lock:
             self._is_finished = self._runner.is_closed = True
             self._runner.notify()
-            feeds, producers = list(self._channels.values()), list(self._producers.values())
+            channels, producers = list(self._channels.values()), list(self._producers.values())
         self._runner.wake()
-        for feed in feeds:
-            feed.close()
+        for channel in channels:
+            channel.close()
         self._compressor.close()
         for producer in producers:
-            producer.join(until - time.monotonic())
-        self._runner.close(until - time.monotonic())
-        self._profiler.join(until - time.monotonic())
+            producer.join(deadline - time.monotonic())
+        self._runner.close(deadline - time.monotonic())
+        self._profiler.join(deadline - time.monotonic())
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -175,11 +175,11 @@ class DataWorkerRunner:
             else:
                 request.reply(Done())
 
-        def take(session: DataWorkerCore[Request], now: float) -> None:
+        def handle_requests(core: DataWorkerCore[Request], now: float) -> None:
             for request, message in asked:
-                session.request_received(request, message, now)
+                core.request_received(request, message, now)
 
-        if asked and not self._handle_event(take):
+        if asked and not self._handle_event(handle_requests):
             for request, _ in asked:
                 request.fail(UnavailableError("the worker is not ready yet"))
 
@@ -188,21 +188,21 @@ class DataWorkerRunner:
     def _handle_event(self, event: Callable[[DataWorkerCore[Request], float], None]) -> bool:
         """Pass an input to the core and execute the actions; return False without a core."""
         with self._runner.lock:
-            session = self._core
-            if session is None:
+            core = self._core
+            if core is None:
                 return False
             now = time.monotonic()
-            event(session, now)
-            actions = self._run_actions(session, now)
-            wakes = bool(self._outgoing_calls) or now + actions.wake_in < self._next_check_at
-        if wakes:
+            event(core, now)
+            actions = self._run_actions(core, now)
+            must_wake = bool(self._outgoing_calls) or now + actions.wake_in < self._next_check_at
+        if must_wake:
             self._runner.wake()
         self._send_replies(actions)
         return True
 
-    def _run_actions(self, session: DataWorkerCore[Request], now: float) -> WorkerActions[Request]:
+    def _run_actions(self, core: DataWorkerCore[Request], now: float) -> WorkerActions[Request]:
         """Execute the actions whose order matters; return the rest, to run unlocked."""
-        actions = session.act(now)
+        actions = core.act(now)
         self._outgoing_calls += actions.calls
         failed = [each for each in map(self._start_producer, actions.starts) if each is not None]
         for producer in actions.resumes:
@@ -221,45 +221,43 @@ class DataWorkerRunner:
         if not failed:
             return actions
         for producer, error in failed:
-            session.tasks.batch_produced(
+            core.tasks.batch_produced(
                 producer, ResultBatch(first_element=0, error=to_client_error(error)), now
             )
-            session.tasks.producer_ended(
-                producer, f"it cannot be started: {format_error(error)}", now
-            )
-        more = self._run_actions(session, now)
+            core.tasks.producer_ended(producer, f"it cannot be started: {format_error(error)}", now)
+        later_actions = self._run_actions(core, now)
         for producer, _ in failed:
             del self._channels[producer], self._producers[producer]
             self._metrics.end_task(producer)
-        more.replies[:0], more.warnings[:0] = actions.replies, actions.warnings
-        return more
+        later_actions.replies[:0], later_actions.warnings[:0] = actions.replies, actions.warnings
+        return later_actions
 
     # --- producers --------------------------------------------------------------------------------
 
     def _start_producer(self, start: StartProducer) -> tuple[int, BaseException] | None:
         """Start a producer; if that fails, return its number and the error."""
         definition = start.definition
-        name, order = f"task-{definition.task_id}", definition.save_destination
-        meter = self._metrics.start_task(start.producer, definition.task_id)
-        feed = ProducerChannel(start.producer, self, meter)
+        name, destination = f"task-{definition.task_id}", definition.save_destination
+        metrics = self._metrics.start_task(start.producer, definition.task_id)
+        channel = ProducerChannel(start.producer, self, metrics)
 
-        def open_task(hand_over: Callable[[], None]) -> ElementIterator:
-            next_units = partial(feed.next_splits, hand_over) if definition.assigns_splits else None
+        def open_task(flush: Callable[[], None]) -> ElementIterator:
+            next_splits = partial(channel.next_splits, flush) if definition.assigns_splits else None
             return open_plan(
                 start.plan,
                 definition,
-                next_units,
+                next_splits,
                 worker=self._address,
-                watch=meter.register_step,
+                instrument=metrics.register_step,
                 cost_plan=start.cost_plan,
             )
 
         producer: Producer | FileProducer
-        if order is None:
+        if destination is None:
             producer = Producer(
                 name,
                 open_task,
-                feed,
+                channel,
                 counts_splits=definition.assigns_splits,
                 # Each part of a round is a separate reply.
                 max_elements=MAX_BATCH_ELEMENTS if definition.num_consumers is None else 1,
@@ -269,36 +267,36 @@ class DataWorkerRunner:
             )
         else:
             stream = definition.task_id
-            producer = FileProducer(name, open_task, feed, destination=order, stream=stream)
-        self._channels[start.producer], self._producers[start.producer] = feed, producer
+            producer = FileProducer(
+                name, open_task, channel, destination=destination, stream=stream
+            )
+        self._channels[start.producer], self._producers[start.producer] = channel, producer
         try:
             producer.start()
         except Exception as error:
             return start.producer, error
-        meter.thread_id = producer.ident
+        metrics.thread_id = producer.ident
         return None
 
-    def batch_produced(self, producer: int, portion: ResultBatch) -> None:
+    def batch_produced(self, producer: int, batch: ResultBatch) -> None:
         """Handle a producer's batch (`producer_channel.ProducerListener`)."""
-        self._handle_event(
-            lambda session, now: session.tasks.batch_produced(producer, portion, now)
-        )
+        self._handle_event(lambda core, now: core.tasks.batch_produced(producer, batch, now))
 
     def splits_needed(self, producer: int) -> None:
         """Handle a producer's wait for splits (`producer_channel.ProducerListener`)."""
-        self._handle_event(lambda session, now: session.tasks.splits_needed(producer, now))
+        self._handle_event(lambda core, now: core.tasks.splits_needed(producer, now))
 
     def producer_ended(self, producer: int, failure: str | None) -> None:
         """Handle the end of a producer (`producer_channel.ProducerListener`)."""
 
-        def end(session: DataWorkerCore[Request], now: float) -> None:
-            session.tasks.producer_ended(producer, failure, now)
+        def end(core: DataWorkerCore[Request], now: float) -> None:
+            core.tasks.producer_ended(producer, failure, now)
             self._producers.pop(producer, None)
             self._metrics.end_task(producer)
-            feed = self._channels.pop(producer, None)
-            if feed is not None:
+            channel = self._channels.pop(producer, None)
+            if channel is not None:
                 # A read-ahead thread of the plan may still wait for splits or request them.
-                feed.close()
+                channel.close()
 
         self._handle_event(end)
 
@@ -316,16 +314,20 @@ class DataWorkerRunner:
         connections = self._runner.connections
         if _DISPATCHER not in connections:
             connections.add(_DISPATCHER, self._connect())
-        came = [each for event in events for each in _call_results(event)]
-        for message, outcome in came:
+        results = [each for event in events for each in _call_results(event)]
+        for message, outcome in results:
             if isinstance(outcome, Exception):
-                _log.debug("the dispatcher answers %s: %s", type(message).__name__, outcome)
+                _log.debug(
+                    "the dispatcher replied to %s with an error: %s",
+                    type(message).__name__,
+                    outcome,
+                )
         with self._runner.lock:
-            session, now = self._core, time.monotonic()
-            assert session is not None
-            for message, outcome in came:
-                session.reply_received(message, outcome, now)
-            actions = self._run_actions(session, now)
+            core, now = self._core, time.monotonic()
+            assert core is not None
+            for message, outcome in results:
+                core.reply_received(message, outcome, now)
+            actions = self._run_actions(core, now)
             self._next_check_at = now + min(_MAX_WAIT, actions.wake_in)
             outgoing = list(self._outgoing_calls)
             self._outgoing_calls.clear()
@@ -337,7 +339,7 @@ class DataWorkerRunner:
     def _recover(self, error: BaseException) -> bool:
         # Without this thread, the worker would be considered lost while it still delivers elements.
         # Scarce resources (memory, file descriptors) may be available again soon.
-        _log.warning("no heartbeat: %s", format_error(error))
+        _log.warning("error on the I/O thread, heartbeats are delayed: %s", format_error(error))
         with contextlib.suppress(Exception):
             self._runner.connections.drop(_DISPATCHER)
         time.sleep(_RECOVERY_SECONDS)
@@ -358,10 +360,10 @@ def _send_reply(
         send_reply(request, content, encode)
     except Exception as error:
         # The other requests must still be answered, and this one must not wait forever.
-        _log.exception("an answer cannot be sent")
+        _log.exception("a reply could not be sent")
         with contextlib.suppress(Exception):
             request.fail(to_client_error(error))
 
 
 def _stopped_early_error() -> CancelledError:
-    return CancelledError("the worker was stopped before it had registered")
+    return CancelledError("the worker was stopped before it was registered")

@@ -35,7 +35,7 @@ DRAIN_SECONDS = 25.0
 """Default number of seconds that a draining worker has to deliver its output."""
 
 _DISPATCHER_SECONDS = 3600.0
-_NOT_REGISTERED = "the dispatcher does not know this worker, or not yet"
+_NOT_REGISTERED = "the worker is not registered with the dispatcher"
 
 
 class WorkerServer(LifeCycle):
@@ -103,7 +103,7 @@ class WorkerServer(LifeCycle):
         self.stop()
 
     def _open(self) -> None:
-        config, shell = self._config, self._runner
+        config, runner = self._config, self._runner
         for module in config.preload:
             preload(module)
         if config.metrics_port is not None:
@@ -111,14 +111,14 @@ class WorkerServer(LifeCycle):
                 config.metrics_host,
                 config.metrics_port,
                 metrics=lambda: collect_metrics(
-                    shell.totals(), tasks=shell.num_tasks, is_registered=shell.is_registered
+                    runner.totals(), tasks=runner.num_tasks, is_registered=runner.is_registered
                 ),
-                not_ready_reason=lambda: "" if shell.is_registered else _NOT_REGISTERED,
+                not_ready_reason=lambda: "" if runner.is_registered else _NOT_REGISTERED,
             )
             self._on_stop(endpoint.close)
             self._metrics_address = endpoint.address
         server = zeromq.serve(
-            shell.handle,
+            runner.handle,
             request_type=WorkerRequest,
             host=config.host,
             port=config.port,
@@ -129,12 +129,14 @@ class WorkerServer(LifeCycle):
         self._address = _advertised_address(config, server.address).replace("%port%", str(port))
         # Clients in this process ask for the address that the dispatcher knows.
         name, number = addresses.split(self._address)
-        local = inprocess.serve(shell.handle, request_type=WorkerRequest, host=name, port=number)
-        self._on_stop(local.close)
+        local_server = inprocess.serve(
+            runner.handle, request_type=WorkerRequest, host=name, port=number
+        )
+        self._on_stop(local_server.close)
         # Closed before the servers, because later replies would not arrive.
-        self._on_stop(shell.close)
-        shell.open(_create_core(self._address, config, shell))
-        shell.register()
+        self._on_stop(runner.close)
+        runner.open(_create_core(self._address, config, runner))
+        runner.register()
 
 
 def _advertised_address(config: WorkerConfig, address: str) -> str:
@@ -147,26 +149,26 @@ def _advertised_address(config: WorkerConfig, address: str) -> str:
     if config.worker_address is not None or not addresses.is_wildcard(config.host):
         return config.worker_address or address
     dispatcher = config.dispatcher_address
-    advice = 'set `worker_address` (--worker-address), as in "myhost:%port%"'
+    advice = 'set `worker_address` (--worker-address), for example "myhost:%port%"'
     try:
         host = addresses.local_address_for(dispatcher)
     except UnavailableError as error:
         raise UnavailableError(
-            f"the worker listens at {config.host}, which is no address that clients could call, "
-            f"and which of this machine's they can is not known: {error}. Try again, or {advice}"
+            f"host={config.host!r} listens on all interfaces, and the address at which clients "
+            f"reach the worker could not be determined: {error}. Try again, or {advice}"
         ) from error
     if addresses.is_loopback(host):
         _log.warning(
-            "clients are told to look for this worker at %s, since its dispatcher at %s is on this "
-            "machine: those on other machines do not find it there; for them, %s",
+            "advertising worker address %s, because dispatcher %s is on this machine; clients on "
+            "other machines cannot reach it: for them, %s",
             host,
             dispatcher,
             advice,
         )
     else:
         _log.warning(
-            "clients are told to look for this worker at %s, the address of this machine by which "
-            "it reaches the dispatcher at %s; if they need another, %s",
+            "advertising worker address %s, the local address of connections to dispatcher %s; if "
+            "clients need another address, %s",
             host,
             dispatcher,
             advice,
@@ -177,7 +179,7 @@ def _advertised_address(config: WorkerConfig, address: str) -> str:
 def _create_core(
     address: str, config: WorkerConfig, runner: DataWorkerRunner
 ) -> DataWorkerCore[Request]:
-    wished, patience = config.heartbeat_interval_ms, config.dispatcher_timeout_ms
+    interval_ms, timeout_ms = config.heartbeat_interval_ms, config.dispatcher_timeout_ms
     return DataWorkerCore(
         address,
         config.dispatcher_address or "",
@@ -185,8 +187,8 @@ def _create_core(
         new_id=new_worker_id,
         random=random_chance,
         tags=tuple(config.worker_tags or ()),
-        heartbeat_interval=None if wished is None else max(1, wished) / 1000,
-        dispatcher_timeout=_DISPATCHER_SECONDS if patience is None else max(1, patience) / 1000,
+        heartbeat_interval=None if interval_ms is None else max(1, interval_ms) / 1000,
+        dispatcher_timeout=_DISPATCHER_SECONDS if timeout_ms is None else max(1, timeout_ms) / 1000,
         limits=BufferLimits(
             window_bytes=config.cross_trainer_cache_size_bytes or default_cache_bytes()
         ),

@@ -31,12 +31,12 @@ class SplitEnds:
         """
         if not self._is_ordered:
             return ended
-        said: list[ElementIdRun] = []
+        due: list[ElementIdRun] = []
         waiting, self._waiting = [*self._waiting, *ended], []
-        for unit, units, first, count in waiting:
-            few = max(0, min(units, done - unit))
-            if few:
-                said.append((unit, few, first, count))
-            if few < units:
-                self._waiting.append((unit + few, units - few, first, count))
-        return tuple(said)
+        for split, num_splits, first, count in waiting:
+            num_due = max(0, min(num_splits, done - split))
+            if num_due:
+                due.append((split, num_due, first, count))
+            if num_due < num_splits:
+                self._waiting.append((split + num_due, num_splits - num_due, first, count))
+        return tuple(due)

@@ -77,14 +77,14 @@ class StepProfiler:
             last, wait = now, _INTERVAL if meters else _IDLE_INTERVAL
 
     def _sample(self, meters: Sequence[TaskMetrics], seconds: float) -> None:
-        own = self._thread.ident
+        own_thread = self._thread.ident
         frames = sys._current_frames()
         try:
             for thread, frame in frames.items():
-                found = None if thread == own else find_step(frame, meters)
+                found = None if thread == own_thread else find_step(frame, meters)
                 if found is not None:
-                    meter, stage = found
-                    meter.add_step_seconds(stage, seconds)
+                    meter, step = found
+                    meter.add_step_seconds(step, seconds)
         finally:
             # The frames reference each other, including this one.
             frames.clear()
@@ -101,8 +101,8 @@ def find_step(
         kind = code.co_qualname.rpartition(".")[0]
         for meter in meters:
             if kind in meter.step_classes:
-                stage = meter.find_step(frame.f_locals.get("self"))
-                if stage is not None:
-                    return meter, stage
+                step = meter.find_step(frame.f_locals.get("self"))
+                if step is not None:
+                    return meter, step
         frame = frame.f_back
     return None

@@ -109,7 +109,7 @@ class DataWorkerTask(Generic[R]):
         self, request: R, message: GetElements, now: float, actions: WorkerActions[R]
     ) -> None:
         """Answer a request now or later."""
-        if not matches_token(message.ticket, self.task_token):
+        if not matches_token(message.task_token, self.task_token):
             actions.replies.append((request, wrong_token_error(self.task_id)))
             return
         self._add_replies(self._delivery.request_received(request, message, now), actions)
@@ -118,7 +118,7 @@ class DataWorkerTask(Generic[R]):
         """Stop delivery to a departed client; return the report about it."""
         answers, departure = self._delivery.remove_client(client_id)
         self._add_replies(answers, actions)
-        received, touched = self._delivery.acknowledged_splits
+        delivered, partially_delivered = self._delivery.acknowledged_splits
         return ReportDepartedClient(
             worker_id=self._worker_id,
             task_id=self.task_id,
@@ -128,8 +128,8 @@ class DataWorkerTask(Generic[R]):
             possibly_lost=departure.possibly_lost,
             partially_unacknowledged=departure.partially_unacknowledged,
             partially_acknowledged=departure.partially_acknowledged,
-            delivered=received,
-            partially_delivered=touched,
+            delivered=delivered,
+            partially_delivered=partially_delivered,
         )
 
     def forget_client(self, client_id: str, actions: WorkerActions[R]) -> None:
@@ -146,8 +146,8 @@ class DataWorkerTask(Generic[R]):
         answers, lost = self._delivery.drop_expired(now)
         if lost:
             actions.warnings.append(
-                f"task {self.task_id}: {lost} elements were dropped: the client that they were "
-                "sent to did not acknowledge them and was not heard of for long"
+                f"task {self.task_id}: {lost} elements dropped: their client neither "
+                "acknowledged them nor sent a request for too long"
             )
         self._add_replies(answers, actions)
 
@@ -156,24 +156,24 @@ class DataWorkerTask(Generic[R]):
         if self._waits_for_room and self._delivery.has_room:
             self._waits_for_room = False
             actions.resumes.append(self.producer)
-            most = self._delivery.max_batch_elements
-            if most is not None:
-                actions.max_elements[self.producer] = most
+            max_elements = self._delivery.max_batch_elements
+            if max_elements is not None:
+                actions.max_elements[self.producer] = max_elements
 
     # --- producer ---------------------------------------------------------------------------------
 
-    def batch_produced(self, portion: ResultBatch, actions: WorkerActions[R]) -> None:
+    def batch_produced(self, batch: ResultBatch, actions: WorkerActions[R]) -> None:
         """Add a batch."""
         self._waits_for_room = self.undelivered is None
         if self.producer in actions.resumes:
             actions.resumes.remove(self.producer)  # the batch uses the room granted before
-        self._add_replies(self._delivery.add_batch(portion), actions)
+        self._add_replies(self._delivery.add_batch(batch), actions)
 
     def producer_ended(self, failure: str | None, actions: WorkerActions[R]) -> None:
         """Record that no batch will follow, and the reason if the task failed."""
         self._has_ended, self._failure = True, failure
         self._waits_for_room = False
-        dealt = (
+        num_assigned = (
             0
             if self._split_requests is None or failure is not None
             else self._split_requests.num_assigned
@@ -182,17 +182,16 @@ class DataWorkerTask(Generic[R]):
             # A read-ahead thread of the plan may have been waiting for more.
             self._split_requests.is_exhausted, self._split_requests.request_at = True, math.inf
         self._delivery.note_outcome(failed=failure is not None, drained=self._is_draining)
-        self._add_replies(self._delivery.note_exhausted(dealt), actions)
+        self._add_replies(self._delivery.note_exhausted(num_assigned), actions)
         if self._delivery.dropped_elements:
             actions.warnings.append(
-                f"task {self.task_id}: the last {self._delivery.dropped_elements} elements are too "
-                "few for "
-                "a round of all consumers, and go to nobody (remainder='drop')"
+                f"task {self.task_id}: the last {self._delivery.dropped_elements} elements were "
+                "dropped, because they are too few for a round of all consumers (remainder='drop')"
             )
 
     def splits_needed(self, now: float, actions: WorkerActions[R]) -> None:
         """Record that the producer waits for splits."""
-        assert self._split_requests is not None, f"task {self.task_id} is dealt no units"
+        assert self._split_requests is not None, f"task {self.task_id} reads no assigned splits"
         self._split_requests.splits_needed(now)
         self._end_splits(actions)
 
@@ -205,16 +204,16 @@ class DataWorkerTask(Generic[R]):
 
     def take_split_request(self, now: float) -> GetSplit | None:
         """Return the split request that is due now, if any."""
-        units = self._split_requests
-        if units is None or units.request_at > now:
+        split_requests = self._split_requests
+        if split_requests is None or split_requests.request_at > now:
             return None
-        units.request_at = math.inf
+        split_requests.request_at = math.inf
         return GetSplit(
             worker_id=self._worker_id,
             task_id=self.task_id,
             task_token=self.task_token,
-            assignment_number=units.assignment_number,
-            max_splits=units.request_size,
+            assignment_number=split_requests.assignment_number,
+            max_splits=split_requests.request_size,
             num_done=first_missing(self._delivery.completed_splits),
         )
 
@@ -223,21 +222,21 @@ class DataWorkerTask(Generic[R]):
     ) -> None:
         """Handle the dispatcher's reply to a split request."""
         assert self._split_requests is not None
-        units = self._split_requests.reply_received(granted, now)
-        if units is not None:
-            self._delivery.assign(*units, granted.ordinals)
-        if units is not None:
+        splits = self._split_requests.reply_received(granted, now)
+        if splits is not None:
+            self._delivery.assign(*splits, granted.ordinals)
+        if splits is not None:
             # With each assignment, the dispatcher records what is done.
             self._delivery.forget_completed(asked.num_done)
         if self.undelivered is not None or self._has_ended:
             # The splits are returned, or reassigned with the others of a failed task.
             self._split_requests.request_at = math.inf
-        elif units is not None:
+        elif splits is not None:
             self._split_requests.is_exhausted = self._split_requests.is_exhausted or granted.is_last
             actions.grants.append(
                 SplitGrant(
                     producer=self.producer,
-                    splits=units,
+                    splits=splits,
                     deliver_at_once=granted.is_poison_candidate,
                     ordinals=granted.ordinals,
                     num_done=asked.num_done,
@@ -254,10 +253,10 @@ class DataWorkerTask(Generic[R]):
 
     def files_to_report(self) -> CommitFiles | None:
         """Return the report of completed files that is due, if any."""
-        unheard = self._delivery.unreported_files
-        if unheard is None or self.undelivered is not None:
+        report = self._delivery.unreported_files
+        if report is None or self.undelivered is not None:
             return None
-        number, files, done = unheard
+        number, files, done = report
         return CommitFiles(
             worker_id=self._worker_id,
             task_id=self.task_id,
@@ -273,9 +272,14 @@ class DataWorkerTask(Generic[R]):
         self._add_replies([], actions)
 
     def _end_splits(self, actions: WorkerActions[R]) -> None:
-        units = self._split_requests
-        if units is not None and units.is_exhausted and units.is_needed and not self._has_ended:
-            units.is_needed, units.request_at = False, math.inf
+        split_requests = self._split_requests
+        if (
+            split_requests is not None
+            and split_requests.is_exhausted
+            and split_requests.is_needed
+            and not self._has_ended
+        ):
+            split_requests.is_needed, split_requests.request_at = False, math.inf
             actions.grants.append(SplitGrant(producer=self.producer))
 
     @property
@@ -352,16 +356,16 @@ class DataWorkerTask(Generic[R]):
         """
         if self._split_requests is None or self._failure is not None or self.undelivered is None:
             return None
-        units = subtract(
+        splits = subtract(
             first_n(self._split_requests.num_assigned), self.undelivered.delivered_splits
         )
-        if not units:
+        if not splits:
             return None
         return ReturnSplits(
             worker_id=self._worker_id,
             task_id=self.task_id,
             task_token=self.task_token,
-            splits=units,
+            splits=splits,
         )
 
 
@@ -377,10 +381,10 @@ def wrong_token_error(task_id: int) -> CancelledError:
     reading.
     """
     return CancelledError(
-        f"the request shows another ticket than that of task {task_id} on this worker: it belongs "
-        "to a reading that another incarnation of the dispatcher began (it was restarted without "
-        "its journal), or to no reading of this service at all; iterate over the dataset again, "
-        "and run the dispatcher with `fault_tolerant_mode` so that restarts are not noticed"
+        f"the task_token of the request does not match task {task_id} of this worker: its "
+        "iteration belongs to an earlier run of the dispatcher, which was restarted without its "
+        "journal, or to another service. Iterate over the dataset again, and run the dispatcher "
+        "with `fault_tolerant_mode` so that iterations survive its restarts"
     )
 
 
@@ -388,5 +392,5 @@ def deleted_task_error(task_id: int) -> CancelledError:
     """Return the error for clients of a task that the dispatcher deleted."""
     return CancelledError(
         f"task {task_id} has been deleted: its iteration was released, because its clients closed "
-        "it or were not heard of for too long; iterate over the dataset again"
+        "it or their leases expired; iterate over the dataset again"
     )

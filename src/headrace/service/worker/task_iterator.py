@@ -55,7 +55,7 @@ def open_plan(
     next_splits: Callable[[], SplitGrant | None] | None,
     *,
     worker: str,
-    watch: Instrument | None = None,
+    instrument: Instrument | None = None,
     cost_plan: bytes = b"",
 ) -> ElementIterator:
     """Return an iterator over a task's elements.
@@ -66,7 +66,7 @@ def open_plan(
             fixed seed, unless the plan's options set one.
         next_splits: Returns the task's next splits; None reads the whole plan.
         worker: Address of the worker, for errors.
-        watch: See `execution.build.build_iterator`.
+        instrument: See `execution.build.build_iterator`.
         cost_plan: The pickled plan of the cost function; empty if there is none.
 
     Raises:
@@ -79,8 +79,8 @@ def open_plan(
         node = load_plan(plan)
     except ModuleNotFoundError as error:
         raise FailedPreconditionError(
-            f"the worker at {worker} cannot load the dataset: {error}. Functions of modules travel "
-            "by name: make the module importable for the worker, or let it travel by value with "
+            f"worker {worker} cannot load the dataset: {error}. Functions of modules are pickled "
+            "by reference: make the module importable on the worker, or pickle it by value with "
             f'`modules=["{(error.name or "").partition(".")[0]}"]` of `distribute` or '
             "`register_dataset`"
         ) from error
@@ -89,12 +89,12 @@ def open_plan(
         and definition.num_shards is not None
         and definition.shard_index is not None
     ):
-        part = look_up(_SHARD_FUNCTIONS, definition.shard_kind, definition, "part of the plan")
-        node = part(node, definition.num_shards, definition.shard_index)
-    own = merged_options(node).seed
+        take_shard = look_up(_SHARD_FUNCTIONS, definition.shard_kind, definition, "shard kind")
+        node = take_shard(node, definition.num_shards, definition.shard_index)
+    plan_seed = merged_options(node).seed
     iterator = build_iterator(
         node,
-        seed=definition.seed if own is None else own,
+        seed=definition.seed if plan_seed is None else plan_seed,
         step_seeds=definition.fixed_seeds,
         epoch=definition.epoch,
         next_splits=None if next_splits is None else partial(_next_engine_splits, next_splits),
@@ -102,7 +102,7 @@ def open_plan(
         mode=cast(PartitionMode, definition.partition_mode) if definition.partition_mode else None,
         contain_exits=True,
         is_read_only=True,  # the elements are only sent
-        instrument=watch,
+        instrument=instrument,
     )
     return _shape_rounds(iterator, definition, cost_plan)
 
@@ -138,19 +138,21 @@ def _next_engine_splits(
     if grant is None or not grant.ordinals:
         return None if grant is None else grant.splits
     assert grant.splits is not None
-    wanted = tuple((start, None if stop == END_ORDINAL else stop) for start, stop in grant.ordinals)
-    return PartialSplit(split=grant.splits[0], wanted_ordinals=wanted)
+    wanted_ordinals = tuple(
+        (start, None if stop == END_ORDINAL else stop) for start, stop in grant.ordinals
+    )
+    return PartialSplit(split=grant.splits[0], wanted_ordinals=wanted_ordinals)
 
 
-def _shard_by_file(plan: Node, num_shards: int, index: int) -> Node:
-    return shard_files(plan, num_shards, index, opens_files)
+def _shard_by_file(plan: Node, num_shards: int, shard_index: int) -> Node:
+    return shard_files(plan, num_shards, shard_index, opens_files)
 
 
-def _shard_by_file_or_element(plan: Node, num_shards: int, index: int) -> Node:
+def _shard_by_file_or_element(plan: Node, num_shards: int, shard_index: int) -> Node:
     try:
-        return _shard_by_file(plan, num_shards, index)
+        return _shard_by_file(plan, num_shards, shard_index)
     except NotFoundError:
-        return shard_elements(plan, num_shards, index)
+        return shard_elements(plan, num_shards, shard_index)
 
 
 _SHARD_FUNCTIONS: dict[str, Callable[[Node, int, int], Node]] = {
@@ -188,9 +190,9 @@ def find_element_ids(chunk: Chunk) -> ChunkElementIds:
     If splits are interleaved, the ids are sorted by split, which needs fewer runs.
     """
     column = chunk.compact_metadata
-    assert column is not None, "the plan was started without origins"
+    assert column is not None, "the iterator was built without element ids"
     if isinstance(column, ConsecutiveSplits):
-        assert column.ordinal is not None, "the elements are below the root"
+        assert column.ordinal is not None, "the elements are from below the partition boundary"
         return ChunkElementIds((IdRun(column.first_split, column.size, column.ordinal, 1),))
     if isinstance(column, InterleavedSplits):
         is_mixed, runs = round_robin_runs(column)
@@ -200,16 +202,16 @@ def find_element_ids(chunk: Chunk) -> ChunkElementIds:
             runs, True, turns=(column.splits, column.turn_size, column.start, column.size)
         )
     assert isinstance(column, np.ndarray)
-    units, ordinals = constituent_ids(column)
-    run = as_single_run(units, ordinals)
+    splits, ordinals = constituent_ids(column)
+    run = as_single_run(splits, ordinals)
     if run is not None:
         return ChunkElementIds((run,), sizes=constituent_counts(column))
-    steps = units[1:] - units[:-1]
+    steps = splits[1:] - splits[:-1]
     is_mixed = bool((steps < 0).any() or ((steps == 0) & (ordinals[1:] < ordinals[:-1])).any())
     sizes = constituent_counts(column)
     if not is_mixed:
-        return ChunkElementIds(to_runs(units, ordinals), sizes=sizes)
-    order, runs = sort_to_runs(units, ordinals)
+        return ChunkElementIds(to_runs(splits, ordinals), sizes=sizes)
+    order, runs = sort_to_runs(splits, ordinals)
     return ChunkElementIds(runs, True, _pack_order(order), sizes=sizes)
 
 

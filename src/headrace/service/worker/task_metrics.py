@@ -82,15 +82,15 @@ class TaskMetrics:
             self.progress += 1
 
     @contextlib.contextmanager
-    def track_wait(self, what: str) -> Iterator[None]:
+    def track_wait(self, reason: str) -> Iterator[None]:
         """Count the duration of the block as a wait."""
         with self._lock:
-            self._open_waits[what] = self._clock()
+            self._open_waits[reason] = self._clock()
         try:
             yield
         finally:
             with self._lock:
-                self._waited[what] += self._clock() - self._open_waits.pop(what)
+                self._waited[reason] += self._clock() - self._open_waits.pop(reason)
                 self.progress += 1
 
     @property
@@ -108,16 +108,16 @@ class TaskMetrics:
     def register_step(self, node: Node, iterator: ElementIterator) -> ElementIterator:
         """Record the name of a step. The iterator is not wrapped."""
         kind = node.kind or type(node).__name__
-        place = f" at {node.location}" if node.location else ""
-        made = type(iterator)
-        if made not in self._seen_classes:
-            self._seen_classes.add(made)
-            self.step_classes.update(kind.__qualname__ for kind in made.__mro__)
+        location = f" at {node.location}" if node.location else ""
+        iterator_class = type(iterator)
+        if iterator_class not in self._seen_classes:
+            self._seen_classes.add(iterator_class)
+            self.step_classes.update(kind.__qualname__ for kind in iterator_class.__mro__)
         number, names = id(iterator), self._step_names
         # Iterators without support for weak references remain unnamed.
         with contextlib.suppress(TypeError):
             reference = weakref.ref(iterator, lambda _: names.pop(number, None))
-            names[number] = reference, f"{kind}{place}"
+            names[number] = reference, f"{kind}{location}"
         return iterator
 
     def find_step(self, iterator: object) -> str | None:
@@ -129,12 +129,12 @@ class TaskMetrics:
         found = self._step_names.get(id(iterator))
         return found[1] if found is not None and found[0]() is iterator else None
 
-    def add_step_seconds(self, stage: str, seconds: float) -> None:
+    def add_step_seconds(self, step: str, seconds: float) -> None:
         """Add the seconds that a thread spent in a step."""
         with self._lock:
-            if stage not in self._step_seconds and len(self._step_seconds) >= _MAX_STEPS:
-                stage = _OTHER_STEPS
-            self._step_seconds[stage] = self._step_seconds.get(stage, 0.0) + seconds
+            if step not in self._step_seconds and len(self._step_seconds) >= _MAX_STEPS:
+                step = _OTHER_STEPS
+            self._step_seconds[step] = self._step_seconds.get(step, 0.0) + seconds
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -146,8 +146,8 @@ class TaskMetrics:
         """
         with self._lock:
             waited = dict(self._waited)
-            for what, since in self._open_waits.items():
-                waited[what] += self._clock() - since
+            for reason, since in self._open_waits.items():
+                waited[reason] += self._clock() - since
             return TaskActivity(
                 task_id=self.task_id,
                 elements=self._elements,
@@ -158,8 +158,8 @@ class TaskMetrics:
                 client_wait_seconds=waited[WAITING_FOR_CLIENTS],
                 split_wait_seconds=waited[WAITING_FOR_SPLITS],
                 steps=tuple(
-                    StepSeconds(step=stage, seconds=seconds)
-                    for stage, seconds in self._step_seconds.items()
+                    StepSeconds(step=step, seconds=seconds)
+                    for step, seconds in self._step_seconds.items()
                 ),
                 trainers=buffered.trainers,
             )
@@ -185,10 +185,10 @@ class WorkerTotals(msgspec.Struct):
         self.buffered_batches += task.buffered_batches
         self.buffered_bytes += task.buffered_bytes
         for each in task.steps:
-            stage = each.step if each.step in self.steps else _OTHER_STEPS
+            step = each.step if each.step in self.steps else _OTHER_STEPS
             if len(self.steps) < _MAX_STEPS:
-                stage = each.step
-            self.steps[stage] = self.steps.get(stage, 0.0) + each.seconds
+                step = each.step
+            self.steps[step] = self.steps.get(step, 0.0) + each.seconds
 
 
 class WorkerMetrics:
@@ -236,12 +236,12 @@ class WorkerMetrics:
                 ):
                     self._last_reported[meter.task_id] = now
                     found.append(now)
-            over = [
+            reported = [
                 each
                 for each in self._ended
                 if not self._last_reported[each.task_id].buffered_batches
             ]
-            for meter in over:
+            for meter in reported:
                 self._ended.remove(meter)
                 del self._last_reported[meter.task_id]
             return tuple(found)

@@ -125,12 +125,12 @@ class TaskTable(Generic[R]):
     def request_received(self, request: R, message: GetElements, now: float) -> None:
         """Handle a client's request."""
         task_id = message.task_id
-        task, gone = self._tasks.get(task_id), self._finished_tasks.get(task_id)
+        task, finished = self._tasks.get(task_id), self._finished_tasks.get(task_id)
         if task is not None:
             task.request_received(request, message, now, self._pending_actions.actions)
             self._advance(task, now)
-        elif gone is not None:
-            self._answer_finished(request, message, gone)
+        elif finished is not None:
+            self._answer_finished(request, message, finished)
         elif self._pending_lookups.add_request(request, message) and self._is_registered:
             self._pending_actions.call_dispatcher(
                 GetTask(worker_id=self._worker_id, task_id=task_id), now
@@ -139,19 +139,19 @@ class TaskTable(Generic[R]):
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._tasks
 
-    def _answer_finished(self, request: R, message: GetElements, gone: _FinishedTask) -> None:
+    def _answer_finished(self, request: R, message: GetElements, finished: _FinishedTask) -> None:
         task_id, answers = message.task_id, self._pending_actions.actions.replies
-        if gone.task_token and not matches_token(message.ticket, gone.task_token):
+        if finished.task_token and not matches_token(message.task_token, finished.task_token):
             answers.append((request, wrong_token_error(task_id)))
-        elif gone.is_finished:
+        elif finished.is_finished:
             answers.append(
                 (request, GetElementsReply(first_element=0, num_elements=0, end_of_task=True))
             )
         else:
             answers.append((request, _unknown_task_error(task_id)))
 
-    def _refuse(self, requests: Iterable[tuple[R, GetElements]], why: Exception) -> None:
-        self._pending_actions.actions.replies += [(request, why) for request, _ in requests]
+    def _refuse(self, requests: Iterable[tuple[R, GetElements]], error: Exception) -> None:
+        self._pending_actions.actions.replies += [(request, error) for request, _ in requests]
 
     # --- start of tasks ---------------------------------------------------------------------------
 
@@ -225,14 +225,14 @@ class TaskTable(Generic[R]):
 
     def _start(self, definition: TaskDefinition, plans: TaskPlans, now: float) -> None:
         try:
-            hand_out = create_delivery(definition, self._limits)
+            delivery = create_delivery(definition, self._limits)
         except FailedPreconditionError as error:
             self._fail_start(definition, error, now)
             return
         waiting = self._pending_lookups.release(definition.task_id)
         self._producer_count += 1
         task: DataWorkerTask[R] = DataWorkerTask(
-            definition, self._worker_id, self._producer_count, hand_out
+            definition, self._worker_id, self._producer_count, delivery
         )
         self._tasks[task.task_id] = self._producers[task.producer] = task
         actions = self._pending_actions.actions
@@ -242,7 +242,7 @@ class TaskTable(Generic[R]):
                 definition=definition,
                 plan=plans.plan,
                 cost_plan=plans.cost_plan,
-                max_batch_bytes=hand_out.max_batch_bytes,
+                max_batch_bytes=delivery.max_batch_bytes,
             )
         )
         for request, message in waiting:
@@ -252,11 +252,11 @@ class TaskTable(Generic[R]):
 
     # --- producers --------------------------------------------------------------------------------
 
-    def batch_produced(self, producer: int, portion: ResultBatch, now: float) -> None:
+    def batch_produced(self, producer: int, batch: ResultBatch, now: float) -> None:
         """Handle a batch."""
         task = self._producers.get(producer)
         if task is not None:
-            task.batch_produced(portion, self._pending_actions.actions)
+            task.batch_produced(batch, self._pending_actions.actions)
             self._report_files(task, now)
 
     def splits_needed(self, producer: int, now: float) -> None:
@@ -318,7 +318,8 @@ class TaskTable(Generic[R]):
         self.delete(task.task_id)
         if not isinstance(answer, NotFoundError | FailedPreconditionError):
             self._pending_actions.call_dispatcher(
-                task.failure_report(f"its files do not count: {format_error(answer)}"), now
+                task.failure_report(f"the dispatcher rejected its files: {format_error(answer)}"),
+                now,
             )
 
     def split_request_answered(
@@ -335,7 +336,10 @@ class TaskTable(Generic[R]):
             self.delete(task.task_id)
             if not isinstance(answer, NotFoundError | FailedPreconditionError):
                 self._pending_actions.call_dispatcher(
-                    task.failure_report(f"it gets no units: {format_error(answer)}"), now
+                    task.failure_report(
+                        f"the dispatcher rejected its split request: {format_error(answer)}"
+                    ),
+                    now,
                 )
             return False
         return True
@@ -351,24 +355,24 @@ class TaskTable(Generic[R]):
 
     def client_departed(self, task_id: int, client_id: str, now: float) -> None:
         """Report to the dispatcher what a departed client had received and not acknowledged."""
-        task, gone = self._tasks.get(task_id), self._finished_tasks.get(task_id)
+        task, finished = self._tasks.get(task_id), self._finished_tasks.get(task_id)
         if task is not None:
             self._pending_actions.call_dispatcher(
                 task.remove_client(client_id, self._pending_actions.actions), now
             )
             self._advance(task, now)
-        elif gone is not None:
-            nothing = ReportDepartedClient(
+        elif finished is not None:
+            report = ReportDepartedClient(
                 worker_id=self._worker_id,
                 task_id=task_id,
-                task_token=gone.task_token,
+                task_token=finished.task_token,
                 client_id=client_id,
                 unacknowledged=(),
                 possibly_lost=(),
-                delivered=gone.received_splits,
-                partially_delivered=gone.received_splits,
+                delivered=finished.received_splits,
+                partially_delivered=finished.received_splits,
             )
-            self._pending_actions.call_dispatcher(nothing, now)
+            self._pending_actions.call_dispatcher(report, now)
 
     def departed_client_reported(
         self, asked: ReportDepartedClient, answer: Done | Exception, now: float
@@ -420,8 +424,10 @@ class TaskTable(Generic[R]):
     def undelivered(self) -> tuple[list[UndeliveredOutput], list[ReturnSplits]]:
         """Return the undelivered output of cancelled tasks, and the splits to return."""
         tasks = list(self._tasks.values())
-        left = [task.undelivered for task in tasks if task.undelivered is not None]
-        return left, [word for task in tasks if (word := task.split_return()) is not None]
+        outputs = [task.undelivered for task in tasks if task.undelivered is not None]
+        return outputs, [
+            split_return for task in tasks if (split_return := task.split_return()) is not None
+        ]
 
     def reset(self, worker_id: str) -> None:
         """Remove all tasks before a registration under a new id. Requests wait for it."""
@@ -442,8 +448,8 @@ class TaskTable(Generic[R]):
         for task_id in list(self._pending_lookups):
             self._refuse(self._pending_lookups.release(task_id), _unknown_task_error(task_id))
 
-    def _remember(self, task_id: int, gone: _FinishedTask) -> None:
-        self._finished_tasks[task_id] = gone
+    def _remember(self, task_id: int, finished: _FinishedTask) -> None:
+        self._finished_tasks[task_id] = finished
         while len(self._finished_tasks) > _MAX_FINISHED_TASKS:
             del self._finished_tasks[next(iter(self._finished_tasks))]
 

@@ -85,17 +85,17 @@ class TaskThread(ABC, Generic[SinkT]):
             try:
                 self._sink.end(failure)
             except BaseException:
-                _log.exception("%s cannot be ended", self._name)
+                _log.exception("%s could not report its end", self._name)
 
     def _open_iterator(self) -> ElementIterator:
         open_plan, self._open_plan = self._open_plan, None
         assert open_plan is not None
         return open_plan(self.flush)
 
-    def _count_splits(self, state: State, begun_at_most: int) -> None:
+    def _count_splits(self, state: State, begun_end: int) -> None:
         """Count the splits that are complete at a state, and those that were started before it."""
         begun = count_started_splits(state)
         self._done_to = count_complete_splits(state, self._done_to)
         self._delivered_end = max(
-            self._delivered_end, self._done_to, begun_at_most if begun is None else begun
+            self._delivered_end, self._done_to, begun_end if begun is None else begun
         )

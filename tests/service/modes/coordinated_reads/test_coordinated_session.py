@@ -34,7 +34,7 @@ def address(task_id: int, starting_round: int = 0) -> TaskAddress:
         task_id=task_id,
         worker_id=f"w{task_id}",
         worker_address=f"w{task_id}:1",
-        task_token="ticket",
+        task_token="token",
         starting_round=starting_round,
     )
 

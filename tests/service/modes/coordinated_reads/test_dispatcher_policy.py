@@ -19,7 +19,7 @@ from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 @pytest.fixture
 def scene() -> Scenario:
     scene = Scenario(client_timeout=30.0, gc_timeout=20.0)
-    scene.register(positions=100, cardinality=-1)
+    scene.register(num_splits=100, cardinality=-1)
     scene.add_worker("v")
     return scene
 
@@ -77,7 +77,7 @@ def test_the_horizon_never_goes_back_and_is_said_also_where_nothing_else_is_new(
     version = beat(scene, "b").version
     reply = scene.ask(messages.ClientHeartbeat(client_id="b", known_version=version, horizon=32))
     assert (reply.unchanged, reply.horizon) == (True, 32)
-    assert [each.horizon for each in scene.facts if isinstance(each, HorizonAdvanced)] == [
+    assert [each.horizon for each in scene.events if isinstance(each, HorizonAdvanced)] == [
         20,
         32,
     ]
@@ -120,7 +120,7 @@ def others_end_first(scene: Scenario) -> None:
 def test_of_a_finished_task_all_rounds_count_though_who_had_them_has_left(
     scene: Scenario, mode: int
 ) -> None:
-    ends = scene.register(positions=1, cardinality=10)
+    ends = scene.register(num_splits=1, cardinality=10)
     join(scene, "a", "b", mode=mode, dataset_id=ends)
     if mode == DYNAMIC:
         scene.split(4000)
@@ -139,7 +139,7 @@ def test_of_a_finished_task_all_rounds_count_though_who_had_them_has_left(
 def test_of_a_finished_task_all_rounds_count_though_another_leaves_and_does_not_say_so(
     scene: Scenario,
 ) -> None:
-    ends = scene.register(positions=10, cardinality=10)
+    ends = scene.register(num_splits=10, cardinality=10)
     join(scene, "a", "b", dataset_id=ends)
     scene.finish("v", 4000)
     scene.lose("v")
@@ -158,7 +158,7 @@ def test_a_consumer_that_left_and_did_not_say_what_it_had_of_the_last_copy_is_na
     scene: Scenario,
 ) -> None:
     scene.add_worker("w")
-    ends = scene.register(positions=10, cardinality=10)
+    ends = scene.register(num_splits=10, cardinality=10)
     join(scene, "a", "b", dataset_id=ends)
     scene.finish("w", 4001)
     scene.lose("v")
@@ -172,14 +172,14 @@ def test_a_consumer_that_left_and_did_not_say_what_it_had_of_the_last_copy_is_na
 def test_of_a_finished_task_without_units_it_is_said_that_it_gave_none_when_its_worker_left(
     scene: Scenario,
 ) -> None:
-    ends = scene.register(positions=1, cardinality=10)
+    ends = scene.register(num_splits=1, cardinality=10)
     join(scene, "a", "b", mode=DYNAMIC, dataset_id=ends)
     scene.split(4000)
     scene.add_worker("w")
-    assert scene.deal(4001, num_done=0).wait is False
+    assert scene.get_split(4001, num_done=0).wait is False
     scene.finish("w", 4001)
     # Before it heard that, worker w stopped, and refused what a and b asked it.
-    scene.left("w")
+    scene.unregister_worker("w")
     for client_id in "ab":
         assert beat(scene, client_id).reports_needed == (4001,)
         settle(scene, client_id, 4001, rounds=0)
@@ -206,17 +206,17 @@ def test_no_task_waits_for_what_a_leaving_worker_holds(scene: Scenario) -> None:
     join(scene, "a", "b", mode=DYNAMIC)
     scene.add_worker("w")
     scene.split(4000, max_splits=10)
-    scene.leaving("v")
-    while (reply := scene.deal(4001)).stop:
+    scene.drain_worker("v")
+    while (reply := scene.get_split(4001)).stop:
         pass
     assert not reply.wait
     scene.finish("w", 4001)
     # What comes back is for another task.
-    scene.hand_back("v", 4000, (3, 5))
+    scene.return_splits("v", 4000, (3, 5))
     scene.finish("v", 4000)
-    scene.left("v")
+    scene.unregister_worker("v")
     (other,) = [each for each in beat(scene, "a").tasks if each.worker_id == "w"]
-    assert scene.deal(other.task_id).stop
+    assert scene.get_split(other.task_id).stop
     scene.check()
 
 
@@ -244,7 +244,7 @@ def test_an_index_is_read_by_one_client(scene: Scenario) -> None:
     join(scene, "a", "b")
     terms = {"job_name": "job", "processing_mode": OFF, "num_consumers": 2}
     with pytest.raises(
-        FailedPreconditionError, match=r"consumer 1 of 2 of job \w+, pass 0, is client b"
+        FailedPreconditionError, match=r"consumer 1 of 2 of job \w+, epoch 0, is client b"
     ):
         scene.open("c", consumer_index=1, **terms)
     scene.open("b", consumer_index=1, **terms)
@@ -285,7 +285,7 @@ def test_the_same_index_may_read_a_finished_pass(scene: Scenario) -> None:
 @pytest.mark.parametrize("cardinality", [-1, -2, 10])
 def test_a_worker_that_comes_again_begins_another_copy(cardinality: int) -> None:
     scene = Scenario()
-    scene.register(positions=None, cardinality=cardinality)
+    scene.register(num_splits=None, cardinality=cardinality)
     scene.add_worker("u")
     scene.add_worker("v", "v:1")
     join(scene, "a", "b")
@@ -318,9 +318,9 @@ def test_what_a_task_is_read_by_is_in_its_definition(scene: Scenario) -> None:
 
 def test_a_cost_function_is_wanted_before_a_job_begins(scene: Scenario) -> None:
     digest = hashlib.sha256(b"pickled").digest()
-    kept = len(scene.facts)
+    kept = len(scene.events)
     assert join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest).cost_fn_needed
-    assert len(scene.facts) == kept
+    assert len(scene.events) == kept
     scene.put_plan(b"pickled")
     assert not join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest).cost_fn_needed
     # One that says the same and is other bytes is not sent at all.
@@ -342,19 +342,19 @@ def test_a_cost_function_is_kept_as_long_as_its_job(scene: Scenario) -> None:
     scene.put_plan(b"pickled")
     join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest)
     for _ in range(10):
-        scene.beat("v")
+        scene.worker_heartbeat("v")
         scene.heartbeat("a")
         scene.tick(5.0)
     assert digest in scene.state.plan_sizes
     (job,) = scene.state.jobs.values()
     assert job.options.cost_fn_digest == digest
-    with pytest.raises(InvalidEventError, match="a dataset or a job has it"):
+    with pytest.raises(InvalidEventError, match="a dataset or a job uses the plan"):
         apply(scene.replay(), events.PlanForgotten(digest=digest))
 
 
 def test_a_worker_that_dies_of_its_copy_again_and_again_gets_no_other() -> None:
     scene = Scenario()
-    scene.register(positions=None, cardinality=-1)
+    scene.register(num_splits=None, cardinality=-1)
     scene.add_worker("u")
     scene.add_worker("v0", "v:1")
     join(scene, "a", "b")

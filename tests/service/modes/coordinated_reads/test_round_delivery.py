@@ -18,7 +18,7 @@ def ask(
 ) -> GetElements:
     return GetElements(
         task_id=1,
-        ticket="ticket",
+        task_token="token",
         client_id=who or f"client{consumer}",
         request_number=number,
         acknowledged=received,

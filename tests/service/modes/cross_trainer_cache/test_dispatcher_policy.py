@@ -49,10 +49,10 @@ def test_workers_hear_that_a_trainer_is_gone_for_which_they_keep_elements(
     begun(scene, "w", mode=mode)
     join(scene, "d", mode)
     scene.close("d")
-    assert scene.beaten("w", 4000).departed_clients == ((4000, "d"),)
+    assert scene.worker_heartbeat_reply("w", 4000).departed_clients == ((4000, "d"),)
     scene.restart()
-    scene.drop("d", 4000)
-    assert scene.beaten("w", 4000).departed_clients == ()
+    scene.report_departed_client("d", 4000)
+    assert scene.worker_heartbeat_reply("w", 4000).departed_clients == ()
     scene.check()
 
 
@@ -73,7 +73,7 @@ def test_the_iteration_outlives_all_workers_that_were_asked_to_leave(
 ) -> None:
     begun(scene, "v")
     if said_before:
-        scene.leaving("v")
+        scene.drain_worker("v")
     scene.ask(
         messages.FinishTask(
             worker_id="v",
@@ -83,8 +83,8 @@ def test_the_iteration_outlives_all_workers_that_were_asked_to_leave(
         )
     )
     # Perhaps only now, where the dispatcher was away when it was said first.
-    scene.leaving("v")
-    scene.left("v")
+    scene.drain_worker("v")
+    scene.unregister_worker("v")
     assert copies(scene) == []
     assert not scene.heartbeat("c").finished
     scene.add_worker("w")

@@ -39,7 +39,7 @@ class Trainers:
         self._numbers[client] += 1
         message = GetElements(
             task_id=1,
-            ticket="ticket",
+            task_token="token",
             client_id=client,
             request_number=number,
             acknowledged=number,
@@ -162,7 +162,7 @@ def test_a_trainer_that_comes_back_goes_on_where_it_was() -> None:
 def test_the_same_number_gets_the_same_answer_again() -> None:
     shared: SharedWindowDelivery[str] = SharedWindowDelivery()
     message = GetElements(
-        task_id=1, ticket="", client_id="a", request_number=0, acknowledged=0, trainer_id="t"
+        task_id=1, task_token="", client_id="a", request_number=0, acknowledged=0, trainer_id="t"
     )
     assert shared.request_received("once", message, now=0.0) == []
     ((_, content),) = shared.add_batch(ResultBatch(first_element=0, num_elements=1, size=1))
@@ -174,7 +174,7 @@ def test_a_client_that_acknowledges_nothing_holds_no_more_than_its_bytes() -> No
     for number in range(3):
         message = GetElements(
             task_id=1,
-            ticket="",
+            task_token="",
             client_id="a",
             request_number=number,
             acknowledged=0,
@@ -318,7 +318,9 @@ def test_whoever_is_called_off_or_names_no_trainer_is_refused() -> None:
     assert left.delivered_splits == ()
     trainers.ask("b")
     assert trainers.got == [("b", refused)]
-    nameless = GetElements(task_id=1, ticket="", client_id="c", request_number=0, acknowledged=0)
+    nameless = GetElements(
+        task_id=1, task_token="", client_id="c", request_number=0, acknowledged=0
+    )
     ((_, content),) = trainers.shared.request_received("c", nameless, now=0.0)
     assert isinstance(content, InvalidArgumentError)
 
@@ -329,7 +331,7 @@ def test_what_a_silent_client_held_is_dropped_and_said_when_its_trainer_comes_ba
     def ask(number: int, acknowledged: int, now: float) -> list[tuple[str, BatchReply]]:
         message = GetElements(
             task_id=1,
-            ticket="",
+            task_token="",
             client_id="a",
             request_number=number,
             acknowledged=acknowledged,

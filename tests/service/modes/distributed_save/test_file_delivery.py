@@ -20,28 +20,32 @@ from headrace.service.messages import (
 )
 from headrace.service.worker.pending_actions import WorkerActions
 from headrace.service.worker.result_batch import ResultBatch
-from tests.service.worker.driving import AWAY, INTERVAL, Driven, definition
+from tests.service.worker.core_driver import INTERVAL, UNREACHABLE, CoreDriver, definition
 
 ONE, TWO = SavedFile(0, 5, 100, "{}"), SavedFile(1, 5, 100, "{}")
 
 
-class Writing(Driven):
+class Writing(CoreDriver):
     """A session with a task that writes files."""
 
     def begin_writing(self, task_id: int = 1) -> int:
-        self.registered()
+        self.register()
         self.pass_time(INTERVAL)
-        self.say(
+        self.reply(
             WorkerHeartbeat,
             WorkerHeartbeatReply((), dispatcher_id="first", tasks_to_start=(task_id,)),
         )
         order = SaveDestination("0" * 16, "/saved", b"")
-        task = definition(task_id, dealt=True)
-        self.defines(msgspec.structs.replace(task, delivery_policy="files", save_destination=order))
+        task = definition(task_id, assigns_splits=True)
+        self.define_task(
+            msgspec.structs.replace(task, delivery_policy="files", save_destination=order)
+        )
         return self.starts[-1].producer
 
     def says(self) -> list[tuple[int, tuple[SavedFile, ...], int]]:
-        return [(each.report_number, each.files, each.num_done) for each in self.of(CommitFiles)]
+        return [
+            (each.report_number, each.files, each.num_done) for each in self.calls_of(CommitFiles)
+        ]
 
 
 def files(*found: SavedFile, done: int) -> ResultBatch:
@@ -51,64 +55,64 @@ def files(*found: SavedFile, done: int) -> ResultBatch:
 def test_a_task_that_no_client_asks_for_is_begun_by_the_dispatchers_word() -> None:
     worker = Writing()
     worker.begin_writing()
-    assert len(worker.of(GetTask)) == 1
+    assert len(worker.calls_of(GetTask)) == 1
     worker.pass_time(INTERVAL)
-    worker.say(
+    worker.reply(
         WorkerHeartbeat, WorkerHeartbeatReply((), dispatcher_id="first", tasks_to_start=(1,))
     )
-    assert len(worker.of(GetTask)) == len(worker.starts) == 1
+    assert len(worker.calls_of(GetTask)) == len(worker.starts) == 1
 
 
 def test_files_are_said_until_they_are_heard_one_word_after_the_other() -> None:
     worker = Writing()
     producer = worker.begin_writing()
-    worker.need(producer)
-    worker.grants(0, 8)
+    worker.need_splits(producer)
+    worker.grant_splits(0, 8)
     worker.produce(producer, files(ONE, done=2), files(TWO, done=4))
     assert worker.says() == [(0, (ONE,), 2)]
-    worker.say(CommitFiles, AWAY)
+    worker.reply(CommitFiles, UNREACHABLE)
     worker.pass_time(2.0)
     assert set(worker.says()[1:]) == {(0, (ONE,), 2)}
-    worker.done(CommitFiles)
+    worker.acknowledge(CommitFiles)
     assert worker.says()[-1] == (1, (TWO,), 4)
-    worker.done(CommitFiles)
-    worker.need(producer)
-    assert worker.of(GetSplit)[-1].num_done == 4
+    worker.acknowledge(CommitFiles)
+    worker.need_splits(producer)
+    assert worker.calls_of(GetSplit)[-1].num_done == 4
 
 
 def test_a_producer_that_is_far_ahead_waits_for_room() -> None:
     worker = Writing()
     producer = worker.begin_writing()
-    worker.need(producer)
-    worker.grants(0, 8)
+    worker.need_splits(producer)
+    worker.grant_splits(0, 8)
     resumed: list[int] = []
     for number in range(3):
         resumed += worker.produce(
             producer, files(SavedFile(number, 1, 1, "{}"), done=number)
         ).resumes
     assert resumed == [producer] * 2
-    assert worker.done(CommitFiles).resumes == [producer]
+    assert worker.acknowledge(CommitFiles).resumes == [producer]
 
 
 def test_the_end_is_said_after_the_last_files_with_units_that_have_no_elements() -> None:
     worker = Writing()
     producer = worker.begin_writing()
-    worker.need(producer)
-    worker.grants(0, 8)
+    worker.need_splits(producer)
+    worker.grant_splits(0, 8)
     worker.produce(producer, files(ONE, done=5))
-    worker.end(producer)
-    assert worker.of(FinishTask) == []
-    worker.done(CommitFiles)
+    worker.end_producer(producer)
+    assert worker.calls_of(FinishTask) == []
+    worker.acknowledge(CommitFiles)
     assert worker.says() == [(0, (ONE,), 5), (1, (), 8)]
-    worker.done(CommitFiles)
-    assert len(worker.of(FinishTask)) == 1
+    worker.acknowledge(CommitFiles)
+    assert len(worker.calls_of(FinishTask)) == 1
 
 
 def test_a_task_that_is_to_wait_lets_its_producer_know() -> None:
     worker = Writing()
     producer = worker.begin_writing()
-    worker.need(producer)
-    actions: WorkerActions[str] = worker.grants(0, 0, wait=True)
+    worker.need_splits(producer)
+    actions: WorkerActions[str] = worker.grant_splits(0, 0, wait=True)
     assert actions.deferrals == [producer]
 
 
@@ -116,34 +120,34 @@ def test_what_the_dispatcher_does_not_want_ends_the_task() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.produce(producer, files(ONE, done=0))
-    actions = worker.say(CommitFiles, FailedPreconditionError("the task is lost"))
+    actions = worker.reply(CommitFiles, FailedPreconditionError("the task is lost"))
     assert actions.cancellations == [producer]
-    assert worker.of(FailTask) == []
+    assert worker.calls_of(FailTask) == []
 
 
 def test_what_the_dispatcher_cannot_take_fails_the_task() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.produce(producer, files(ONE, done=0))
-    worker.say(CommitFiles, HeadraceError("no"))
-    assert "its files do not count" in worker.of(FailTask)[-1].reason
+    worker.reply(CommitFiles, HeadraceError("no"))
+    assert "the dispatcher rejected its files" in worker.calls_of(FailTask)[-1].reason
 
 
 def test_a_worker_that_stops_hands_back_what_is_in_no_file() -> None:
     worker = Writing()
     producer = worker.begin_writing()
-    worker.need(producer)
-    worker.grants(10, 18)
+    worker.need_splits(producer)
+    worker.grant_splits(10, 18)
     worker.produce(producer, files(ONE, done=5))
-    worker.done(CommitFiles)
-    worker.session.stop(worker.now)
+    worker.acknowledge(CommitFiles)
+    worker.core.stop(worker.now)
     worker.act()
-    assert [each.splits for each in worker.of(ReturnSplits)] == [((5, 8),)]
+    assert [each.splits for each in worker.calls_of(ReturnSplits)] == [((5, 8),)]
 
 
 def test_a_client_is_refused() -> None:
     worker = Writing()
     worker.begin_writing()
-    request = worker.ask()
+    request = worker.request()
     with pytest.raises(FailedPreconditionError, match="no client reads it"):
-        raise worker.answers[request]
+        raise worker.replies[request]

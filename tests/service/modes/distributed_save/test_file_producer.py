@@ -27,8 +27,8 @@ from headrace.service.worker.result_batch import ResultBatch
 from headrace.service.worker.task_iterator import open_plan
 from headrace.storage.files import LocalFolder
 from tests.service.reading import wait_until
-from tests.service.worker.driving import definition
-from tests.service.worker.listed import SECONDS
+from tests.service.worker.core_driver import definition
+from tests.service.worker.scripted_iterator import SECONDS
 
 SAVE = "0" * 16
 
@@ -52,7 +52,7 @@ class Session:
         self.needs = threading.Semaphore(0)
         self.feed = ProducerChannel(1, self)
         plan = dump_plan(dataset.plan)
-        task = definition(dealt=True)
+        task = definition(assigns_splits=True)
 
         def opened(hand_over: Callable[[], None]) -> ElementIterator:
             return open_plan(plan, task, partial(self.feed.next_splits, hand_over), worker="w:1")
@@ -263,10 +263,10 @@ def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.Monk
         session.end()
     assert session.failure is not None
     assert re.search(
-        rf"'{tmp_path}/.*\.arrow' cannot be written: No space left .* \([\d,]+ of [\d,]+ bytes are",
+        rf"cannot write '{tmp_path}/.*\.arrow': No space left .* \([\d,]+ of [\d,]+ bytes are",
         session.failure,
     )
-    assert session.failure.count("cannot be written") == 1
+    assert session.failure.count("cannot write") == 1
 
 
 def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:

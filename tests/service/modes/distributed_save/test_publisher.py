@@ -27,7 +27,7 @@ class Directories:
     def __init__(self, path: Path, patience: float = 30.0) -> None:
         self.path = path / "saved"
         self.scene = Scenario(keeps_journal=True)
-        self.scene.register(positions=4)
+        self.scene.register(num_splits=4)
         self.scene.add_worker("u")
         self.patience = patience
         self.begin_again()
@@ -68,7 +68,7 @@ class Directories:
                     messages.SavedFile(r.number, r.elements, r.bytes, "{}") for r in records
                 ),
                 num_done=done,
-                **self.scene.shown(task.task_id),
+                **self.scene.task_fields(task.task_id),
             )
         )
 
@@ -221,9 +221,9 @@ def test_the_thread_looks_when_a_fact_is_about_a_save(tmp_path: Path) -> None:
     asked: list[object] = []
     publisher = SavePublisher(asked.append)
     assert publishing._POLL_SECONDS == 1.0
-    publisher.observe(there.scene.facts)
+    publisher.observe(there.scene.events)
     assert not publisher._wake_up.is_set()
     there.begin()
-    publisher.observe(there.scene.facts)
+    publisher.observe(there.scene.events)
     assert publisher._wake_up.is_set()
     publisher.close()

@@ -16,7 +16,7 @@ from headrace.service import messages
 from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.service.modes.distributed_save.records import files_of
 from headrace.service.modes.distributed_save.requests import OpenSave, ReportDirectory
-from tests.service.dispatcher.scenario import Scenario, look_at, opening, saving
+from tests.service.dispatcher.scenario import Scenario, list_open_saves, opening, saving
 
 SAVE, OTHER = "0" * 16, "1" * 16
 
@@ -24,7 +24,7 @@ SAVE, OTHER = "0" * 16, "1" * 16
 @pytest.fixture
 def scene() -> Any:
     scene = Scenario(keeps_journal=True, gc_timeout=5.0)
-    scene.register(positions=100, anonymous=True)
+    scene.register(num_splits=100, anonymous=True)
     scene.add_worker("u")
     scene.add_worker("v")
     yield scene
@@ -44,7 +44,7 @@ def far(scene: Scenario, save: str = SAVE) -> messages.SaveStatus:
 
 
 def work(scene: Scenario) -> OpenSave:
-    (found,) = look_at(scene)
+    (found,) = list_open_saves(scene)
     return found
 
 
@@ -63,7 +63,7 @@ def write(
         "report_number": files_of(task.mode_state).num_reports,
         "files": tuple(messages.SavedFile(first + place, 5, 100, "{}") for place in range(files)),
         "num_done": done,
-        **scene.shown(task_id),
+        **scene.task_fields(task_id),
     }
     scene.ask(messages.CommitFiles(**{**message, **fields}))
 
@@ -78,12 +78,15 @@ def written(scene: Scenario) -> list[int]:
 
 def test_workers_get_tasks_once_the_directory_is_begun(scene: Scenario) -> None:
     assert begin(scene) == messages.SaveStatus()
-    assert scene.beaten("u").tasks_to_start == ()
+    assert scene.worker_heartbeat_reply("u").tasks_to_start == ()
     assert not work(scene).is_open
     note(scene, "opened")
     assert far(scene).is_open
-    (mine,), (other,) = scene.beaten("u").tasks_to_start, scene.beaten("v").tasks_to_start
-    assert scene.beaten("u", mine).tasks_to_start == ()
+    (mine,), (other,) = (
+        scene.worker_heartbeat_reply("u").tasks_to_start,
+        scene.worker_heartbeat_reply("v").tasks_to_start,
+    )
+    assert scene.worker_heartbeat_reply("u", mine).tasks_to_start == ()
     found = scene.ask(messages.GetTask(worker_id="u", task_id=mine))
     assert found.delivery_policy == "files"
     assert found.save_destination == messages.SaveDestination(SAVE, "/saved", b"")
@@ -94,7 +97,7 @@ def test_workers_get_tasks_once_the_directory_is_begun(scene: Scenario) -> None:
 def test_a_worker_that_joins_later_writes_too(scene: Scenario) -> None:
     written(scene)
     scene.add_worker("w")
-    assert len(scene.beaten("w").tasks_to_start) == 1
+    assert len(scene.worker_heartbeat_reply("w").tasks_to_start) == 1
 
 
 def test_files_count_in_the_order_in_which_they_were_said_to_be_whole(scene: Scenario) -> None:
@@ -116,9 +119,9 @@ def test_what_is_said_twice_counts_once(scene: Scenario) -> None:
     one, _ = written(scene)
     scene.split(one, max_splits=4)
     write(scene, one, done=4)
-    before = len(scene.facts)
+    before = len(scene.events)
     write(scene, one, done=4, report_number=0)
-    assert len(scene.facts) == before
+    assert len(scene.events) == before
     with pytest.raises(ValueError, match=r"sent report 3"):
         write(scene, one, done=4, report_number=2)
     with pytest.raises(ValueError, match="was dealt 4"):
@@ -137,7 +140,7 @@ def test_a_request_for_units_that_is_older_than_the_files_is_no_error(scene: Sce
 
 def test_a_save_is_over_when_all_units_are_in_files(scene: Scenario) -> None:
     one, two = written(scene)
-    while (found := scene.deal(one)).start < found.stop:
+    while (found := scene.get_split(one)).start < found.stop:
         write(scene, one, done=scene.state.tasks[one].assigned.num_assigned)
     assert not found.wait
     assert not work(scene).is_finished
@@ -148,12 +151,12 @@ def test_a_save_is_over_when_all_units_are_in_files(scene: Scenario) -> None:
     update = far(scene)
     assert (update.is_closed, update.error) == (True, "")
     assert scene.state.iterations == scene.state.jobs == scene.state.tasks == {}
-    assert look_at(scene) == ()
-    assert scene.beat("u", one) == (one,)
+    assert list_open_saves(scene) == ()
+    assert scene.worker_heartbeat("u", one) == (one,)
 
 
 def test_an_empty_dataset_needs_no_worker(scene: Scenario) -> None:
-    dataset_id = scene.register(positions=0, fingerprint="empty", cardinality=0)
+    dataset_id = scene.register(num_splits=0, fingerprint="empty", cardinality=0)
     begin(scene, dataset_id=dataset_id)
     assert not work(scene).is_finished
     note(scene, "opened")
@@ -167,7 +170,7 @@ def test_what_a_lost_worker_had_in_no_file_is_dealt_again(scene: Scenario) -> No
     scene.lose("u")
     assert scene.split(two, max_splits=1) == (4, 5)
     scene.add_worker("u2")
-    (third,) = scene.beaten("u2").tasks_to_start
+    (third,) = scene.worker_heartbeat_reply("u2").tasks_to_start
     assert scene.split(third, max_splits=1) == (5, 6)
     with pytest.raises(NotFoundError):
         scene.ask(messages.GetTask(worker_id="u", task_id=one))
@@ -186,13 +189,13 @@ def test_when_all_others_are_finished_somebody_writes_what_came_back(scene: Scen
     one, two = written(scene)
     scene.split(two, max_splits=2)
     scene.tick(3.0)
-    while (found := scene.deal(one)).start < found.stop:
+    while (found := scene.get_split(one)).start < found.stop:
         write(scene, one, done=scene.state.tasks[one].assigned.num_assigned)
-        scene.beat("u"), scene.beat("v")
+        scene.worker_heartbeat("u"), scene.worker_heartbeat("v")
         scene.tick(3.0)
     scene.finish("u", one)
     scene.lose("v")
-    (third,) = scene.beaten("u").tasks_to_start
+    (third,) = scene.worker_heartbeat_reply("u").tasks_to_start
     assert scene.split(third) == (0, 1)
 
 
@@ -200,7 +203,7 @@ def test_a_task_that_ends_with_units_in_no_file_fails_the_save(scene: Scenario) 
     one, two = written(scene)
     scene.split(one, max_splits=6)
     scene.finish("u", one)
-    assert scene.beat("v", two) == (two,)
+    assert scene.worker_heartbeat("v", two) == (two,)
     assert "6 units that are in no file" in work(scene).error
 
 
@@ -218,7 +221,7 @@ def test_a_task_that_fails_ends_the_save(scene: Scenario) -> None:
     one, two = written(scene)
     scene.split(one, max_splits=6), scene.split(two, max_splits=6)
     scene.fail("u", one, "ValueError: seven")
-    assert scene.beat("v", two) == (two,)
+    assert scene.worker_heartbeat("v", two) == (two,)
     found = work(scene)
     assert found.is_finished
     assert found.error == "the worker at u:1: ValueError: seven"
@@ -236,10 +239,10 @@ def test_units_that_kill_their_workers_fail_the_save(scene: Scenario) -> None:
         name = f"w{death}"
         scene.lose("u" if death == 0 else "v" if death == 1 else f"w{death - 1}")
         scene.add_worker(name)
-        for task_id in scene.beaten(name).tasks_to_start:
+        for task_id in scene.worker_heartbeat_reply(name).tasks_to_start:
             scene.tick(3.0)
-            scene.beat(name)
-            scene.deal(task_id)
+            scene.worker_heartbeat(name)
+            scene.get_split(task_id)
     assert "position 25 of the dataset was given up, because the worker died" in work(scene).error
 
 
@@ -269,10 +272,10 @@ def test_a_second_save_into_one_directory_is_refused_also_after_a_restart(scene:
 
 
 def test_what_cannot_be_saved_is_refused(scene: Scenario) -> None:
-    endless = scene.register(positions=-1, fingerprint="endless")
+    endless = scene.register(num_splits=-1, fingerprint="endless")
     with pytest.raises(InvalidArgumentError, match="Saving an infinite dataset is not allowed"):
         begin(scene, dataset_id=endless)
-    whole = scene.register(positions=None, fingerprint="whole")
+    whole = scene.register(num_splits=None, fingerprint="whole")
     with pytest.raises(FailedPreconditionError, match="no positions that could be dealt"):
         begin(scene, dataset_id=whole)
     with pytest.raises(NotFoundError):
@@ -301,22 +304,22 @@ def test_a_worker_writes_for_so_many_saves_at_a_time(scene: Scenario) -> None:
         begin(scene, name, path=name)
         note(scene, "opened", name)
     for _ in names:
-        tasks = scene.beaten("u").tasks_to_start
-        assert len(tasks) == len(scene.beaten("v").tasks_to_start) <= 2
+        tasks = scene.worker_heartbeat_reply("u").tasks_to_start
+        assert len(tasks) == len(scene.worker_heartbeat_reply("v").tasks_to_start) <= 2
         if tasks:
             scene.fail("u", tasks[0])
             scene.check()
-    assert all(each.is_finished for each in look_at(scene))
+    assert all(each.is_finished for each in list_open_saves(scene))
 
 
 def test_a_save_is_kept_though_nobody_reads_it(scene: Scenario) -> None:
     written(scene)
     for _ in range(20):
         scene.tick(5.0)
-        scene.beat("u"), scene.beat("v")
+        scene.worker_heartbeat("u"), scene.worker_heartbeat("v")
     assert not far(scene).is_closed
     scene.restart()
-    assert len(scene.beaten("u").tasks_to_start) == 1
+    assert len(scene.worker_heartbeat_reply("u").tasks_to_start) == 1
 
 
 def test_only_the_last_saves_that_are_over_are_remembered(scene: Scenario) -> None:
@@ -355,7 +358,7 @@ def test_a_save_is_seen_with_its_path_and_with_what_counts(scene: Scenario) -> N
 
 def test_what_a_save_wrote_is_in_the_totals_when_it_is_over(scene: Scenario) -> None:
     one, two = written(scene)
-    while (found := scene.deal(one)).start < found.stop:
+    while (found := scene.get_split(one)).start < found.stop:
         write(scene, one, done=scene.state.tasks[one].assigned.num_assigned)
     scene.finish("u", one)
     scene.finish("v", two)

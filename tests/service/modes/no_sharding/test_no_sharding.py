@@ -31,11 +31,11 @@ def test_workers_that_join_after_a_loss_get_copies(scene: Scenario, address: str
     if how == "lost":
         scene.lose("v")
     elif how == "left":
-        scene.left("v")
+        scene.unregister_worker("v")
     else:
-        scene.leaving("v")
+        scene.drain_worker("v")
         scene.finish("v", 4000, cut_short=True)
-        scene.left("v")
+        scene.unregister_worker("v")
     for worker_id, place in (("v again", address), ("x", "x:1"), ("y", "y:1")):
         scene.add_worker(worker_id, place)
     assert copies(scene) == ["w", "v again", "x", "y"]
@@ -60,8 +60,8 @@ def test_a_worker_that_no_client_reaches_gets_no_second_copy(scene: Scenario) ->
     begun(scene, "v", "w")
     for _ in range(70):
         scene.tick(1.0)
-        scene.beat("v")
-        scene.beat("w")
+        scene.worker_heartbeat("v")
+        scene.worker_heartbeat("w")
         scene.ask(messages.ReportUnreachable(client_id="c", task_id=4000, connection_refused=False))
         scene.heartbeat("c")
     assert scene.state.tasks[4000].phase is TaskPhase.LOST
@@ -72,9 +72,9 @@ def test_a_worker_that_starts_again_where_a_copy_ended_makes_no_second_one(
     scene: Scenario,
 ) -> None:
     begun(scene, "u", "v", "w")
-    scene.leaving("u")
+    scene.drain_worker("u")
     scene.finish("u", 4000)
-    scene.left("u")
+    scene.unregister_worker("u")
     scene.fail("v", 4001)
     scene.add_worker("u again", "u:1")
     scene.add_worker("v again", "v:1")
@@ -125,7 +125,7 @@ def test_workers_that_die_and_are_replaced_make_few_copies_in_all(scene: Scenari
         alive.append(f"w{births}")
         scene.add_worker(alive[-1])
         births += 1
-    made = [fact for fact in scene.facts if isinstance(fact, events.TaskCreated)]
+    made = [fact for fact in scene.events if isinstance(fact, events.TaskCreated)]
     assert len(made) == 7
     assert "the last 7 within a minute of their start" in scene.heartbeat("c").failure_reason
 
@@ -136,7 +136,7 @@ def test_copies_that_ran_for_long_may_be_lost_any_number_of_times(scene: Scenari
         scene.add_worker(f"w{number}", "host:1")
         for _ in range(62 if number % 2 else 1):
             scene.tick(1.0)
-            scene.beat(f"w{number}")
+            scene.worker_heartbeat(f"w{number}")
             scene.heartbeat("c")
         scene.lose(f"w{number}")
         assert not scene.heartbeat("c").finished
@@ -151,9 +151,9 @@ def test_copies_that_ran_for_long_may_be_lost_any_number_of_times(scene: Scenari
 
 def test_a_copy_that_was_cut_because_its_worker_leaves_is_named_as_lost(scene: Scenario) -> None:
     begun(scene, "v", "w")
-    scene.leaving("v")
+    scene.drain_worker("v")
     scene.finish("v", 4000, cut_short=True)
-    scene.left("v")
+    scene.unregister_worker("v")
     scene.finish("w", 4001)
     scene.restart()
     update = scene.heartbeat("c")
@@ -162,17 +162,17 @@ def test_a_copy_that_was_cut_because_its_worker_leaves_is_named_as_lost(scene: S
     assert (lost.worker_address, lost.is_copy, lost.reason) == (
         "v:1",
         True,
-        "it was asked to leave",
+        "worker draining",
     )
     assert describe_loss(update.lost) == [
-        "this pass lacks the rest of the copy of the worker at v:1: it was asked to leave"
+        "this epoch lacks the rest of the dataset copies of lost workers: v:1: worker draining"
     ]
 
 
 def test_a_copy_that_ended_before_its_worker_left_lacks_nothing(scene: Scenario) -> None:
     begun(scene, "v", "w")
-    scene.leaving("v")
+    scene.drain_worker("v")
     scene.finish("v", 4000)
-    scene.left("v")
+    scene.unregister_worker("v")
     scene.finish("w", 4001)
     assert scene.heartbeat("c").lost == ()

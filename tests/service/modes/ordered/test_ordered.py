@@ -284,7 +284,7 @@ def test_in_any_order_steps_of_the_whole_stream_mean_what_they_mean_in_one_proce
         assert sorted(map(int, got)) == list(range(count))
 
 
-@pytest.mark.parametrize(("what", "terms"), [("take", {}), ("reading in order", {"ordered": True})])
+@pytest.mark.parametrize(("what", "terms"), [("take", {}), ("ordered reading", {"ordered": True})])
 def test_several_clients_are_refused_what_is_about_the_whole_stream(
     what: str, terms: dict[str, Any]
 ) -> None:

@@ -25,7 +25,7 @@ from headrace.service import (
     from_dataset_id,
     register_dataset,
 )
-from tests.service.counted import CALLS, note
+from tests.service.counting_functions import CALLS, note
 from tests.service.reading import slowly
 
 pytestmark = pytest.mark.system
@@ -188,9 +188,11 @@ def refuse_those_that_differ(service: str) -> None:
     with iter(first) as iterator:
         next(iterator)
         for other in others:
-            with pytest.raises(AlreadyExistsError, match=r"'differ' .* other terms") as refused:
+            with pytest.raises(
+                AlreadyExistsError, match=r"'differ' .* different options"
+            ) as refused:
                 next(iter(other))
-        assert "of the dataset, step 5 is map " in str(refused.value)
+        assert "the datasets differ: step 5 is map " in str(refused.value)
         whole = dataset.apply(distribute(DYNAMIC, service, "differ", ordered=True))
         with pytest.raises(AlreadyExistsError, match=r"'differ' .* `num_consumers`"):
             next(iter(whole))
@@ -207,9 +209,11 @@ def test_a_consumer_that_is_read_already_or_was_is_refused(plan: str) -> None:
         with consumer() as iterator:
             next(iterator)
             state = iterator.get_state()
-            with pytest.raises(FailedPreconditionError, match=r"one client for each `consumer_"):
+            with pytest.raises(
+                FailedPreconditionError, match=r"each `consumer_index` has one client"
+            ):
                 next(consumer())
-        with pytest.raises(FailedPreconditionError, match=r"which is gone: .*`set_state`"):
+        with pytest.raises(FailedPreconditionError, match=r"which has departed: .*`set_state`"):
             next(consumer())
         with consumer() as iterator:
             iterator.set_state(state)

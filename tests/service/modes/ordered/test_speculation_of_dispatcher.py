@@ -40,7 +40,7 @@ def wait(scene: Scenario, seconds: float, workers: str = "vw") -> None:
     while scene.now < until:
         scene.tick(0.25)
         for worker_id in workers:
-            scene.beat(worker_id)
+            scene.worker_heartbeat(worker_id)
         for client_id in scene.state.clients:
             scene.heartbeat(client_id)
 
@@ -50,14 +50,14 @@ def test_an_idle_task_is_dealt_what_another_is_slow_with_and_the_slow_one_is_let
 ) -> None:
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    assert scene.deal(4001, num_done=3).wait, "the other may yet be slow"
+    assert scene.get_split(4001, num_done=3).wait, "the other may yet be slow"
     wait(scene, 1.5)
-    assert scene.deal(4001, num_done=3).wait
-    assert scene.facts[-1] == events.SplitsReassigned(task_id=4000, splits=((0, 1),))
+    assert scene.get_split(4001, num_done=3).wait
+    assert scene.events[-1] == events.SplitsReassigned(task_id=4000, splits=((0, 1),))
     scene.check()
     assert scene.split(4001, num_done=3) == (0, 1)
     scene.finish("w", 4001, num_done=4)
-    assert any(isinstance(fact, events.TaskLost) for fact in scene.facts)
+    assert any(isinstance(fact, events.TaskLost) for fact in scene.events)
     assert scene.state.iterations[2000].finished
     assert scene.heartbeat("c").lost == ()
     scene.check()
@@ -66,13 +66,13 @@ def test_an_idle_task_is_dealt_what_another_is_slow_with_and_the_slow_one_is_let
 def test_a_unit_is_dealt_to_a_second_task_and_not_to_a_third(scene: Scenario) -> None:
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     wait(scene, 1.5)
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     assert scene.split(4001, num_done=3) == (0, 1)
     scene.add_worker("x")
     wait(scene, 5.0)
-    assert scene.deal(4002).wait
+    assert scene.get_split(4002).wait
     assert scene.state.iterations[2000].pool.num_unassigned == 0
     # The slow one is lost: the other has its unit.
     scene.lose("v")
@@ -93,11 +93,11 @@ def test_a_unit_is_dealt_to_a_second_task_and_not_to_a_third(scene: Scenario) ->
 def test_who_gets_on_is_not_slow(scene: Scenario, slow_done: int) -> None:
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     wait(scene, 1.5)
-    scene.deal(4000, num_done=slow_done)
-    scene.deal(4001, num_done=3)
-    returned = [fact for fact in scene.facts if isinstance(fact, events.SplitsReassigned)]
+    scene.get_split(4000, num_done=slow_done)
+    scene.get_split(4001, num_done=3)
+    returned = [fact for fact in scene.events if isinstance(fact, events.SplitsReassigned)]
     assert len(returned) == 1 - slow_done
 
 
@@ -109,14 +109,14 @@ def test_tasks_that_wait_for_each_other_are_to_give_all_that_they_hold(scene: Sc
     assert scene.split(4001, max_splits=2) == (2, 3)
     assert scene.split(4001, max_splits=2, num_done=1) == (3, 4)
     for task_id, done in ((4000, 0), (4001, 2)):
-        granted = scene.deal(task_id, num_done=done)
+        granted = scene.get_split(task_id, num_done=done)
         assert (granted.wait, granted.flush) == (True, True)
-    assert scene.deal(4000, num_done=1).wait
-    assert not scene.deal(4001, num_done=3).wait, "nothing is with another"
+    assert scene.get_split(4000, num_done=1).wait
+    assert not scene.get_split(4001, num_done=3).wait, "nothing is with another"
 
 
 def taken_over(scene: Scenario) -> list[tuple[int, Any]]:
-    facts = [fact for fact in scene.facts if isinstance(fact, events.SplitsReassigned)]
+    facts = [fact for fact in scene.events if isinstance(fact, events.SplitsReassigned)]
     return [(fact.task_id, fact.splits) for fact in facts]
 
 
@@ -127,9 +127,9 @@ def test_of_two_slow_tasks_the_one_with_the_oldest_unit_is_backed_first(scene: S
     assert scene.split(4000, max_splits=1) == (1, 2)
     assert scene.split(4002, max_splits=1) == (2, 3)
     assert scene.split(4002, max_splits=1, num_done=1) == (3, 4)
-    scene.deal(4002, num_done=2)
+    scene.get_split(4002, num_done=2)
     wait(scene, 1.5, "vwx")
-    scene.deal(4002, num_done=2)
+    scene.get_split(4002, num_done=2)
     assert taken_over(scene) == [(4001, ((0, 1),))]
 
 
@@ -142,23 +142,23 @@ def test_where_units_take_long_who_needs_thrice_as_long_is_slow(scene: Scenario)
     assert scene.split(4001, max_splits=1, num_done=1) == (2, 3)
     assert scene.split(4000, max_splits=1, num_done=1) == (3, 4)
     wait(scene, 10.0)
-    scene.deal(4001, num_done=2)
+    scene.get_split(4001, num_done=2)
     wait(scene, 10.0)
-    scene.deal(4001, num_done=2)
+    scene.get_split(4001, num_done=2)
     assert taken_over(scene) == []
     wait(scene, 60.0)
-    scene.deal(4001, num_done=2)
+    scene.get_split(4001, num_done=2)
     assert taken_over(scene) == [(4000, ((1, 2),))]
 
 
 def test_who_holds_something_itself_takes_nothing_over(scene: Scenario) -> None:
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    scene.deal(4001, num_done=2)
+    scene.get_split(4001, num_done=2)
     wait(scene, 1.5)
-    assert scene.deal(4001, num_done=2).wait
+    assert scene.get_split(4001, num_done=2).wait
     assert taken_over(scene) == []
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     assert taken_over(scene) == [(4000, ((0, 1),))]
 
 
@@ -167,9 +167,9 @@ def test_who_is_dealt_something_after_it_had_nothing_to_do_is_not_slow_at_once(
 ) -> None:
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    scene.deal(4000, num_done=1)
+    scene.get_split(4000, num_done=1)
     wait(scene, 30.0)
-    scene.hand_back("w", 4001, (2, 3))
+    scene.return_splits("w", 4001, (2, 3))
     assert scene.split(4000, num_done=1) == (3, 4)
     assert scene.dispatcher.soft_state.last_progress[4000] == scene.now
 
@@ -186,18 +186,18 @@ def test_who_says_again_that_it_did_nothing_is_slow_all_the_same(scene: Scenario
 def test_a_pause_of_the_dispatcher_makes_nobody_slow(scene: Scenario) -> None:
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     scene.pause(60.0)
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     assert taken_over(scene) == []
 
 
 def test_with_an_iteration_it_is_forgotten_who_got_on_with_it(scene: Scenario) -> None:
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     wait(scene, 1.5)
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     presence = scene.dispatcher.soft_state
     assert presence.last_progress.keys() == presence.reported_done.keys() == {4000, 4001}
     assert presence.reassigned_splits == {2000: ((0, 1),)}
@@ -215,32 +215,32 @@ def test_what_a_leaving_worker_handed_back_may_yet_be_taken_over(scene: Scenario
     scene.add_worker("x")
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    scene.leaving("v")
-    scene.hand_back("v", 4000, (0, 1))
+    scene.drain_worker("v")
+    scene.return_splits("v", 4000, (0, 1))
     assert scene.split(4002) == (0, 1)
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     wait(scene, 1.5, "wx")
-    scene.deal(4001, num_done=3)
+    scene.get_split(4001, num_done=3)
     assert taken_over(scene) == [(4002, ((0, 1),))]
 
 
 def test_a_leaving_worker_that_handed_back_all_is_finished_and_not_slow(scene: Scenario) -> None:
     scene.open("c", **IN_ORDER)
     deal_all(scene)
-    scene.leaving("v")
-    scene.hand_back("v", 4000, (0, 1))
+    scene.drain_worker("v")
+    scene.return_splits("v", 4000, (0, 1))
     assert scene.split(4001, num_done=3) == (0, 1)
     scene.finish("w", 4001, num_done=4)
-    assert events.TaskFinished(task_id=4000) in scene.facts
-    assert not any(isinstance(fact, events.TaskLost) for fact in scene.facts)
+    assert events.TaskFinished(task_id=4000) in scene.events
+    assert not any(isinstance(fact, events.TaskLost) for fact in scene.events)
 
 
 def test_in_any_order_nothing_is_dealt_twice(scene: Scenario) -> None:
     scene.open("c", processing_mode=DYNAMIC, visitation="exactly_once")
     deal_all(scene)
     wait(scene, 30.0)
-    assert not scene.deal(4001, num_done=3).wait
-    assert not any(isinstance(fact, events.SplitsReassigned) for fact in scene.facts)
+    assert not scene.get_split(4001, num_done=3).wait
+    assert not any(isinstance(fact, events.SplitsReassigned) for fact in scene.events)
 
 
 def test_a_worker_that_is_silent_is_slow_for_a_dispatcher_that_began_again(
@@ -249,10 +249,10 @@ def test_a_worker_that_is_silent_is_slow_for_a_dispatcher_that_began_again(
     scene.open("c", **IN_ORDER)
     deal_all(scene)
     scene.restart()
-    assert scene.deal(4001, num_done=3).wait
+    assert scene.get_split(4001, num_done=3).wait
     wait(scene, 1.5)
-    scene.deal(4001, num_done=3)
-    assert scene.facts[-1] == events.SplitsReassigned(task_id=4000, splits=((0, 1),))
+    scene.get_split(4001, num_done=3)
+    assert scene.events[-1] == events.SplitsReassigned(task_id=4000, splits=((0, 1),))
 
 
 def test_what_was_read_before_a_place_says_nothing_of_how_long_units_take(
@@ -270,8 +270,8 @@ def test_what_was_read_before_a_place_says_nothing_of_how_long_units_take(
     for done in (1, 2):
         assert scene.split(4001, max_splits=1, num_done=done) == (1001 + done, 1002 + done)
         wait(scene, 10.0)
-    scene.deal(4000, num_done=1)
-    assert scene.deal(4001, num_done=3).wait is False
+    scene.get_split(4000, num_done=1)
+    assert scene.get_split(4001, num_done=3).wait is False
     (work,) = scene.dispatcher.soft_state.activity.iterations.values()
     assert work.initially_done == 1000
 
@@ -296,7 +296,7 @@ def test_while_there_is_more_to_deal_a_client_that_waits_has_a_slow_unit_taken_o
     assert waiting.heartbeat("c", wanted_split=0).urgent_tasks == (4000,), "it may yet come"
     wait(waiting, 1.5)
     assert waiting.heartbeat("c", wanted_split=0).urgent_tasks == (4001,), "it will be dealt it"
-    assert waiting.facts[-1] == events.SplitsReassigned(task_id=4000, splits=((0, 1),))
+    assert waiting.events[-1] == events.SplitsReassigned(task_id=4000, splits=((0, 1),))
     waiting.check()
     assert waiting.split(4001, num_done=2) == (0, 1)
     assert waiting.heartbeat("c", wanted_split=0).urgent_tasks == (4001,)
@@ -379,7 +379,7 @@ def test_a_leaving_worker_is_not_asked_for_what_it_will_not_be_dealt(waiting: Sc
     waiting.add_worker("x")
     assert waiting.split(4002, max_splits=1) == (4, 5)
     waiting.tick(0.25)
-    waiting.deal(4001, num_done=3)
+    waiting.get_split(4001, num_done=3)
     wait(waiting, 1.5, "vwx")
-    waiting.leaving("w")
+    waiting.drain_worker("w")
     assert waiting.heartbeat("c", wanted_split=0).urgent_tasks == (4002,)

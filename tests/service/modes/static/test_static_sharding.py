@@ -188,7 +188,7 @@ def test_a_shard_that_is_read_again_is_said(caplog: pytest.LogCaptureFixture) ->
             stack.enter_context(worker_of(dispatcher))
             seen = {int(value) for value in reader}
     assert seen | {0, 1} == set(range(1 << 20))
-    assert "share 1 of the dataset was lost (loss 1)" in caplog.text
+    assert "the worker of shard 1 was lost (loss 1)" in caplog.text
 
 
 # --- workers of this process, and others --------------------------------------------------------
@@ -284,7 +284,7 @@ def test_a_local_worker_that_stops_for_good_ends_the_reading_with_an_error() -> 
         with iter(data) as reader:
             assert int(next(reader)) == 0
             leaving.stop()
-            with pytest.raises(UnavailableError, match="nobody is there to send one"):
+            with pytest.raises(UnavailableError, match="no worker can deliver one"):
                 for _ in reader:
                     pass
 
@@ -305,7 +305,7 @@ def test_a_local_copy_ends_with_its_worker_and_says_so(caplog: pytest.LogCapture
             leaving.stop()
             for _ in reader:
                 pass
-    assert "the rest of its copy is missing" in caplog.text
+    assert "The rest of its copy is missing" in caplog.text
 
 
 def test_a_local_cluster_has_slots() -> None:

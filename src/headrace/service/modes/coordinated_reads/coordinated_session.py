@@ -268,7 +268,7 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
             and self._round_order.next_turn() is None
         )
 
-    def final_reports(self, begun: tuple[int, int, int] | None) -> list[ReportDelivery]:
+    def final_reports(self, partial: tuple[int, int, int] | None) -> list[ReportDelivery]:
         return []  # no other consumer continues from here
 
     # --- actions ----------------------------------------------------------------------------------

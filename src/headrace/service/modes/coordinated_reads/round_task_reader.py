@@ -87,7 +87,7 @@ class RoundTaskReader(TaskReader):
     def _make_request(self, client_id: str, number: int, known: int) -> GetElements:
         return GetElements(
             task_id=self.address.task_id,
-            ticket=self.address.task_token,
+            task_token=self.address.task_token,
             client_id=client_id,
             request_number=number,
             acknowledged=self.received_rounds,

@@ -40,9 +40,9 @@ from headrace.service.client.options import ReadOptions
 from headrace.service.client.replay import ReplayRegistry
 from headrace.service.client.source import RemoteSource
 from headrace.service.client.visitation import (
+    explain_unusable_position,
     find_exclusive_reason,
     partition_for,
-    why_not_resumable,
 )
 from headrace.service.modes.ordered.consumer_options import consumer_spec
 from headrace.service.modes.ordered.ordered_partition import OrderedPartition
@@ -207,8 +207,8 @@ class OrderedConsumerSource(Source):
 
     def explain_unusable_position(self, mode: str, *, is_single_process: bool) -> str:
         assert self.remote_plan is not None
-        return why_not_resumable(
-            self.remote_plan, cast(PartitionMode, mode), is_of_one_process=is_single_process
+        return explain_unusable_position(
+            self.remote_plan, cast(PartitionMode, mode), is_single_process=is_single_process
         )
 
     def with_fixed_seeds(self, seeds: tuple[int, ...]) -> OrderedConsumerSource:
@@ -301,7 +301,7 @@ def make_consumer_source(
             compression=compression,
             partition_mode=made.mode,
             num_splits=made.num_splits,
-            exclusive_reason=find_exclusive_reason(made) or "reading in order",
+            exclusive_reason=find_exclusive_reason(made) or "ordered reading",
             remote_plan=part,
             ordered_partition=in_order if part is plan else OrderedPartition(part),
         )

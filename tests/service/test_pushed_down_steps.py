@@ -70,7 +70,7 @@ def lists(elements: Any) -> list[Any]:
     return [np.asarray(element).tolist() for element in elements]
 
 
-def test_a_function_whose_elements_fit_is_called_by_workers_alone(service: str) -> None:
+def test_a_function_with_small_elements_is_called_only_by_workers(service: str) -> None:
     dataset = SHUFFLED.map(made_by).batch(4)
     served = in_order(dataset, service)
     assert re.search(r"workers +map ", served.explain())
@@ -83,13 +83,13 @@ def test_a_function_whose_elements_fit_is_called_by_workers_alone(service: str) 
     assert os.getpid() not in makers
 
 
-def test_any_order_that_falls_back_to_one_is_cut_so_too(service: str) -> None:
+def test_an_unordered_plan_that_falls_back_to_order_is_pushed_down(service: str) -> None:
     dataset = SHUFFLED.take(20).repeat().take(60).map(made_by)
     served = dataset.apply(distribute(DYNAMIC, service))
     assert os.getpid() not in {row[1] for row in lists(served)}
 
 
-def test_what_does_not_fit_is_made_here(service: str) -> None:
+def test_elements_too_large_for_the_shuffle_are_computed_here(service: str) -> None:
     dataset = READ.shuffle(1 << 30, seed=1).map(made_by)
     served = in_order(dataset, service)
     assert re.search(r"client +map .*does not fit", served.explain())
@@ -103,7 +103,7 @@ def not_at(pid: int, number: int) -> int:
     return number
 
 
-def test_what_fails_here_is_left_here_and_fails_as_before(service: str) -> None:
+def test_a_function_that_fails_here_stays_here_and_fails_as_before(service: str) -> None:
     dataset = SHUFFLED.map(functools.partial(not_at, os.getpid()))
     served = in_order(dataset, service)
     assert re.search(r"client +map ", served.explain())
@@ -113,16 +113,14 @@ def test_what_fails_here_is_left_here_and_fails_as_before(service: str) -> None:
 
 
 @pytest.mark.parametrize("first", HALVES)
-def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
-    first: str, service: str
-) -> None:
+def test_a_state_resumes_with_its_own_partition_mode(first: str, service: str) -> None:
     second = "ordered, pushed down, deferred errors" if first == "ordered" else "ordered"
     dataset = SHUFFLED.map(spread).batch(3)
     want = lists(dataset)
     with iter(kept_at(first, in_order(dataset, service))) as iterator:
         got = lists(next(iterator) for _ in range(7))
         state = json.loads(json.dumps(iterator.get_state()))
-    assert state["at"]["half"] == first
+    assert state["position"]["partition_mode"] == first
     for going_on in (kept_at(second, in_order(dataset, service)), in_order(dataset, service)):
         there = iter(going_on)
         there.set_state(state)
@@ -137,7 +135,7 @@ def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
     )
 
 
-def test_all_passes_of_a_named_job_are_cut_alike(service: str) -> None:
+def test_all_epochs_of_a_named_job_have_one_partition(service: str) -> None:
     dataset = SHUFFLED.map(spread)
     with iter(kept_at("ordered", in_order(dataset, service))) as iterator:
         got = lists(next(iterator) for _ in range(7))
@@ -151,11 +149,11 @@ def test_all_passes_of_a_named_job_are_cut_alike(service: str) -> None:
     assert cut_of(served).mode == "ordered"
 
 
-def test_a_place_of_one_process_is_gone_on_from_in_any_half(service: str) -> None:
+def test_a_single_process_position_resumes_with_any_partition_mode(service: str) -> None:
     dataset = hr.Dataset.range(60).filter(lambda x: x % 3 > 0).shuffle(9, seed=2).map(spread)
     want = lists(dataset)
     here = iter(dataset)
-    here.set_state({**here.get_state(), "pass": 0})
+    here.set_state({**here.get_state(), "epoch": 0})
     got = lists(next(here) for _ in range(11))
     state = here.get_state()
     for half in HALVES:
@@ -167,7 +165,7 @@ def test_a_place_of_one_process_is_gone_on_from_in_any_half(service: str) -> Non
     assert got + lists(any_order) == want
 
 
-def test_consumers_that_chose_otherwise_get_their_elements_of_one_order(service: str) -> None:
+def test_consumers_with_different_partitions_share_one_order(service: str) -> None:
     dataset = SHUFFLED.map(spread).batch(3)
     want = lists(dataset)
     rounds = len(want) // 2
@@ -183,7 +181,7 @@ def test_consumers_that_chose_otherwise_get_their_elements_of_one_order(service:
         first = lists(next(iterator) for _ in range(4))
         states.append(iterator.get_state())
         assert first + lists(iterator) == want[index : 2 * rounds : 2]
-    assert [state["at"]["half"] for state in states] == [
+    assert [state["position"]["partition_mode"] for state in states] == [
         "ordered",
         "ordered, pushed down, deferred errors",
     ]
@@ -197,7 +195,7 @@ def test_consumers_that_chose_otherwise_get_their_elements_of_one_order(service:
         assert lists(iterator) == want[8 + index : 2 * rounds : 2]
 
 
-def test_nothing_is_called_before_reading_begins_nor_again_for_each_pass(service: str) -> None:
+def test_functions_are_measured_once_at_the_first_epoch(service: str) -> None:
     calls = []
 
     def noted(number: int) -> int:

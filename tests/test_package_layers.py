@@ -1,4 +1,4 @@
-"""The architecture, checked: who imports whom, and what `import headrace` costs."""
+"""Tests of the package layers, of package docstrings, and of the cost of `import headrace`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def imports(path):
             yield node.module.partition(".")[0]
 
 
-def test_imports_go_down_only():
-    # In a process of its own: the linter closes whatever others log to. No cache: test processes
+def test_imports_follow_the_layers():
+    # In a separate process: the linter closes the log handlers. No cache: test processes
     # run side by side.
     lint = "import sys, importlinter.cli as cli; sys.exit(cli.lint_imports(no_cache=True))"
     done = subprocess.run(
@@ -52,8 +52,8 @@ def test_imports_go_down_only():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-#: Compute frameworks are used in rooms that are made for it.
-FRAMEWORK_ROOMS = {"frameworks", "adapters"}
+#: Packages that may import compute frameworks.
+FRAMEWORK_PACKAGES = {"frameworks", "adapters"}
 
 
 def test_each_optional_dependency_is_imported_by_one_file():
@@ -61,7 +61,7 @@ def test_each_optional_dependency_is_imported_by_one_file():
     for path in PACKAGE.rglob("*.py"):
         within = path.relative_to(PACKAGE)
         for name in OPTIONAL.intersection(imports(path)):
-            if within.parts[0] not in FRAMEWORK_ROOMS or name not in {"jax", "keras", "torch"}:
+            if within.parts[0] not in FRAMEWORK_PACKAGES or name not in {"jax", "keras", "torch"}:
                 importers[name].add(str(within))
     assert {name: sorted(paths) for name, paths in importers.items() if len(paths) > 1} == {}
 
@@ -71,12 +71,12 @@ def test_each_optional_dependency_is_imported_by_one_file():
     sorted({path.parent for path in PACKAGE.rglob("*.py")}),
     ids=lambda folder: str(folder.relative_to(PACKAGE.parent)),
 )
-def test_every_folder_has_a_caption(folder):
-    caption = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
-    assert caption
+def test_every_package_has_a_docstring(folder):
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    assert docstring
 
 
-#: Rooms whose caption is a table of their files.
+#: Packages whose docstring lists their files.
 TABLES = [
     "adapters", "adapters/keras_training", "cli", "coordinator", "deploy", "distribute",
     "execution", "frameworks", "parameter_server", "process", "saved", "service", "service/client",
@@ -88,16 +88,16 @@ TABLES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("room", TABLES)
-def test_a_caption_names_every_file_of_its_room(room: str) -> None:
-    folder = PACKAGE / room
-    caption = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+@pytest.mark.parametrize("package", TABLES)
+def test_package_docstring_names_every_file(package: str) -> None:
+    folder = PACKAGE / package
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
-    rooms = {path.parent.name for path in folder.glob("*/__init__.py")}
-    assert sorted((files | rooms) - set(re.findall(r"\w+", caption or ""))) == []
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert sorted((files | packages) - set(re.findall(r"\w+", docstring or ""))) == []
 
 
-#: What a program waits for when it uses a part: modules of others, and rooms of ours.
+#: Modules that are slow to import: third-party ones and packages of Headrace.
 HEAVY = {
     "asyncio", "cloudpickle", "fsspec", "google_crc32c", "multiprocessing", "prometheus_client",
     "rich", "sqlite3", "ssl", "subprocess", "typer", "zmq",
@@ -120,8 +120,8 @@ HEAVY = {
         ),
     ],
 )
-def test_a_program_loads_what_it_uses_and_no_more(program: str, loaded: list[str]) -> None:
-    # Modules of ours are imported by name, so that a heavy one that numpy needs does not count.
+def test_program_loads_only_the_modules_it_uses(program: str, loaded: list[str]) -> None:
+    # numpy and msgspec are imported first, so that modules which they need do not count.
     text = (
         "import sys, numpy, msgspec\n"
         "before = set(sys.modules)\n"
@@ -134,7 +134,7 @@ def test_a_program_loads_what_it_uses_and_no_more(program: str, loaded: list[str
     assert (result.stderr, result.stdout) == ("", f"{loaded!r}\n")
 
 
-def test_importing_headrace_loads_one_small_file_of_ours() -> None:
+def test_importing_headrace_loads_only_small_modules() -> None:
     text = "import sys, headrace; print(sorted(m for m in sys.modules if m.startswith('headrace')))"
     result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert result.stdout == "['headrace', 'headrace.lazy_imports']\n"

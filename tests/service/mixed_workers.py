@@ -1,4 +1,4 @@
-"""Workers of one service, of which some count as those of other processes."""
+"""Workers of one service; some count as workers of other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Site"]
 
 
 class Site:
-    """Workers, some of which count as those of other processes."""
+    """Workers; some count as workers of other processes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, stack: contextlib.ExitStack) -> None:
         self.dispatcher = stack.enter_context(DispatchServer())

@@ -1,4 +1,4 @@
-"""What the service says to whoever asks for what cannot be: what was found, and what would do."""
+"""Error messages for unsupported requests: the value found and the fix."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from headrace.service import LocalCluster, distribute, from_dataset_id, register
 DYNAMIC = hr.service.ShardingPolicy.DYNAMIC
 
 
-def test_a_policy_that_is_not_there_is_answered_with_those_that_are() -> None:
-    words = r"has no 'DYNAMC'; it has OFF, DYNAMIC, FILE, .* Did you mean 'DYNAMIC'\?"
+def test_an_unknown_policy_lists_the_known_ones() -> None:
+    words = (
+        r"has no member 'DYNAMC'; its members are OFF, DYNAMIC, FILE, .* Did you mean 'DYNAMIC'\?"
+    )
     with pytest.raises(AttributeError, match=words):
         print(hr.service.ShardingPolicy.DYNAMC)  # type: ignore[attr-defined]
     assert not hasattr(hr.service.ShardingPolicy, "_repr_html_")
@@ -21,11 +23,11 @@ def test_a_policy_that_is_not_there_is_answered_with_those_that_are() -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_dataset_is_distributed_once(service: str, ordered: bool) -> None:
     share = distribute(DYNAMIC, service, ordered=ordered)
-    with pytest.raises(FailedPreconditionError, match=r"reads a data service already.* once"):
+    with pytest.raises(FailedPreconditionError, match=r"already reads from a data service.* once"):
         hr.Dataset.range(4).apply(share).apply(share)
 
 
-def test_a_dataset_that_a_service_deals_out_says_so_once(service: str) -> None:
+def test_explain_of_a_distributed_dataset_omits_the_split_count(service: str) -> None:
     dataset = hr.Dataset.range(4)
     assert "units that a service would deal out: 4" in dataset.explain()
     for ordered in (False, True):
@@ -35,13 +37,13 @@ def test_a_dataset_that_a_service_deals_out_says_so_once(service: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["x", 3, (hr.ArraySpec((), "int64"), "x")])
-def test_what_is_no_spec_is_refused_where_nobody_knows_the_spec(service: str, spec: object) -> None:
+def test_an_invalid_element_spec_is_rejected(service: str, spec: object) -> None:
     dataset_id = register_dataset(service, hr.Dataset.range(4).map(lambda x: x + 1))
     with pytest.raises(TypeError, match="`element_spec` must be an ArraySpec"):
         from_dataset_id(DYNAMIC, service, dataset_id, element_spec=spec)  # type: ignore[arg-type]
 
 
-def test_a_state_of_what_is_read_by_id_names_the_way_that_has_one(service: str) -> None:
+def test_get_state_of_a_dataset_by_id_names_the_alternatives(service: str) -> None:
     dataset_id = register_dataset(service, hr.Dataset.range(40))
     with iter(from_dataset_id(DYNAMIC, service, dataset_id)) as iterator:
         next(iterator)
@@ -52,7 +54,7 @@ def test_a_state_of_what_is_read_by_id_names_the_way_that_has_one(service: str) 
         assert iterator.get_state()
 
 
-def test_a_pass_is_named_by_its_number() -> None:
+def test_a_rejected_start_position_names_the_epoch() -> None:
     with LocalCluster(num_workers=1, processes=False) as cluster:
         datasets = [
             hr.Dataset.range(400).apply(distribute(DYNAMIC, cluster.target, job_name="a"))
@@ -61,5 +63,5 @@ def test_a_pass_is_named_by_its_number() -> None:
         first, second = map(iter, datasets)
         next(first)
         second.set_state(first.get_state())
-        with pytest.raises(FailedPreconditionError, match=r"^pass 0 of job 'a' is read from the"):
+        with pytest.raises(FailedPreconditionError, match=r"^epoch 0 of job 'a' is read from the"):
             next(second)

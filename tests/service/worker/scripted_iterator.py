@@ -1,4 +1,4 @@
-"""Iterators for the tests of the worker's shell."""
+"""Iterator with scripted output for the worker's tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from headrace.execution.iterator import ElementIterator
 SECONDS = 40.0
 
 
-class Listed(ElementIterator):
-    """Yields chunks, raises errors, as listed; its state is one unit for each element."""
+class ScriptedIterator(ElementIterator):
+    """Yields chunks and raises errors from a list; its state counts one split per element."""
 
     def __init__(self, steps: list[list[int] | BaseException]) -> None:
         self._steps = steps
@@ -38,7 +38,7 @@ class Listed(ElementIterator):
         return {"assigned": self._yielded}
 
     def set_state(self, state: Any) -> None:
-        raise AssertionError("a task does not go back")
+        raise AssertionError("a task never restores a state")
 
     def close(self) -> None:
         self.closed = True

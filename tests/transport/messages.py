@@ -1,4 +1,4 @@
-"""The words of the transport's tests, understood by `peer.py` and by the tests alike."""
+"""Messages of the transport tests, shared by `peer.py` and the tests."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Fail(Word):
 
 
 class Hold(Word):
-    """Not answered before a `ReleaseResources`."""
+    """Not answered before a `Release`."""
 
     number: int = 0
 
 
 class Release(Word):
-    """Answer all that is held, latest first, then this. -> Echoed."""
+    """Answer all held requests, latest first, then this one. -> Echoed."""
 
 
 class Explode(Word):
@@ -55,7 +55,7 @@ class Echoed(Word):
 
 
 class Stranger(Word):
-    """A word that servers do not know."""
+    """A message that servers do not support."""
 
 
 TestRequest: TypeAlias = Echo | Make | Fail | Hold | Release | Explode | Count

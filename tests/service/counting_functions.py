@@ -1,4 +1,4 @@
-"""Functions that are counted, in a module of their own.
+"""Functions that are counted, in a separate module.
 
 A dataset whose function looked into a variable that changes would be another dataset each time.
 """
