@@ -16,12 +16,12 @@ Dataset = hr.Dataset
     ("name", "message"),
     [("shuffel", "did you mean 'shuffle'"), ("bacth", "did you mean 'batch'")],
 )
-def test_a_misspelt_method_names_the_nearest(name, message):
+def test_misspelt_method_error_suggests_the_nearest_name(name, message):
     with pytest.raises(AttributeError, match=f"Dataset has no method {name!r}; {message}"):
         getattr(Dataset.range(3), name)
 
 
-def test_a_method_that_there_is_not_lists_those_that_there_are():
+def test_unknown_method_error_lists_the_methods():
     with pytest.raises(AttributeError, match=r"no method 'zzz'; it has: .*batch.*unbatch"):
         Dataset.range(3).zzz  # noqa: B018 - the attribute is the test
     assert not hasattr(Dataset.range(3), "_repr_html_")
@@ -39,7 +39,7 @@ def test_a_method_that_there_is_not_lists_those_that_there_are():
         ("distribute", r"dataset.apply\(hr.service.distribute\("),
     ],
 )
-def test_a_method_of_tf_data_that_there_is_not_yet_names_what_does_its_work(name, cure):
+def test_missing_tf_data_method_error_names_the_alternative(name, cure):
     with pytest.raises(AttributeError, match=f"Dataset has no {name!r}; .*{cure}"):
         getattr(Dataset.range(3), name)
 
@@ -66,38 +66,38 @@ class WithRows:
     ],
     ids=["dicts", "rows", "generator", "set", "dataset", "datasets"],
 )
-def test_what_has_no_slices_is_refused_with_a_cure(data, cure):
+def test_values_without_slices_are_rejected_with_a_fix(data, cure):
     with pytest.raises(TypeError, match=rf"`x` must be arrays .*got.*{cure}"):
         Dataset.from_tensor_slices(data)
 
 
-def test_columns_of_lists_still_have_slices():
+def test_columns_of_lists_are_sliced():
     rows = list(Dataset.from_tensor_slices({"x": [1, 2], "name": ["a", "b"]}))
     assert [(int(row["x"]), row["name"]) for row in rows] == [(1, "a"), (2, "b")]
 
 
-def test_the_bounds_of_a_range_are_checked_as_all_numbers_are():
+def test_range_bounds_are_checked_like_other_integers():
     with pytest.raises(TypeError, match="`stop` must be an integer, but got '3' of type str"):
         Dataset.range("3")
     with pytest.raises(TypeError, match=r"`start` must be an integer, but got 0.5 of type float"):
         Dataset.range(0.5, 3)
 
 
-def test_datasets_are_expected_where_they_are_combined():
+def test_combining_methods_require_datasets():
     with pytest.raises(TypeError, match=r"`dataset` must be a Dataset, but got list; .*from_tens"):
         Dataset.range(3).concatenate([1])
     with pytest.raises(TypeError, match=r"`datasets` must be .*Dataset, but got list; .*from_tens"):
         Dataset.zip(Dataset.range(3), [1, 2])
 
 
-def test_data_in_place_of_a_plan_is_refused_with_a_cure():
+def test_data_instead_of_a_plan_is_rejected_with_a_fix():
     with pytest.raises(TypeError, match="from_tensor_slices"):
         Dataset([1, 2, 3])
     with pytest.raises(TypeError, match="from_tensor_slices"):
         Dataset.from_source([1, 2, 3])
 
 
-def test_later_options_win_where_they_are_read_and_where_they_run():
+def test_later_options_override_earlier_ones():
     first, second = hr.Options(deterministic=True, seed=1), hr.Options(deterministic=False)
     dataset = Dataset.range(3).with_options(first).map(lambda x: x).with_options(second)
     assert (dataset.options().deterministic, dataset.options().seed) == (False, 1)
@@ -106,7 +106,7 @@ def test_later_options_win_where_they_are_read_and_where_they_run():
     assert list(later) == list(Dataset.range(30).shuffle(30).with_options(hr.Options(seed=2)))
 
 
-def test_one_element_says_nothing_of_the_lengths_of_others():
+def test_inferred_spec_leaves_axis_lengths_open():
     ragged = Dataset.range(1, 4).map(lambda x: {"a": np.zeros(int(x), np.float32), "n": x})
     assert ragged.element_spec == {
         "a": hr.ArraySpec((None,), "float32"),
@@ -118,7 +118,7 @@ def test_one_element_says_nothing_of_the_lengths_of_others():
     assert proven.element_spec == hr.ArraySpec((5,), "float64")
 
 
-def test_a_spec_is_found_with_a_call_of_each_function():
+def test_spec_inference_calls_each_function_once():
     calls = []
 
     def note(x):
@@ -141,7 +141,7 @@ def test_a_spec_is_found_with_a_call_of_each_function():
     assert len(calls) == 4
 
 
-def test_a_batch_of_tuples_looks_like_a_batch_of_tuples():
+def test_spec_of_a_batch_of_tuples_is_a_tuple():
     ones = Dataset.range(5).map(lambda x: (x,))
     assert ones.batch(2).map(lambda x: (x, len(x))).element_spec == (
         hr.ArraySpec((None,), "int64"),
@@ -153,7 +153,7 @@ def test_a_batch_of_tuples_looks_like_a_batch_of_tuples():
     )
 
 
-def test_a_pickled_dataset_is_the_same_however_often_it_was_read():
+def test_pickled_dataset_does_not_depend_on_epochs_read():
     dataset = Dataset.range(4).shuffle(4)
     before = pickle.dumps(dataset)
     list(dataset)
@@ -161,7 +161,7 @@ def test_a_pickled_dataset_is_the_same_however_often_it_was_read():
     assert sorted(int(x) for x in pickle.loads(before)) == [0, 1, 2, 3]
 
 
-def test_a_negative_repeat_count_other_than_minus_one_is_refused():
+def test_negative_repeat_count_other_than_minus_one_is_rejected():
     assert Dataset.range(2).repeat(-1).cardinality() == hr.INFINITE_CARDINALITY
     with pytest.raises(ValueError, match="count"):
         Dataset.range(2).repeat(-2)
@@ -211,17 +211,17 @@ def opaque(x):
     ],
     ids=["empty first", "empty second", "repeat and skip", "batch and skip", "repeat and shard"],
 )
-def test_the_spec_is_known_wherever_an_element_comes(dataset):
+def test_spec_is_known_for_each_combination_of_steps(dataset):
     assert list(dataset)
     assert dataset.element_spec == hr.ArraySpec((), np.int64)
 
 
-def test_an_empty_dataset_says_which_step_has_no_spec():
+def test_empty_dataset_error_names_the_step_without_a_spec():
     with pytest.raises(hr.errors.FailedPreconditionError, match=r"empty dataset.*Map"):
         _ = Dataset.range(0).map(opaque).element_spec
 
 
-def test_numbers_may_be_those_of_numpy():
+def test_numpy_integers_are_accepted_as_arguments():
     one, three = np.int64(1), np.int64(3)
     dataset = Dataset.range(9).shuffle(three, seed=one).skip(one).take(three).repeat(np.int8(2))
     plain = Dataset.range(9).shuffle(3, seed=1).skip(1).take(3).repeat(2)
@@ -232,7 +232,7 @@ def test_numbers_may_be_those_of_numpy():
     assert hr.Options(seed=one).seed == 1
 
 
-def test_items_by_number_are_refused_with_a_cure():
+def test_indexing_is_rejected_with_a_fix():
     dataset = hr.Dataset.range(3)
     with pytest.raises(TypeError, match=r"next\(iter\(dataset\)\)"):
         dataset[0]

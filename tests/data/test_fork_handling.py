@@ -82,7 +82,7 @@ thread.join()
 """
 
 
-def test_a_child_closes_nothing_that_another_thread_of_its_parent_kept_for_itself():
+def test_child_closes_no_resource_of_another_parent_thread():
     result = run(ON_ANOTHER_THREAD)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -121,7 +121,7 @@ ON_THREADS = [
 
 
 @pytest.mark.parametrize("dataset", ON_THREADS)
-def test_a_child_forked_in_a_function_on_a_thread_ends_with_an_error_when_it_returns(dataset):
+def test_child_forked_in_a_threads_function_ends_with_an_error_on_return(dataset):
     result = run(FORKED_INSIDE.format(dataset=dataset, in_the_child="pass"))
     assert result.stdout.split() == ["45", "True", "1"]
     assert "was forked inside the function" in result.stderr
@@ -129,20 +129,20 @@ def test_a_child_forked_in_a_function_on_a_thread_ends_with_an_error_when_it_ret
 
 
 @pytest.mark.parametrize("dataset", ON_THREADS)
-def test_what_ends_inside_the_function_ends_as_it_likes(dataset):
+def test_child_that_exits_inside_the_function_exits_normally(dataset):
     ends = "child or os._exit(sum(map(int, '123')))"
     result = run(FORKED_INSIDE.format(dataset=dataset, in_the_child=ends))
     assert (result.stdout.split(), result.stderr) == (["45", "True", "6"], "")
 
 
-def test_a_child_forked_in_a_function_that_the_consumer_calls_reads_on():
+def test_child_forked_in_a_function_on_the_consumer_thread_continues():
     dataset = "hr.Dataset.range(10).map(lambda x: forking(x))"
     result = run(FORKED_INSIDE.format(dataset=dataset, in_the_child="pass"))
     assert sorted(result.stdout.split()) == ["0", "45", "45", "False", "True"]
     assert result.stderr == ""
 
 
-def test_a_child_that_was_forked_in_a_function_reads_files_of_its_own(tmp_path):
+def test_child_forked_in_a_function_opens_its_own_files(tmp_path):
     path = tmp_path / "records"
     with hr.io.TFRecordWriter(path) as writer:
         for number in range(3000):

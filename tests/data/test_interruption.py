@@ -177,7 +177,7 @@ def test_a_signal_at_any_instant_loses_and_repeats_nothing(make):
     assert alarms > 0
 
 
-def test_where_other_work_goes_on_an_exit_is_an_error_of_the_function():
+def test_exit_on_a_worker_thread_is_an_error_of_the_function():
     plan = Dataset.range(5).map(lambda x: sys.exit(3) if x == 2 else x).plan
     iterator = build_iterator(plan, contain_exits=True)
     assert [int(x) for x in iterator.next_chunk(5).rows()] == [0, 1]
@@ -186,7 +186,7 @@ def test_where_other_work_goes_on_an_exit_is_an_error_of_the_function():
     assert [int(x) for x in iterator.next_chunk(5).rows()] == [3, 4]
 
 
-def test_an_interrupted_wait_for_a_thread_is_raised_as_what_interrupted_it():
+def test_interrupted_wait_for_a_thread_raises_the_interruption():
     class Rows(hr.IndexedSource):
         size = 5
         element_spec = hr.ArraySpec((), np.int64)

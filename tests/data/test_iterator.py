@@ -24,7 +24,7 @@ def test_get_next_ends_with_an_error_that_is_a_stop_iteration():
         next(iterator)
 
 
-def test_a_closed_iterator_is_at_its_end():
+def test_closed_iterator_yields_no_element():
     with iter(Dataset.range(5)) as iterator:
         assert next(iterator) == 0
         state = iterator.get_state()
@@ -35,7 +35,7 @@ def test_a_closed_iterator_is_at_its_end():
     assert [int(x) for x in iterator] == [1, 2, 3, 4]
 
 
-def test_the_saved_form():
+def test_state_has_the_documented_keys():
     dataset = Dataset.range(9).filter(lambda x: bool(x % 2)).shuffle(2, seed=3).prefetch(2)
     options = hr.Options(seed=11)
     iterator = iter(dataset.with_options(options))
@@ -68,7 +68,7 @@ def test_the_saved_form():
         ),
     ],
 )
-def test_a_state_of_another_pipeline_is_refused_by_the_step_that_differs(saved, restored, message):
+def test_state_of_another_pipeline_error_names_the_different_step(saved, restored, message):
     state = iter(saved()).get_state()
     iterator = iter(restored())
     with pytest.raises(FailedPreconditionError, match=message):
@@ -76,7 +76,7 @@ def test_a_state_of_another_pipeline_is_refused_by_the_step_that_differs(saved, 
     assert len(list(iterator)) > 0
 
 
-def test_what_is_no_state_of_this_version_is_refused():
+def test_invalid_states_and_other_versions_are_rejected():
     iterator = iter(Dataset.range(5))
     state = iterator.get_state()
     with pytest.raises(TypeError, match="`state`"):
@@ -94,7 +94,7 @@ def test_what_is_no_state_of_this_version_is_refused():
         iterator.set_state({**state, "position": {"positions": {}}})
 
 
-def test_a_function_whose_code_changed_is_warned_of():
+def test_changed_function_code_gives_a_warning():
     def saved():
         def fn(x):
             return x + 1
@@ -131,7 +131,7 @@ def test_the_state_of_an_index_plan_is_small_however_large_the_buffer():
     assert len(json.dumps(iterator.get_state())) < 500
 
 
-def test_an_iterator_can_go_back():
+def test_restoring_an_earlier_state_repeats_the_elements():
     iterator = iter(Dataset.range(10).shuffle(10))
     start = iterator.state_dict()
     first = [int(x) for x in iterator]
@@ -152,7 +152,7 @@ def test_a_state_can_be_taken_before_between_and_after_all_elements():
         assert len(list(iterator)) == count
 
 
-def test_errors_of_elements_on_the_way_are_not_raised_by_a_restore():
+def test_restore_does_not_raise_errors_of_skipped_elements():
     def fail(x):
         return 1 // 0 if x == 2 else x
 
@@ -168,7 +168,7 @@ def test_errors_of_elements_on_the_way_are_not_raised_by_a_restore():
     assert [int(x) for x in other] == rest
 
 
-def test_passes_differ_and_options_fix_the_seed():
+def test_epochs_differ_unless_options_fix_the_seed():
     dataset = Dataset.range(50).shuffle(50)
     fixed = dataset.with_options(hr.Options(seed=4))
     again = dataset.with_options(hr.Options(seed=4))
@@ -179,7 +179,7 @@ def test_passes_differ_and_options_fix_the_seed():
     assert [int(x) for x in later] == first
 
 
-def test_a_step_that_changes_only_speed_changes_no_order():
+def test_performance_steps_do_not_change_the_order():
     plain = Dataset.range(50).shuffle(7).filter(lambda x: bool(x >= 0)).shuffle(5)
     with_more = (
         Dataset.range(50)
@@ -199,7 +199,7 @@ def test_element_spec_of_an_iterator():
     assert iter(Dataset.range(3).batch(2)).element_spec == hr.ArraySpec((None,), "int64")
 
 
-def test_an_unfinished_iterator_is_quiet_at_exit():
+def test_unfinished_iterator_at_exit_prints_nothing():
     program = (
         "import headrace as hr, threading\n"
         "ds = hr.Dataset.range(10**6).map(lambda x: x if x else x, num_parallel_calls=2)\n"
@@ -220,7 +220,7 @@ def test_an_unfinished_iterator_is_quiet_at_exit():
 
 
 @pytest.mark.parametrize("state", [{"version": 3}, {"version": 3, "plan": [], "seed": 1}])
-def test_a_state_that_is_not_whole_is_refused(state):
+def test_incomplete_state_is_rejected(state):
     with pytest.raises(hr.errors.FailedPreconditionError, match="'position'"):
         iter(hr.Dataset.range(3)).set_state(state)
 
@@ -228,16 +228,19 @@ def test_a_state_that_is_not_whole_is_refused(state):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"seed": "x"}, "the seed of the state is 'x', which is no seed; restore"),
-        ({"seed": 1 << 80}, "the seed of the state is 1208"),
-        ({"fixed_seeds": ["x"]}, r"`fixed_seeds` of the state is \['x'\]"),
-        ({"fixed_seeds": [1 << 80]}, "the fixed seed of the state is 1208"),
-        ({"plan": 5}, "`plan` of the state is 5"),
-        ({"plan": [5]}, r"`plan` of the state is \[5\]"),
+        ({"seed": "x"}, "the seed of the state must be a 64-bit integer, got 'x'; restore"),
+        ({"seed": 1 << 80}, "the seed of the state must be a 64-bit integer, got 1208"),
+        ({"fixed_seeds": ["x"]}, r"`fixed_seeds` of the state must be a list of int, got \['x'\]"),
+        (
+            {"fixed_seeds": [1 << 80]},
+            "the fixed seed of the state must be a 64-bit integer, got 1208",
+        ),
+        ({"plan": 5}, "`plan` of the state must be a list of list, got 5"),
+        ({"plan": [5]}, r"`plan` of the state must be a list of list, got \[5\]"),
         ({"position": {"stream": 3, "service_steps": "x"}}, "`service_steps` .* got 'x'"),
         (
             {"position": {"stream": 3, "service_steps": [99]}},
-            r"stands after step 99 \(which is none\)",
+            r"`distribute` after step 99 \(missing\)",
         ),
         ({"epoch": -1}, "`epoch` of the state must .* got -1"),
         ({"position": {}}, r"`position` of the state must be .* got \{\}; restore"),
@@ -258,7 +261,7 @@ def test_a_state_that_is_not_whole_is_refused(state):
         ),
     ],
 )
-def test_a_state_that_was_changed_is_refused_at_once_by_what_makes_no_sense(changed, message):
+def test_modified_state_error_names_the_invalid_value(changed, message):
     iterator = iter(Dataset.range(9))
     state = iterator.get_state()
     with pytest.raises(FailedPreconditionError, match=message):
@@ -266,7 +269,7 @@ def test_a_state_that_was_changed_is_refused_at_once_by_what_makes_no_sense(chan
     assert len(list(iterator)) == 9
 
 
-def test_a_state_of_something_else_is_not_taken_for_one_of_another_version():
+def test_state_of_another_kind_is_not_reported_as_another_version():
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     state = iter(strategy.distribute_dataset(hr.Dataset.range(4).batch(2))).get_state()
     with pytest.raises(TypeError, match="that of something else; restore it into such as it was"):

@@ -80,11 +80,11 @@ def answers(thing, name):
     ],
     ids=["the class", "a dataset", "hr", "hr.service", "hr.io", "Options"],
 )
-def test_each_name_of_tf_data_is_there_or_says_what_does_its_work(thing, names):
+def test_each_tf_data_name_exists_or_names_an_alternative(thing, names):
     assert [name for name in names.split() if not answers(thing, name)] == []
 
 
-def test_an_option_that_is_set_is_answered_as_one_that_is_read():
+def test_setting_a_missing_option_gives_the_same_error_as_reading():
     options = hr.Options()
     with pytest.raises(AttributeError, match=r"use instead: num_parallel_calls"):
         options.threading = 3
@@ -113,12 +113,12 @@ def test_an_option_that_is_set_is_answered_as_one_that_is_read():
         (lambda ds: hr.TextLineDataset("x", buffer_size=8), "files are read in large pieces"),
     ],
 )
-def test_an_argument_that_is_not_there_says_what_would_do(call, words):
+def test_unknown_argument_error_names_an_alternative(call, words):
     with pytest.raises(TypeError, match=words):
         call(hr.Dataset.range(3))
 
 
-def test_names_that_are_near_are_offered():
+def test_similar_names_are_suggested():
     with pytest.raises(AttributeError, match=r"Dataset has no method 'shufle'; did you mean 'shuf"):
         _ = hr.Dataset.shufle
     with pytest.raises(AttributeError, match=r"did you mean 'Dataset'"):
@@ -127,14 +127,14 @@ def test_names_that_are_near_are_offered():
         _ = hr.io.parse_exampel
 
 
-def test_private_names_are_absent_without_a_word():
+def test_missing_private_names_give_no_suggestion():
     assert not hasattr(hr.Dataset, "__wrapped__")
     assert not hasattr(hr, "_repr_html_")
     with pytest.raises(AttributeError, match=r"has no attribute '_x'$"):
         _ = hr.Dataset._x
 
 
-def test_a_dtype_of_strings_is_named_with_what_to_write():
+def test_string_dtype_error_names_the_alternative():
     with pytest.raises(ValueError, match="got 'string'; for strings write bytes, or str"):
         hr.io.FixedLenFeature([], "string")
     with pytest.raises(ValueError, match="dtype must be bytes, str"):
@@ -147,7 +147,7 @@ def test_methods_keep_their_names_and_signatures():
     assert hr.Dataset.range(3).map(lambda x: x).plan.location.startswith("test_missing_names.py:")
 
 
-def test_the_tables_are_in_order():
+def test_tables_are_sorted():
     for table in (
         missing_names.ARGUMENT_ALTERNATIVES,
         missing_names.METHOD_ALTERNATIVES,
@@ -156,7 +156,7 @@ def test_the_tables_are_in_order():
         assert all(words and not words.endswith(".") for words in table.values())
 
 
-def test_the_package_that_stands_where_tf_data_would_names_the_other_place():
+def test_names_of_the_data_package_refer_to_headrace():
     assert hr.Dataset
     for name in ("Dataset", "AUTOTUNE", "TFRecordDataset", "experimental"):
         assert answers(hr.data, name)

@@ -94,7 +94,7 @@ def test_the_items_of_a_sequence_are_elements() -> None:
     assert dataset.cardinality() == len(dataset) == 9
 
 
-def test_a_sequence_that_only_has_getitems_is_read_through_it() -> None:
+def test_sequence_with_only_getitems_is_read() -> None:
     assert rows_of(hr.Dataset.from_random_access(OnlyItems())) == [f"item {k}" for k in range(4)]
 
 
@@ -108,12 +108,12 @@ class OnlyInBatches(torch.utils.data.Dataset[Any]):
         return [torch.tensor(-index) for index in indices]
 
 
-def test_a_dataset_of_torch_that_only_has_getitems_is_read_through_it() -> None:
+def test_torch_dataset_with_only_getitems_is_read() -> None:
     for made in (hr.Dataset.from_random_access, hr.Dataset.from_pipeline, hr.torch.from_torch):
         assert rows_of(made(OnlyInBatches())) == [0, -1, -2, -3]
 
 
-def test_a_list_may_hold_elements_of_different_shapes() -> None:
+def test_list_items_may_have_different_shapes() -> None:
     items = [np.arange(k) for k in range(4)]
     assert rows_of(hr.Dataset.from_random_access(items)) == [list(range(k)) for k in range(4)]
 
@@ -131,7 +131,7 @@ def test_a_shuffle_gets_only_the_items_that_are_read() -> None:
     assert len(asked) == 4
 
 
-def test_reading_goes_on_from_a_state_without_the_items_before_it() -> None:
+def test_restored_reading_does_not_get_earlier_items() -> None:
     dataset = hr.Dataset.from_random_access(Squares()).batch(2)
     iterator = iter(dataset)
     first = [plain(next(iterator)) for _ in range(2)]
@@ -141,7 +141,7 @@ def test_reading_goes_on_from_a_state_without_the_items_before_it() -> None:
     assert first + rows_of(rest) == rows_of(dataset)
 
 
-def test_an_item_that_fails_names_where_and_the_next_is_read() -> None:
+def test_failing_item_error_names_its_index_and_reading_continues() -> None:
     class Broken(Squares):
         def __getitem__(self, index: int) -> int:
             if index == 2:
@@ -163,20 +163,20 @@ def test_an_item_that_fails_names_where_and_the_next_is_read() -> None:
         ({"train": [1], "test": [2]}, "choose one of its values"),
     ],
 )
-def test_what_only_looks_like_a_sequence_is_refused_with_a_cure(value: Any, words: str) -> None:
+def test_values_that_resemble_sequences_are_rejected_with_a_fix(value: Any, words: str) -> None:
     for make in (hr.Dataset.from_random_access, hr.Dataset.from_pipeline):
         with pytest.raises(TypeError, match=words):
             make(value)
 
 
-def test_what_has_no_items_is_refused_with_a_cure() -> None:
+def test_values_without_items_are_rejected_with_a_fix() -> None:
     with pytest.raises(TypeError, match="from_generator"):
         hr.Dataset.from_random_access(Stream())
     with pytest.raises(TypeError, match="cannot be read as a dataset"):
         hr.Dataset.from_pipeline(3)
 
 
-def test_a_table_of_pandas_is_refused_with_a_cure() -> None:
+def test_pandas_table_is_rejected_with_a_fix() -> None:
     table = datasets.Dataset.from_dict({"x": [1, 2]}).to_pandas()
     with pytest.raises(TypeError, match=re.escape('from_tensor_slices(table.to_dict("list"))')):
         hr.Dataset.from_pipeline(table)
@@ -188,7 +188,7 @@ def test_a_table_of_pandas_is_refused_with_a_cure() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4}, {"batch_size": 4, "drop_last": True}])
 @pytest.mark.parametrize("images", [Images(), InBatches()])
-def test_a_loader_in_order_gives_the_batches_that_torch_gives(
+def test_sequential_loader_yields_the_same_batches_as_torch(
     images: Any, options: dict[str, Any]
 ) -> None:
     loader = DataLoader(images, **options)
@@ -197,19 +197,19 @@ def test_a_loader_in_order_gives_the_batches_that_torch_gives(
     assert dataset.cardinality() == len(loader)
 
 
-def test_a_loader_without_batches_gives_items() -> None:
+def test_loader_without_batch_size_yields_items() -> None:
     loader = DataLoader(Images(), batch_size=None)
     assert rows_of(hr.Dataset.from_pipeline(loader)) == rows_of(loader)
 
 
-def test_a_shuffling_loader_gives_each_item_once_in_another_order_each_pass() -> None:
+def test_shuffling_loader_yields_each_item_once_in_a_new_order_per_epoch() -> None:
     dataset = hr.Dataset.from_pipeline(DataLoader(Images(), batch_size=4, shuffle=True))
     passes = [[row for batch in dataset for row in batch[0][:, 0, 0].tolist()] for _ in range(2)]
     assert [sorted(rows) for rows in passes] == [list(range(ROWS))] * 2
     assert passes[0] != passes[1]
 
 
-def test_the_generator_of_a_shuffling_loader_is_its_seed() -> None:
+def test_generator_of_a_shuffling_loader_determines_the_seed() -> None:
     def made(seed: int) -> list[Any]:
         drawn = torch.Generator().manual_seed(seed)
         loader = DataLoader(Images(), batch_size=4, shuffle=True, generator=drawn)
@@ -218,7 +218,7 @@ def test_the_generator_of_a_shuffling_loader_is_its_seed() -> None:
     assert made(1) == made(1) != made(2)
 
 
-def test_collate_functions_are_the_loaders_own() -> None:
+def test_collate_function_of_the_loader_is_used() -> None:
     loader = DataLoader(Images(), batch_size=4, collate_fn=lambda rows: sum(y for _, y in rows))
     assert rows_of(hr.Dataset.from_pipeline(loader)) == rows_of(loader)
 
@@ -230,7 +230,7 @@ def test_collate_functions_are_the_loaders_own() -> None:
         RandomSampler(Images(), replacement=True, num_samples=12),
     ],
 )
-def test_a_loader_with_a_sampler_of_its_own_is_read_as_it_is(
+def test_loader_with_a_custom_sampler_is_read_as_a_stream(
     sampler: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     loader = DataLoader(Images(), batch_size=4, sampler=sampler)
@@ -241,14 +241,14 @@ def test_a_loader_with_a_sampler_of_its_own_is_read_as_it_is(
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("sampler", [SequentialSampler(range(5)), RandomSampler(range(5))])
-def test_a_sampler_over_a_part_of_the_data_reads_that_part(sampler: Any, batch_size: Any) -> None:
+def test_sampler_over_a_subset_reads_only_the_subset(sampler: Any, batch_size: Any) -> None:
     loader = DataLoader(Images(), batch_size=batch_size, sampler=sampler)
     read = rows_of(hr.Dataset.from_pipeline(loader).map(lambda image, label: label))
     labels = read if batch_size is None else [label for batch in read for label in batch]
     assert sorted(labels) == list(range(5))
 
 
-def test_a_list_is_an_array_whoever_gives_it() -> None:
+def test_lists_become_arrays_from_every_source() -> None:
     rows = [[np.arange(2), np.arange(2)]]
     for dataset in (
         hr.Dataset.from_random_access(rows),
@@ -260,7 +260,7 @@ def test_a_list_is_an_array_whoever_gives_it() -> None:
         assert row.tolist() == [[0, 1], [0, 1]]
 
 
-def test_a_sampler_derived_from_torchs_own_is_not_taken_for_it() -> None:
+def test_subclass_of_a_torch_sampler_counts_as_custom() -> None:
     class Backwards(SequentialSampler):
         def __iter__(self) -> Iterator[int]:
             return reversed(range(ROWS))
@@ -270,7 +270,7 @@ def test_a_sampler_derived_from_torchs_own_is_not_taken_for_it() -> None:
     assert rows_of(hr.Dataset.from_pipeline(loader)) == rows_of(loader)
 
 
-def test_a_torch_stream_and_its_loader_are_read_from_their_start() -> None:
+def test_torch_stream_and_its_loader_are_read_from_the_start() -> None:
     assert rows_of(hr.Dataset.from_pipeline(Stream())) == rows_of(Stream())
     loader = DataLoader(Stream(), batch_size=3)
     assert rows_of(hr.Dataset.from_pipeline(loader)) == rows_of(loader)
@@ -296,7 +296,7 @@ def test_a_hugging_face_dataset_of_splits_is_refused() -> None:
         hr.Dataset.from_pipeline(splits)
 
 
-def test_the_shards_of_a_hugging_face_stream_are_parts() -> None:
+def test_shards_of_a_hugging_face_stream_are_separate_splits() -> None:
     stream = datasets.Dataset.from_dict(rows_to_keep()).to_iterable_dataset(num_shards=3)
     dataset = hr.Dataset.from_pipeline(stream)
     assert rows_of(dataset) == rows_of(stream)
@@ -310,7 +310,7 @@ def test_the_shards_of_a_hugging_face_stream_are_parts() -> None:
 # --- Grain --------------------------------------------------------------------------------------
 
 
-def test_elements_that_a_filter_of_grain_left_out_are_left_out() -> None:
+def test_elements_dropped_by_a_grain_filter_are_skipped() -> None:
     # Grain itself is not installed here: what is relied on is the name, and None for such indices.
     class MapDataset(Squares):
         def __getitem__(self, index: int) -> Any:
@@ -332,11 +332,11 @@ def test_functions_arrays_and_iterables_are_datasets() -> None:
     assert hr.Dataset.from_pipeline(dataset) is dataset
 
 
-def test_an_iterable_is_iterated_over_again_in_each_pass() -> None:
+def test_iterable_is_iterated_again_in_each_epoch() -> None:
     assert rows_of(hr.Dataset.from_pipeline({1: "a"}.keys()).repeat(2)) == [1, 1]
 
 
-def test_any_pipeline_is_distributed_by_the_same_line() -> None:
+def test_any_pipeline_can_be_distributed() -> None:
     table = datasets.Dataset.from_dict({"x": list(range(50))})
     loader = DataLoader(Images(), batch_size=4)
     with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:

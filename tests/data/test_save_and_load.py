@@ -53,7 +53,7 @@ def varying(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("round_", range(10))
-def test_a_random_dataset_is_what_was_saved(tmp_path: Path, round_: int) -> None:
+def test_random_dataset_is_loaded_as_saved(tmp_path: Path, round_: int) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print("seed", seed)
     rng = np.random.default_rng(seed)
@@ -79,7 +79,7 @@ def test_a_random_dataset_is_what_was_saved(tmp_path: Path, round_: int) -> None
     ],
     ids=["range", "varying", "prefetch", "batches", "filtered", "slices", "empty"],
 )
-def test_a_pass_is_saved_and_loaded(tmp_path: Path, dataset: Any) -> None:
+def test_one_epoch_is_saved_and_loaded(tmp_path: Path, dataset: Any) -> None:
     dataset.save(tmp_path / "new" / "directory")
     loaded = Dataset.load(tmp_path / "new" / "directory")
 
@@ -88,7 +88,7 @@ def test_a_pass_is_saved_and_loaded(tmp_path: Path, dataset: Any) -> None:
     assert rows_of(loaded.repeat(2)) == 2 * rows_of(dataset)
 
 
-def test_what_is_loaded_is_known_without_reading(tmp_path: Path) -> None:
+def test_spec_and_length_of_a_loaded_dataset_are_known_without_reading(tmp_path: Path) -> None:
     dataset = Dataset.range(30).map(varying)
     dataset.save(tmp_path)
     for name in os.listdir(tmp_path):
@@ -113,7 +113,7 @@ def test_functions_run_once_for_each_element(tmp_path: Path) -> None:
     assert calls == list(range(20))
 
 
-def test_elements_belong_to_whoever_reads_them(tmp_path: Path) -> None:
+def test_loaded_elements_are_writable_copies(tmp_path: Path) -> None:
     Dataset.range(50).map(lambda x: (np.full(4, x), np.arange(int(x) % 3))).save(tmp_path / "f")
     Dataset.range(50).map(lambda x: np.full(4, int(x))).save(tmp_path / "r")
     for path in (tmp_path / "f", tmp_path / "r"):
@@ -125,7 +125,7 @@ def test_elements_belong_to_whoever_reads_them(tmp_path: Path) -> None:
         assert rows_of(loaded) == before
 
 
-def test_each_save_is_a_pass_of_its_own(tmp_path: Path) -> None:
+def test_each_save_is_a_new_epoch(tmp_path: Path) -> None:
     dataset = Dataset.range(100).shuffle(100).with_options(hr.Options(seed=3))
     again = Dataset.range(100).shuffle(100).with_options(hr.Options(seed=3))
     dataset.save(tmp_path / "0")
@@ -135,7 +135,7 @@ def test_each_save_is_a_pass_of_its_own(tmp_path: Path) -> None:
         assert rows_of(Dataset.load(tmp_path / name)) == rows_of(again)
 
 
-def test_a_loaded_dataset_is_shuffled_as_one_in_memory_is(tmp_path: Path) -> None:
+def test_loaded_dataset_is_shuffled_like_one_in_memory(tmp_path: Path) -> None:
     array = np.arange(600).reshape(300, 2)
     memory = Dataset.from_tensor_slices(array)
     memory.save(tmp_path)
@@ -165,7 +165,7 @@ def test_a_dataset_is_saved_and_loaded_by_url(tmp_path: Path, memory: str) -> No
             dataset.save(url)
 
 
-def test_a_dataset_that_was_loaded_is_saved_again(tmp_path: Path) -> None:
+def test_loaded_dataset_can_be_saved(tmp_path: Path) -> None:
     Dataset.range(40).map(varying).save(tmp_path / "0")
     loaded = Dataset.load(tmp_path / "0")
     loaded.filter(lambda row: row["n"] % 2 == 0).save(tmp_path / "1")
@@ -206,11 +206,11 @@ LOADED: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.catalogue("LD15")
 @pytest.mark.parametrize("name", LOADED)
-def test_a_state_goes_on_at_every_position(tmp_path: Path, name: str) -> None:
+def test_state_resumes_at_every_position(tmp_path: Path, name: str) -> None:
     assert_restores_everywhere(lambda: LOADED[name](tmp_path / "d"))
 
 
-def test_a_state_of_a_dataset_in_the_making_fits_when_it_is_whole(tmp_path: Path) -> None:
+def test_state_of_an_unfinished_dataset_fits_the_finished_one(tmp_path: Path) -> None:
     rows = [varying(n) for n in np.arange(12)]
     directory = begun(tmp_path, rows[0])
     first = publish(directory, write_stream(directory, 0, rows[:4], each=2))
@@ -256,7 +256,7 @@ def test_reader_func_gets_a_dataset_for_each_stream(tmp_path: Path) -> None:
     ]
 
 
-def test_streams_come_as_they_appear(tmp_path: Path) -> None:
+def test_streams_are_read_as_they_appear(tmp_path: Path) -> None:
     directory = begun(tmp_path, np.int64(0))
     first = publish(directory, write_stream(directory, 0, [np.int64(0)]))
     loaded = Dataset.load(
@@ -276,9 +276,7 @@ def test_streams_come_as_they_appear(tmp_path: Path) -> None:
     ("reader_func", "message"),
     [(3, "`reader_func` must be"), (lambda streams: 3, "`reader_func` must return a Dataset")],
 )
-def test_a_reader_func_that_is_none_is_refused(
-    tmp_path: Path, reader_func: Any, message: str
-) -> None:
+def test_invalid_reader_func_is_rejected(tmp_path: Path, reader_func: Any, message: str) -> None:
     saved(tmp_path, [np.int64(1)])
     with pytest.raises(TypeError, match=message):
         Dataset.load(tmp_path, reader_func=reader_func)
@@ -288,20 +286,20 @@ def test_a_reader_func_that_is_none_is_refused(
 
 
 @pytest.mark.catalogue("SV10", "LD12")
-def test_where_nothing_was_saved_nothing_is_loaded(tmp_path: Path) -> None:
+def test_load_without_a_saved_dataset_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "stray.arrow").touch()
     for path in (tmp_path, tmp_path / "no"):
         with pytest.raises(NotFoundError, match=f"no saved dataset in '{path}'; Dataset.save make"):
             Dataset.load(path)
 
 
-def test_an_infinite_dataset_is_not_saved(tmp_path: Path) -> None:
+def test_saving_an_infinite_dataset_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"infinite and cannot be saved: choose .* take\(n\)"):
         Dataset.range(3).repeat().save(tmp_path / "d")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_second_dataset_is_not_saved_over_the_first(tmp_path: Path) -> None:
+def test_save_does_not_overwrite_a_saved_dataset(tmp_path: Path) -> None:
     Dataset.range(3).save(tmp_path)
     calls: list[Any] = []
 
@@ -311,7 +309,7 @@ def test_a_second_dataset_is_not_saved_over_the_first(tmp_path: Path) -> None:
     assert numbers_of(Dataset.load(tmp_path)) == [0, 1, 2]
 
 
-def test_elements_that_differ_are_refused_by_name(tmp_path: Path) -> None:
+def test_save_error_for_varying_elements_names_the_component(tmp_path: Path) -> None:
     rows = [{"x": np.zeros(2)}, {"x": np.zeros(2)}, {"x": np.zeros((2, 2))}]
 
     with pytest.raises(InvalidElementError, match=r"cannot save component \['x'\]: it is"):
@@ -327,7 +325,7 @@ def failing(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_a_save_that_failed_says_so_and_may_be_repeated(tmp_path: Path, first: int) -> None:
+def test_failed_save_is_reported_and_can_be_repeated(tmp_path: Path, first: int) -> None:
     with pytest.raises(UserFunctionError):
         Dataset.range(first, 8).map(failing).save(tmp_path)
     for wait in (False, True):
@@ -344,14 +342,14 @@ def test_a_save_that_failed_says_so_and_may_be_repeated(tmp_path: Path, first: i
     assert numbers_of(Dataset.load(tmp_path)) == list(range(8))
 
 
-def test_other_files_in_the_directory_stay_and_mean_nothing(tmp_path: Path) -> None:
+def test_other_files_in_the_directory_are_kept_and_ignored(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     Dataset.range(8).save(tmp_path)
     assert numbers_of(Dataset.load(tmp_path)) == list(range(8))
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_save_that_was_interrupted_may_be_repeated(tmp_path: Path) -> None:
+def test_interrupted_save_can_be_repeated(tmp_path: Path) -> None:
     at = [5]
 
     def interrupted(x: Any) -> Any:
@@ -371,7 +369,7 @@ def test_a_save_that_was_interrupted_may_be_repeated(tmp_path: Path) -> None:
     assert numbers_of(Dataset.load(tmp_path)) == list(range(9))
 
 
-def test_of_two_that_save_the_same_the_later_wins(tmp_path: Path) -> None:
+def test_later_of_two_concurrent_saves_wins(tmp_path: Path) -> None:
     dataset = Dataset.range(4).map(failing)
 
     def slow() -> Iterator[Any]:
@@ -389,7 +387,9 @@ def test_of_two_that_save_the_same_the_later_wins(tmp_path: Path) -> None:
     assert len(dataset) == 4
 
 
-def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_pyarrow_names_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Dataset.range(3).save(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for act in (lambda: Dataset.load(tmp_path), lambda: Dataset.range(3).save(tmp_path / "d")):
@@ -464,7 +464,7 @@ def test_a_dataset_is_loaded_while_another_process_saves_it(tmp_path: Path) -> N
 
 
 @pytest.mark.heavy
-def test_a_killed_save_is_refused_and_may_be_repeated(tmp_path: Path) -> None:
+def test_killed_save_is_not_loaded_and_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "d"
     writer = start_writer(path, 400, pause=200)
     try:
@@ -486,7 +486,7 @@ def test_a_killed_save_is_refused_and_may_be_repeated(tmp_path: Path) -> None:
     assert not (left - {"dataset.json"}) & set(os.listdir(path))
 
 
-def test_a_long_wait_says_for_what(
+def test_long_wait_is_logged_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     moments = iter(range(0, 1 << 20, 6))
@@ -507,7 +507,7 @@ def test_a_long_wait_says_for_what(
     )
 
 
-def test_a_wait_in_vain_ends_and_says_so(tmp_path: Path) -> None:
+def test_wait_without_a_save_times_out(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceededError, match="for a dataset to be saved in"):
         Dataset.load(tmp_path / "nothing", wait=True, wait_timeout=0.05)
     directory = begun(tmp_path, np.int64(0))
@@ -528,12 +528,14 @@ def test_a_wait_in_vain_ends_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seconds", "kind"), [("1", TypeError), (0, ValueError), (True, TypeError)]
 )
-def test_a_wait_is_a_number_of_seconds(tmp_path: Path, seconds: Any, kind: type[Exception]) -> None:
+def test_wait_timeout_must_be_a_number_of_seconds(
+    tmp_path: Path, seconds: Any, kind: type[Exception]
+) -> None:
     with pytest.raises(kind, match="`wait_timeout` must be"):
         Dataset.load(tmp_path, wait=True, wait_timeout=seconds)
 
 
-def test_what_becomes_of_the_save_reaches_whoever_waits(tmp_path: Path) -> None:
+def test_waiting_reader_receives_the_outcome_of_the_save(tmp_path: Path) -> None:
     for number, (act, error, message) in enumerate(
         [
             (lambda d: d.fail(SAVE, "KeyError: 3"), FailedPreconditionError, "with KeyError: 3"),
@@ -570,7 +572,7 @@ def test_workers_share_a_loaded_dataset(tmp_path: Path, wait: bool) -> None:
 
 
 @pytest.mark.system
-def test_what_comes_from_the_service_is_saved(tmp_path: Path) -> None:
+def test_elements_from_the_service_can_be_saved(tmp_path: Path) -> None:
     with LocalCluster(num_workers=2, processes=False) as cluster:
         remote = Dataset.range(100).apply(distribute(ShardingPolicy.DYNAMIC, cluster.target))
         remote.save(tmp_path)

@@ -101,8 +101,8 @@ def test_states_with_and_without_steps_after_distribute_differ(
                 with pytest.raises(FailedPreconditionError) as caught:
                     iterator.set_state(state)
                 if "has no states" not in str(caught.value):
-                    assert "`distribute` stands after step 2 (" in str(caught.value)
-                    assert "no step stands after `distribute`" in str(caught.value)
+                    assert "`distribute` after step 2 (" in str(caught.value)
+                    assert "no step after `distribute`" in str(caught.value)
                     assert "Restore it with `distribute` where it was" in str(caught.value)
 
 

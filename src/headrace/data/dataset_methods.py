@@ -55,12 +55,12 @@ class SelectionMethods(metaclass=MissingNamesMeta):
             rerandomize_each_iteration: Whether each epoch has new choices; None means only if no
                 seed is given.
         """
-        drawn = isinstance(weights, SelectionMethods)
+        has_weight_dataset = isinstance(weights, SelectionMethods)
         return cls._from_plan(
             Sample(
                 datasets=cls._check_datasets("datasets", datasets),
                 weight_inputs=(weights.plan,) if isinstance(weights, SelectionMethods) else (),
-                weights=None if drawn else weights,
+                weights=None if has_weight_dataset else weights,
                 seed=seed,
                 stop_on_empty_dataset=stop_on_empty_dataset,
                 rerandomize_each_iteration=rerandomize_each_iteration,

@@ -52,9 +52,9 @@ def _infer_from_first(plan: Node) -> Spec | None:
     Each user function is called about once: steps that need many elements to yield one are replaced
     by equivalents. One element does not show the axis lengths of others, so these are None.
     """
-    proven = element_spec(prepare(plan).plan)
-    if proven is not None:
-        return proven
+    known_spec = element_spec(prepare(plan).plan)
+    if known_spec is not None:
+        return known_spec
     found = _spec_of_first(transform(plan, _reduce_calls))
     # With fewer input elements, a step that drops some may have none left.
     return _spec_of_first(plan) if found is None else found

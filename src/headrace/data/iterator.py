@@ -116,8 +116,8 @@ class DatasetIterator(Generic[T_co]):
 
     def _seek(self, state: State) -> None:
         """Set the position to `state`. The next read continues there."""
-        for keeper in self._replay_buffers:
-            keeper.register_iterator(self)
+        for replay_buffer in self._replay_buffers:
+            replay_buffer.register_iterator(self)
         self._states: States = lambda index: state
         self._offset = 0
         self._is_at_beginning = state is None
@@ -186,19 +186,21 @@ class DatasetIterator(Generic[T_co]):
         """Return the next element, those after it, and their states; None at the end."""
         iterator = self._running[-1]
         while True:
-            got = iterator.lazy_rows() if iterator.has_lazy_rows else self._next_chunk(iterator)
-            if got is None:
+            found_rows = (
+                iterator.lazy_rows() if iterator.has_lazy_rows else self._next_chunk(iterator)
+            )
+            if found_rows is None:
                 break
-            rows, states = got
+            rows, states = found_rows
             for row in rows:
                 self._is_at_beginning = False
                 return row, rows, states
         iterator.close()
         self._has_ended = True
-        losses = [keeper.take_loss_error() for keeper in self._replay_buffers]
+        losses = [replay_buffer.take_loss_error() for replay_buffer in self._replay_buffers]
         self._missing_errors = [loss for loss in losses if loss is not None]
-        for keeper in self._replay_buffers:
-            keeper.unregister_iterator(self)
+        for replay_buffer in self._replay_buffers:
+            replay_buffer.unregister_iterator(self)
         return None
 
     def check_job_not_exhausted(self) -> None:
@@ -243,8 +245,8 @@ class DatasetIterator(Generic[T_co]):
         """Build the running iterator at the position."""
         state = self._states(self._offset)
         if self._running:
-            for keeper in self._replay_buffers:
-                keeper.hold_readers(self)
+            for replay_buffer in self._replay_buffers:
+                replay_buffer.hold_readers(self)
         _close_quietly(self._running)  # its position is unknown
         iterator = self._build()
         self._running.append(iterator)
@@ -253,10 +255,10 @@ class DatasetIterator(Generic[T_co]):
         self._states, self._offset = lambda index: state, 0
 
     def _build(self) -> ElementIterator:
-        passes = (self.epoch,)
+        epoch_path = (self.epoch,)
         if self._resumes_unordered:
             return build_remaining(
-                self._plan, seed=self._seed, step_seeds=self._fixed_seeds, epoch=passes
+                self._plan, seed=self._seed, step_seeds=self._fixed_seeds, epoch=epoch_path
             )
         if self._partition_mode:
             return build_both_stages(
@@ -264,22 +266,22 @@ class DatasetIterator(Generic[T_co]):
                 self._partition_mode,
                 seed=self._seed,
                 step_seeds=self._fixed_seeds,
-                epoch=passes,
+                epoch=epoch_path,
             )
         return build_iterator(
             self._plan,
             seed=self._seed,
             step_seeds=self._fixed_seeds,
-            epoch=passes,
+            epoch=epoch_path,
             iteration=self._iteration,
         )
 
     def _release_replayed(self) -> None:
         """Release elements that were buffered to return to this position or an earlier one."""
-        for keeper in self._replay_buffers:
-            keeper.release_readers(self)
-            if keeper.is_full:
-                keeper.discard_before(
+        for replay_buffer in self._replay_buffers:
+            replay_buffer.release_readers(self)
+            if replay_buffer.is_full:
+                replay_buffer.discard_before(
                     (
                         self._held_positions.oldest()
                         or IteratorPosition(self._states, self._offset)
@@ -375,10 +377,10 @@ class DatasetIterator(Generic[T_co]):
             self._restart()
             stream = self._running[-1].get_state()
             self._states, self._buffered = lambda index: stream, iter(())
-        mark = IteratorPosition(self._states, self._offset)
+        marked = IteratorPosition(self._states, self._offset)
         if self._replay_buffers:
-            self._held_positions.add(mark)
-        return mark
+            self._held_positions.add(marked)
+        return marked
 
     def state_at(self, position: IteratorPosition) -> dict[str, Any]:
         """Return what `get_state` would have returned at `position`.
@@ -397,8 +399,8 @@ class DatasetIterator(Generic[T_co]):
         if self._identity is None:
             self._identity = identity(self._plan)
         stream = position.state
-        for keeper in self._replay_buffers:
-            stream = keeper.export_state(stream)
+        for replay_buffer in self._replay_buffers:
+            stream = replay_buffer.export_state(stream)
         seed, saved_position = self._position_to_json(stream)
         state = {
             "version": VERSION,
@@ -425,9 +427,9 @@ class DatasetIterator(Generic[T_co]):
         position, _ = state.get("hint", (None, 0))
         if position is None:
             return self._seed, {"stream": None}
-        at = dict(position)
-        at.pop("iteration", None)  # recorded in the state itself
-        return at.pop("seed"), at
+        position_json = dict(position)
+        position_json.pop("iteration", None)  # recorded in the state itself
+        return position_json.pop("seed"), position_json
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from the position of `state`.
@@ -494,15 +496,17 @@ class DatasetIterator(Generic[T_co]):
             position = {"splits": inner_state, "partition_mode": mode, "seed": self._seed}
             if "raised" in saved_position:  # by an ordered consumer, for the next round
                 position["raised"] = saved_position["raised"]
-        fresh = build_iterator(self._plan, seed=self._seed)
-        at_start: dict[str, Any] = fresh.get_state()
-        fresh.close()
-        return {**at_start, "ordinal": 1, "hint": [position, 0]}
+        new_iterator = build_iterator(self._plan, seed=self._seed)
+        initial_state: dict[str, Any] = new_iterator.get_state()
+        new_iterator.close()
+        return {**initial_state, "ordinal": 1, "hint": [position, 0]}
 
     def _check_has_states(self) -> None:
         # Checked before a trainer saves a state, not only when it is restored.
         if self._restore_obstacle:
-            raise FailedPreconditionError(f"this iterator has no states: {self._restore_obstacle}")
+            raise FailedPreconditionError(
+                f"this iterator cannot save or restore states: {self._restore_obstacle}"
+            )
 
     state_dict = get_state
     load_state_dict = set_state
@@ -515,13 +519,13 @@ class DatasetIterator(Generic[T_co]):
         >>> iterator.close()
         """
         if self._running and not self._has_ended:
-            for keeper in self._replay_buffers:
-                keeper.mark_end(self._states(self._offset))
+            for replay_buffer in self._replay_buffers:
+                replay_buffer.mark_end(self._states(self._offset))
         self._has_ended = True
         self._buffered = None
         self._missing_errors.clear()
-        for keeper in self._replay_buffers:
-            keeper.unregister_iterator(self)
+        for replay_buffer in self._replay_buffers:
+            replay_buffer.unregister_iterator(self)
         while self._running:
             self._running[-1].close()
             self._running.pop()

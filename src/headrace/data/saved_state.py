@@ -72,28 +72,28 @@ def check_state_format(state: Any) -> None:
     if state["version"] != VERSION and "plan" not in state and len(state) > 1:
         # For example a loader's state: other states have their own version numbers.
         raise TypeError(
-            "`state` must be a value of the `get_state` of an iterator over a dataset, but got "
-            f"{state!r:.80}, which is that of something else; restore it into such as it was "
-            "taken from: a loader, a distributed iterator, an iterator of JAX or a dataset of Keras"
+            "`state` must be a state of a dataset's iterator, but got "
+            f"{state!r:.80}, a state of another kind; restore it into an object of the kind that "
+            "saved it: a loader, a distributed iterator, a JAX iterator or a Keras dataset"
         )
     check_state_version(state["version"], VERSION)
     missing = [name for name in ("plan", "seed", "epoch", "position") if name not in state]
     if missing:
         raise FailedPreconditionError(
-            f"the state lacks {', '.join(map(repr, missing))}: it is no whole `get_state`; "
-            "restore one that was saved in full, or begin the pass again"
+            f"the state lacks {', '.join(map(repr, missing))}; {_RESTORE_HINT}"
         )
     fixed = state.get("fixed_seeds", [])
     for name, value, kind in [("plan", state["plan"], list), ("fixed_seeds", fixed, int)]:
         if not _is_list(value, kind):
             raise FailedPreconditionError(
-                f"`{name}` of the state is {value!r:.80}, which is no list of the kind; "
+                f"`{name}` of the state must be a list of {kind.__name__}, got {value!r:.80}; "
                 f"{_RESTORE_HINT}"
             )
     for name, value in [("seed", state["seed"]), *(("fixed seed", each) for each in fixed)]:
         if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
             raise FailedPreconditionError(
-                f"the {name} of the state is {value!r:.80}, which is no seed; {_RESTORE_HINT}"
+                f"the {name} of the state must be a 64-bit integer, got {value!r:.80}; "
+                f"{_RESTORE_HINT}"
             )
     if type(state["epoch"]) is not int or state["epoch"] < 0:
         raise FailedPreconditionError(
@@ -139,15 +139,15 @@ def check_state(state: dict[str, Any], plan: Node, service_steps: Sequence[int])
             f"the state was taken from a dataset with other steps: {difference}; restore it into "
             "the dataset that it was taken from"
         )
-    was = state["position"].get("service_steps", [])
-    if was != [*service_steps]:
+    saved_steps = state["position"].get("service_steps", [])
+    if saved_steps != [*service_steps]:
         kinds = [entry[0] for entry in identity(plan)]
         raise FailedPreconditionError(
-            f"the state was taken where {_describe_service_steps(was, kinds)}, and in this dataset "
-            f"{_describe_service_steps(service_steps, kinds)}: such a state is a place in the "
-            "steps that run here. "
-            "Restore it with `distribute` where it was; states that go on in one process or over "
-            "any cluster are those of datasets with no step after `distribute`"
+            f"the state is of a dataset with {_describe_service_steps(saved_steps, kinds)}, and "
+            f"this dataset has {_describe_service_steps(service_steps, kinds)}. Steps after "
+            "`distribute` run in this process, and the state is their position: move `distribute` "
+            "back. Only states of datasets without a step after `distribute` can be restored with "
+            "or without a service"
         )
     for change in describe_changed_functions(state["plan"], plan):
         warnings.warn(
@@ -161,15 +161,13 @@ def _is_list(value: Any, kind: type) -> bool:
 
 def _describe_service_steps(service_steps: Sequence[int], kinds: list[str]) -> str:
     if not service_steps:
-        return "no step stands after `distribute`"
+        return "no step after `distribute`"
     names = dict(enumerate(kinds, 1))
-    places = " and ".join(
-        f"step {each} ({names.get(each, 'which is none')})" for each in service_steps
-    )
-    return f"`distribute` stands after {places} and other steps after it"
+    steps = " and ".join(f"step {each} ({names.get(each, 'missing')})" for each in service_steps)
+    return f"`distribute` after {steps} and other steps after it"
 
 
-_RESTORE_HINT = "restore a state as `get_state` returned it, or begin the pass again"
+_RESTORE_HINT = "restore a state as `get_state` returned it, or start the epoch again"
 
 
 class IteratorPosition:

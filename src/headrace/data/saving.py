@@ -84,27 +84,27 @@ def save_dataset(plan: Node, epoch: int, path: FileName, chunk_bytes: int | None
     directory = SavedDirectory(path)
     directory.check_available(digest)
     save = secrets.token_hex(8)
-    begun = SaveHeader(save, digest, None)
-    has_begun = False
+    header = SaveHeader(save, digest, None)
+    is_started = False
     iterator = _start_iterator(plan, epoch)
     try:
         chunk = iterator.next_chunk(1)
-        proven = _static_spec(plan)
-        spec = proven
+        known_spec = _static_spec(plan)
+        spec = known_spec
         if spec is None and chunk is not None:
             # As in `Dataset.element_spec`: other elements may have other lengths.
             spec = relax_lengths(spec_of(chunk.rows()[0]))
         if spec is not None:
-            begun = begun._replace(spec=describe_spec(spec))
-        directory.begin(begun)
-        has_begun = True
-        chunks = _write(iterator, chunk, directory, save, proven, chunk_bytes)
+            header = header._replace(spec=describe_spec(spec))
+        directory.begin(header)
+        is_started = True
+        chunks = _write(iterator, chunk, directory, save, known_spec, chunk_bytes)
         directory.finish(save, chunks)
     except BaseException as error:
         # Report the failure to readers that wait for the dataset.
         with contextlib.suppress(HeadraceError):
-            if not has_begun:
-                directory.begin(begun)
+            if not is_started:
+                directory.begin(header)
             directory.fail(save, describe_error(error))
         raise
     finally:
@@ -149,8 +149,8 @@ def _write(
             writer.append(chunk)
             written += _publish(writer, directory, save_id, len(written))
             # Read the elements of one batch at once, so that they are written without a copy.
-            affordable = writer.batch_bytes * chunk.size // (frame_bytes(chunk) + 1) + 1
-            limit = min(2 * limit, affordable, _MAX_CHUNK_SIZE)
+            max_chunk_bytes = writer.batch_bytes * chunk.size // (frame_bytes(chunk) + 1) + 1
+            limit = min(2 * limit, max_chunk_bytes, _MAX_CHUNK_SIZE)
             chunk = iterator.next_chunk(limit)
         writer.finish_file()
         written += _publish(writer, directory, save_id, len(written))
@@ -186,12 +186,12 @@ def load_source(path: FileName, wait: bool, wait_timeout: float = WAIT_SECONDS) 
     """
     directory = _open_directory(path)
     if wait:
-        begun = _wait_for_save(directory, wait_timeout)
+        header = _wait_for_save(directory, wait_timeout)
         return UnfinishedSource(
-            directory.url, begun.save_id, None, _decode_spec(begun), wait_timeout
+            directory.url, header.save_id, None, _decode_spec(header), wait_timeout
         )
-    begun, chunks = _read_finished(directory)
-    return chunk_files_source(directory.url, begun.save_id, None, chunks, _decode_spec(begun))
+    header, chunks = _read_finished(directory)
+    return chunk_files_source(directory.url, header.save_id, None, chunks, _decode_spec(header))
 
 
 def load_streams(
@@ -200,13 +200,13 @@ def load_streams(
     """Return a source whose elements are datasets, one for each stream."""
     directory = _open_directory(path)
     if wait:
-        begun = _wait_for_save(directory, wait_timeout)
+        header = _wait_for_save(directory, wait_timeout)
         return UnfinishedStreamsSource(
-            directory.url, begun.save_id, _decode_spec(begun), make_dataset, wait_timeout
+            directory.url, header.save_id, _decode_spec(header), make_dataset, wait_timeout
         )
-    begun, chunks = _read_finished(directory)
+    header, chunks = _read_finished(directory)
     return FinishedStreamsSource(
-        directory.url, begun.save_id, chunks, _decode_spec(begun), make_dataset
+        directory.url, header.save_id, chunks, _decode_spec(header), make_dataset
     )
 
 
@@ -216,37 +216,37 @@ def _open_directory(path: FileName) -> SavedDirectory:
 
 
 def _read_finished(directory: SavedDirectory) -> tuple[SaveHeader, tuple[ChunkRecord, ...]]:
-    standing = directory.read_status()
-    if standing.header is None:
+    status = directory.read_status()
+    if status.header is None:
         raise NotFoundError(
             f"there is no saved dataset in {directory.url!r}; create one with Dataset.save"
         )
-    if standing.error is not None:
-        raise save_failed_error(directory.url, standing)
-    if standing.chunks is None:
-        count = len(directory.list_published(standing.header.save_id))
+    if status.error is not None:
+        raise save_failed_error(directory.url, status)
+    if status.chunks is None:
+        count = len(directory.list_published(status.header.save_id))
         raise FailedPreconditionError(
             f"the dataset in {directory.url!r} is not finished: it has {count} chunk files "
             "and no DONE file; load it with wait=True while it is being saved, or save it again "
             "if the saving process has ended"
         )
-    return standing.header, standing.chunks
+    return status.header, status.chunks
 
 
 def _wait_for_save(directory: SavedDirectory, timeout: float) -> SaveHeader:
     """Wait until a save has started."""
     poller = DirectoryPoller(directory, threading.Event(), timeout)
     while True:
-        standing: DirectoryStatus = directory.read_status()
-        if standing.header is not None:
-            if standing.error is not None:
-                raise save_failed_error(directory.url, standing)
-            return standing.header
+        status: DirectoryStatus = directory.read_status()
+        if status.header is not None:
+            if status.error is not None:
+                raise save_failed_error(directory.url, status)
+            return status.header
         poller.wait(f"a dataset to be saved in {directory.url!r}")
 
 
-def _decode_spec(begun: SaveHeader) -> Spec | None:
-    return None if begun.spec is None else parse_spec(begun.spec)
+def _decode_spec(header: SaveHeader) -> Spec | None:
+    return None if header.spec is None else parse_spec(header.spec)
 
 
 # --- Datasets of streams --------------------------------------------------------------------------
@@ -288,8 +288,8 @@ class FinishedStreamsSource(IndexedSource):
     def gather(self, indices: NDArray[np.int64]) -> Any:
         """Return an object array of datasets with the shape of `indices`."""
         made, streams = np.empty(np.shape(indices), object), _stream_numbers(self.chunks)
-        for place in np.ndindex(made.shape):
-            made[place] = self._open_stream(streams[int(indices[place])])
+        for stream_index in np.ndindex(made.shape):
+            made[stream_index] = self._open_stream(streams[int(indices[stream_index])])
         return made
 
     def _open_stream(self, stream: int) -> Any:

@@ -118,9 +118,9 @@ class SourceMethods(metaclass=MissingNamesMeta):
         >>> [(row["x"].tolist(), int(row["y"])) for row in rows]
         [([1, 2], 0), ([3, 4], 1)]
         """
-        refusal = slices_error(x)
-        if refusal is not None:
-            raise TypeError(refusal)
+        reason = slices_error(x)
+        if reason is not None:
+            raise TypeError(reason)
         return cls.from_source(SlicesSource(x))
 
     @classmethod
@@ -254,10 +254,10 @@ class SourceMethods(metaclass=MissingNamesMeta):
         if reader_func is None:
             return cls.from_source(load_source(path, wait, wait_timeout))
         check_callable("reader_func", reader_func)
-        made = reader_func(cls.from_source(load_streams(path, wait, wait_timeout, cls)))
-        if not isinstance(made, cls):
-            raise TypeError(f"`reader_func` must return a Dataset, but returned {made!r:.80}")
-        return made
+        dataset = reader_func(cls.from_source(load_streams(path, wait, wait_timeout, cls)))
+        if not isinstance(dataset, cls):
+            raise TypeError(f"`reader_func` must return a Dataset, but returned {dataset!r:.80}")
+        return dataset
 
 
 def _range_bounds(args: tuple[int, ...]) -> tuple[int, int, int]:
