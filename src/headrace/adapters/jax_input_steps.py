@@ -1,13 +1,14 @@
-"""Where a process's rows of each step come from: a dataset, or one that a strategy distributes.
+"""Input of each step: the rows of this process, from a dataset or a strategy's distributed dataset.
 
-    DatasetInputSteps       batches of a dataset; cut into shares as a sharding says
-    ReplicaSteps       what a distributed dataset gives the replicas of this process
+    DatasetInputSteps      splits batches of a dataset into the shards of a sharding
+    DistributedInputSteps  reads the values of this process's replicas
 
-Rule 1. A dataset's batches are those of all processes together. Where all read the same ones, each
-        uses its shares of each (`shares_batches`). Else each has its own, as it reads files of its
-        own, and makes as many steps of a batch as there are pipelines.
-Rule 2. A state is the place of the dataset, and how many rows of the batch there are used. It does
-        not say how they were shared, so another sharding goes on from it.
+Rule 1. A dataset's batches are global: they contain the rows of all processes. If all processes
+        read the same batches (`same_batches`), each uses its shards of every batch. Otherwise each
+        pipeline reads its own batches, for instance from its own files, and makes as many steps
+        from a batch as there are pipelines.
+Rule 2. A state consists of the dataset's position and the number of rows consumed of the batch
+        there. It does not depend on the sharding, so it can be restored with another one.
 """
 
 from __future__ import annotations
@@ -28,19 +29,18 @@ from headrace.frameworks.jax_global_arrays import BatchLayout
 __all__ = ["DatasetInputSteps", "DistributedInputSteps", "InputStep", "InputSteps", "StepPosition"]
 
 StepPosition: TypeAlias = tuple[IteratorPosition, int] | None
-"""Where a step begins: a place of the dataset, and rows of the batch there that were used. None:
-where the dataset stands now."""
+"""Start of a step: a position of the dataset and the number of rows consumed of the batch there.
+None stands for the dataset's current position."""
 
 
 class InputStep(NamedTuple):
-    """The rows of one step that this process has.
+    """The rows of one step on this process.
 
     Attributes:
-        structure: Of the element.
-        columns: For each leaf its values, one for each share of this process.
-        rows: How many rows each share has that is known here, by the share's number. Empty: nobody
-            needs to know.
-        whole: The leaves, where this process has all shares and they are equal.
+        structure: Structure of the element.
+        columns: For each leaf its values, one for each local shard.
+        rows: Row count of each shard that is known here, by shard index; empty if not needed.
+        whole: The complete leaves, if this process has all shards and they are of equal size.
     """
 
     structure: Structure
@@ -50,16 +50,16 @@ class InputStep(NamedTuple):
 
 
 class InputSteps(ABC):
-    """Gives a process its rows, step by step."""
+    """Source of a process's rows, step by step."""
 
     @property
     @abstractmethod
     def can_read_ahead(self) -> bool:
-        """Whether steps can be read before those that came first are used."""
+        """Whether steps can be read before earlier ones are consumed."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next step is there without a wait, if that is known."""
+        """Whether the next step is known to be available without waiting."""
         return False
 
     @abstractmethod
@@ -68,37 +68,37 @@ class InputSteps(ABC):
 
     @abstractmethod
     def get_position(self) -> StepPosition:
-        """Return where the next step begins."""
+        """Return the position of the next step."""
 
     @abstractmethod
     def rewind(self, position: StepPosition) -> None:
-        """Have the steps after a place come again."""
+        """Continue with the step at a position again."""
 
     @abstractmethod
     def get_state(self, position: StepPosition) -> dict[str, Any]:
-        """Return the state of a place."""
+        """Return the state of a position."""
 
     @abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where a state was taken."""
+        """Restore a state."""
 
     def accepts_state(self, state: dict[str, Any]) -> bool:
-        """Say whether `set_state` takes a state, which as many read as it has streams."""
+        """Return whether `set_state` accepts a state, which depends on its number of streams."""
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Release threads and files. May be called twice."""
+        """Release threads and files. Idempotent."""
 
 
 class DatasetInputSteps(InputSteps):
-    """Shares of a dataset's batches.
+    """Shards of a dataset's batches.
 
     Args:
-        elements: Reads the batches.
-        layout: Who needs which rows.
+        elements: Iterator over the batches.
+        layout: Assignment of rows to processes.
         same_batches: Whether all processes read the same batches.
-        keep_whole: Whether elements are used as they are, and need no rows.
+        keep_whole: Whether elements are used unchanged, and need not have rows.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class DatasetInputSteps(InputSteps):
         self._same_batches = same_batches
         self._keep_whole = keep_whole
         pipelines = len(layout.pipelines)
-        #: How many streams of a state there are (`distribute.streams`), and which of them is here.
+        #: Number of streams in a state (`distribute.input_streams`), and the index of this one.
         self._streams, self._stream = (1, 0) if same_batches else (pipelines, layout.pipeline_index)
         self._structure: Structure | None = None
         self._leaves: list[Any] = []
-        #: Steps of the batch in hand that are left: a piece for each share that is known.
+        #: Remaining steps of the current batch: the row range of each known shard.
         self._remaining_steps: list[list[Piece]] = []
-        #: The place of the batch in hand, and how many of its rows were used.
+        #: Position of the current batch, and number of its rows that were consumed.
         self._batch_position: IteratorPosition | None = None
         self._consumed_rows = 0
-        #: Rows to leave out of the next batch, which were used before the state was saved.
+        #: Rows of the next batch that were consumed before the state was saved.
         self._rows_to_skip = 0
 
     @property
@@ -236,15 +236,16 @@ class DatasetInputSteps(InputSteps):
 
 
 class DistributedInputSteps(InputSteps):
-    """What a distributed dataset gives the replicas of this process: a share for each.
+    """Values of this process's replicas from a distributed dataset, one shard for each.
 
-    It is read no further than it is used: it reads ahead by itself.
+    The dataset reads ahead by itself, so steps are read only when they are used.
 
     Args:
-        steps: What the strategy's replicas get.
-        layout: Who needs which rows.
-        keep_whole: Whether elements are used as they are, and need no rows.
-        replica_indices: Which of the local replicas' values this process uses; None: all.
+        steps: Iterator over the replicas' values.
+        layout: Assignment of rows to processes.
+        keep_whole: Whether elements are used unchanged, and need not have rows.
+        replica_indices: Indices of the local replicas whose values this process uses; None uses
+            all.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The iterator over devices of JAX: one device or a mesh, in one process or many."""
+"""Iterator over elements on JAX devices: one device or a mesh, in one process or several."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _VERSION = 1
 def device_iterator(
     dataset: Any, sharding: Any = None, prefetch: int = 2, *, remainder: str = "error"
 ) -> DeviceIterator:
-    """Return an iterator over one pass of a dataset, whose batches are arrays on devices.
+    """Return an iterator over one epoch of a dataset, whose batches are arrays on devices.
 
     >>> import headrace as hr
     >>> for batch in hr.jax.device_iterator(hr.Dataset.range(6).batch(4)):
@@ -56,16 +56,16 @@ def device_iterator(
 
     Args:
         dataset: A dataset of global batches, the same in all processes of the sharding; or a
-            distributed dataset, which has a share for each of this process's.
-        sharding: A `jax.sharding.Sharding`, for all leaves or one for each (nested as elements
-            are); or a device. None: JAX's default device.
-        prefetch: Batches under way while one is in use; 0: none.
-        remainder: What becomes of batches that cannot be shared evenly: "error"; "pad", which fills
-            batches up with zeros and adds a boolean `mask`; or "drop", which leaves them out.
+            distributed dataset, which has one shard for each local shard of the sharding.
+        sharding: A `jax.sharding.Sharding` or a device, for all leaves, or one for each leaf
+            (nested like the elements). None uses JAX's default device.
+        prefetch: Batches prepared while one is in use; 0 disables this.
+        remainder: Handling of batches that cannot be split evenly: "error"; "pad", which appends
+            rows of zeros and adds a boolean `mask`; or "drop", which skips them.
 
     Raises:
-        TypeError: It is no dataset, or no sharding.
-        InvalidArgumentError: Its elements are no batches, or hold bytes or str.
+        TypeError: If `dataset` is no dataset, or `sharding` no sharding.
+        InvalidArgumentError: If elements are not batches, or contain bytes or str.
     """
     check_int("prefetch", prefetch, minimum=0)
     check_remainder(remainder)
@@ -107,7 +107,7 @@ def device_iterator(
 
 
 class _ReadyStep:
-    """A step that is on its devices, or an error, and the place after it."""
+    """A step on its devices, or an error, and the position after it."""
 
     __slots__ = ("error", "is_returned", "position", "value")
 
@@ -127,14 +127,15 @@ class DeviceIterator:
     [[0, 1], [2, 3]]
 
     Args:
-        steps: The rows of this process.
-        placement: Where they go.
-        remainder: What becomes of shares that differ.
-        spec: Returns the spec of a whole batch in NumPy.
-        rows_per_shard: Rows that each share of a full batch has; None: that is not known.
-        agreement: How processes agree on each step; None: they need not.
-        device_prefetch: How many steps may be on their devices before they are asked for.
-        open_resharded: Returns steps that go on from the state of other processes; None: these do.
+        steps: Source of this process's rows.
+        placement: Puts rows on devices.
+        remainder: Handling of shards with different row counts.
+        spec: Returns the NumPy spec of a whole batch.
+        rows_per_shard: Rows in each shard of a full batch; None if unknown.
+        agreement: Agreement of the processes on each step; None if not needed.
+        device_prefetch: Number of steps that may be on devices before they are requested.
+        open_resharded: Returns steps that continue from a state of a different number of
+            processes; None if `steps` can.
     """
 
     def __init__(
@@ -161,9 +162,9 @@ class DeviceIterator:
         self._reset(None)
 
     def _reset(self, position: StepPosition) -> None:
-        #: Steps that come next; the first may be given already.
+        #: Steps to return next; the first may have been returned already.
         self._ready: deque[_ReadyStep] = deque()
-        #: The place after the last step that is in use, unless that is the first of `_ready`.
+        #: Position after the last step in use, unless that step is the first of `_ready`.
         self._consumed_position = position
         self._has_begun = self._is_at_end = self._was_interrupted = False
 
@@ -175,10 +176,10 @@ class DeviceIterator:
         if ready and ready[0].is_returned:
             self._consumed_position = ready[0].position
             ready.popleft()
-        # The first step is not held up by the second.
+        # The second step must not delay the first.
         wanted = 1 + (self._device_prefetch if self._has_begun else 0)
-        # Nor is one that is on its devices, or was waited for. But processes that agree on steps
-        # all read as many: who waits for their word with a step in hand would hold up theirs.
+        # Nor may it delay a step that is ready. But processes that agree on steps must all read
+        # equally far: one that waits for the others' messages while it has a step delays them.
         may_wait = self._agreement is not None or (not ready and self._steps.is_ready)
         while len(ready) < wanted and not self._is_at_end:
             if ready and not may_wait and not self._steps.is_ready:
@@ -192,13 +193,13 @@ class DeviceIterator:
             self._consumed_position = item.position
             ready.popleft()
             raise item.error
-        # No call until the return, where an interruption could lose what is given.
+        # No calls from here to the return: an interruption would lose the element.
         value, item.value = item.value, None
         item.is_returned = True
         return value
 
     def _read(self) -> None:
-        """Read one step more and put it on its devices."""
+        """Read one more step and put it on its devices."""
         ready, steps = self._ready, self._steps
         if self._was_interrupted:
             steps.rewind(ready[-1].position if ready else self._consumed_position)
@@ -228,14 +229,14 @@ class DeviceIterator:
             _log.info("a batch was left out, since its rows cannot be shared evenly")
 
     def _next_local_step(self) -> tuple[InputStep | None, int | None]:
-        """Return the next step, and how many rows each share is to have; None: it is left out."""
+        """Return the next step and the rows of each shard; None as rows drops the step."""
         step = self._steps.next()
         if step is None or not step.rows:
             return step, 0
         return step, rows_per_shard(self._remainder, list(step.rows.values()), self._rows_per_shard)
 
     def _next_agreed_step(self) -> tuple[InputStep | None, int | None]:
-        """Return the same, as all processes do it."""
+        """Return the same as `_next_local_step`, after agreement with the other processes."""
         assert self._agreement is not None
         try:
             step = self._steps.next()
@@ -256,7 +257,7 @@ class DeviceIterator:
 
     @property
     def element_spec(self) -> Spec:
-        """Spec of the elements: shapes of whole arrays, in JAX's dtypes."""
+        """Spec of the elements: global array shapes, in JAX's dtypes."""
         shards, size = self._placement.layout.num_shards, self._rows_per_shard
         if self._remainder != "pad":
             return _with_rows(self._spec(), lambda rows: None if (rows or 0) % shards else rows)
@@ -265,11 +266,11 @@ class DeviceIterator:
         return add_mask(structure, leaves, ArraySpec(leaves[0].shape[:1], np.bool_))
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the step after the one in use comes from: a JSON value.
+        """Return the position after the step in use: a JSON value.
 
-        Batches that are under way count as not read. `set_state` goes on there, also with another
-        sharding, or among other processes. Where processes read rows of their own all ask, and get
-        the same.
+        Batches that are only prepared count as not read. `set_state` continues there, also with
+        another sharding or number of processes. If processes read different rows, all of them must
+        call it; all get the same state.
         """
         ready = self._ready
         place = ready[0].position if ready and ready[0].is_returned else self._consumed_position
@@ -281,10 +282,10 @@ class DeviceIterator:
         return {"version": _VERSION, "distributed": found}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where `state` was taken.
+        """Continue where `state` was taken.
 
         Raises:
-            FailedPreconditionError: The state is of another dataset, or another version.
+            FailedPreconditionError: If the state is of another dataset or version.
         """
         if not isinstance(state, dict) or not {"version", "distributed"} <= state.keys():
             raise TypeError(
@@ -294,7 +295,7 @@ class DeviceIterator:
         saved = state["distributed"]
         if self._open_resharded is not None and not self._steps.accepts_state(saved):
             self._steps.close()
-            # It reads ahead by itself, and is read no further than it is used.
+            # A distributed dataset reads ahead by itself; its steps are read when they are used.
             self._steps, self._device_prefetch = self._open_resharded(), 0
         self._steps.set_state(saved)
         self._reset(None)
@@ -303,9 +304,9 @@ class DeviceIterator:
     load_state_dict = set_state
 
     def close(self) -> None:
-        """Release threads and files; the iterator is at its end then. May be called twice.
+        """Release threads and files; the iterator is at its end afterwards. Idempotent.
 
-        Its state stays: what was given counts as used.
+        Its state remains available: returned steps count as consumed.
         """
         self._is_at_end = True
         if self._ready and self._ready[0].is_returned:
@@ -346,7 +347,7 @@ def _default_sharding(local_replicas: int) -> Any:
 
 
 def _replica_spec(spec: Spec) -> tuple[Spec, int]:
-    """Return the spec of what one replica gets, and how many there are in this process."""
+    """Return the spec of one replica's values, and the number of replicas in this process."""
     leaves, structure = flatten(spec)
     specs = [leaf.specs if isinstance(leaf, PerReplicaSpec) else (leaf,) for leaf in leaves]
     return unflatten(structure, [each[0] for each in specs]), len(specs[0]) if specs else 1
@@ -358,7 +359,7 @@ def _num_rows(spec: Spec) -> int | None:
 
 
 def _with_rows(spec: Spec, change: Callable[[int | None], int | None]) -> Spec:
-    """Return a spec with other numbers of rows, in the dtypes that JAX makes of its own."""
+    """Return a spec with changed row counts, in the dtypes that JAX converts to."""
     leaves, structure = flatten(spec)
     made = []
     for leaf in leaves:
@@ -376,7 +377,7 @@ def _check_is_numeric(spec: Spec | None) -> None:
 
 
 def _row_signature(value: Any) -> list[Any]:
-    """Return what must be equal in all processes: lengths of axes but the first, and the dtype."""
+    """Return the shape without the first axis, and the dtype, which all processes must share."""
     return [*value.shape[1:], value.dtype.name]
 
 

@@ -1,9 +1,9 @@
-"""Who reads which rows: what a process makes of a dataset that several share.
+"""Selection of the rows that a process reads from a dataset that all processes share.
 
-The dataset is alike in all processes, and its batches are those of all of them. How many pipelines
-read it, and which of them this process belongs to, follows from the sharding; what each pipeline
-reads follows from the dataset's `auto_shard_policy`, as for strategies. Processes leave words for
-each other in the store of `jax.distributed`.
+The dataset is the same in all processes, and its batches contain the rows of all of them. The
+sharding determines the number of pipelines that read it, and which of them this process belongs to;
+the dataset's `auto_shard_policy` determines what each pipeline reads, as for strategies. Processes
+communicate through the key-value store of `jax.distributed`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Whoever coordinates processes of JAX uses this; it has no public name.
+# Needed to communicate with other processes of the JAX program; it has no public name.
 from jax._src import distributed
 
 from headrace.adapters.jax_input_steps import DatasetInputSteps, DistributedInputSteps, InputSteps
@@ -44,14 +44,15 @@ __all__ = [
 
 
 class ProcessInput(NamedTuple):
-    """What a process reads of a dataset.
+    """Input of one process.
 
     Attributes:
-        steps: Its rows.
-        rows_per_shard: Rows that each share of a full batch has; None: that is not known.
-        agreement: How it agrees with others on each step; None: it need not.
-        device_prefetch: How many steps may be on their devices before they are asked for.
-        open_resharded: Returns what reads the same rows after others, as many as a state says.
+        steps: Source of its rows.
+        rows_per_shard: Rows in each shard of a full batch; None if unknown.
+        agreement: Agreement with the other processes on each step; None if not needed.
+        device_prefetch: Number of steps that may be on devices before they are requested.
+        open_resharded: Returns steps for the same rows that can restore a state of a different
+            number of pipelines.
     """
 
     steps: DatasetInputSteps
@@ -64,18 +65,18 @@ class ProcessInput(NamedTuple):
 def open_process_input(
     dataset: Dataset, layout: BatchLayout, process: int, prefetch: int, pad: bool
 ) -> ProcessInput:
-    """Return what this process reads.
+    """Open the input of this process.
 
     Args:
-        dataset: The same in all processes.
-        layout: Who needs which rows.
-        process: This one.
-        prefetch: Batches to have under way.
-        pad: Whether batches are filled up, so that elements need rows.
+        dataset: The dataset, the same in all processes.
+        layout: Assignment of rows to processes.
+        process: Index of this process.
+        prefetch: Number of batches to prepare ahead.
+        pad: Whether batches are padded, so that elements must have rows.
 
     Raises:
-        InvalidArgumentError: Its elements are no batches; or there are fewer files than pipelines;
-            or processes that need the same rows would read others.
+        InvalidArgumentError: If elements are not batches, there are fewer files than pipelines, or
+            processes that need the same rows would read different ones.
     """
     plan = dataset.plan
     if layout.num_shards > 1 or pad:
@@ -97,7 +98,7 @@ def open_process_input(
         alike = layout.processes if shares_batches else layout.local_pipeline.processes
         _check_same_elements(plan, alike)
     size = global_batch_size(plan)
-    # What a data service gave is known at the place where it is used, and at no other.
+    # A data service can report only the position of the element in use, so nothing is prefetched.
     depth = (
         1 if prefetch > 1 and all(each.replay_buffers is None for each in find_sources(plan)) else 0
     )
@@ -121,7 +122,7 @@ def open_process_input(
 
 
 def make_agreement(layout: BatchLayout, process: int) -> InputStepAgreement | None:
-    """Return how the processes of a layout agree; None: there is one."""
+    """Return the agreement between the processes of a layout, or None for a single process."""
     processes = layout.processes
     if len(processes) == 1:
         return None
@@ -129,7 +130,7 @@ def make_agreement(layout: BatchLayout, process: int) -> InputStepAgreement | No
 
 
 def _check_same_elements(plan: Node, processes: tuple[int, ...]) -> None:
-    """Raise unless these processes get the same elements in the same order."""
+    """Raise an error unless these processes read the same elements in the same order."""
     if len(processes) == 1:
         return
     why = explain_reader_differences(plan)
@@ -150,7 +151,7 @@ _GET_TIMEOUT_MILLISECONDS = 1000
 
 
 class _JaxStore:
-    """The store of `jax.distributed`."""
+    """Key-value store of `jax.distributed`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -182,10 +183,10 @@ class _JaxStore:
 
 
 def jax_store() -> AgreementStore:
-    """Return the store of `jax.distributed`.
+    """Return the key-value store of `jax.distributed`.
 
     Raises:
-        FailedPreconditionError: There is none.
+        FailedPreconditionError: If `jax.distributed` is not initialized.
     """
     client = distributed.global_state.client
     if client is None:

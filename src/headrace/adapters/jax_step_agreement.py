@@ -1,16 +1,17 @@
-"""How processes that read rows of their own end together, and make arrays of one shape.
+"""Agreement of processes that read different rows on each step, so that they end together.
 
-A step of a program over several processes is run by all of them or by none. Where all read the same
-batches they know without a word. Else each says, before each step, how many rows it has; the first
-process decides (`decide_step`), and all do the same:
+A step of a JAX program over several processes must be run by all of them or by none. If all read
+the same batches, no communication is needed. Otherwise each process sends its row counts before
+each step; the first process decides (`decide_step`), and all apply the decision:
 
-    all have ended          they end
-    some have ended         error: an error on all. drop: they end. pad: those have padding alone
-    shares differ           as `remainder` says (`frameworks.shares`)
-    one failed, or closed   an error on all that names it
+    all have ended           end
+    some have ended          "error": an error on all. "drop": end. "pad": pad the ended ones
+    row counts differ        as `remainder` says (`frameworks.batch_shards`)
+    one failed or closed     an error on all that names the process
 
-Words go through the store of `jax.distributed`, not through devices: a collective in one process
-between two of the program's own would meet another one elsewhere, and all would wait for ever.
+Messages go through the key-value store of `jax.distributed`, not through devices: a collective
+between two collectives of the user's program could meet a different one in another process, and all
+would deadlock.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ _TIMEOUT_SECONDS = 3600.0
 _iterator_counts: Counter[tuple[int, ...]] = Counter()
 
 StepMessage = dict[str, Any]
-"""What a process says of a step: `rows` by share and the `forms` of its leaves; or `end`; or
-`error` or `closed`, with the reason."""
+"""A process's message about a step: `rows` by shard and the `signatures` of its leaves; or `end`;
+or `error` or `closed`, with the reason."""
 
 
 def decide_step(
     messages: Mapping[int, StepMessage], remainder: str, size: int | None = None
 ) -> StepMessage:
-    """Return what all do, given each process's word.
+    """Return the decision for a step, given the messages of all processes.
 
     Args:
-        messages: By process.
-        remainder: What becomes of shares that differ.
-        size: Rows of a share of a full batch, where they are known.
+        messages: Messages by process index.
+        remainder: Handling of shards with different row counts.
+        size: Rows of a shard of a full batch, if known.
 
     Returns:
-        `{"use": rows, "forms": ...}`, `{"drop": True}`, `{"end": True}`; `{"error": why}` where
-        what they have does not fit, or `{"aborted": why}`.
+        `{"rows_per_shard": rows, "signatures": ...}`, `{"drop": True}` or `{"end": True}`;
+        `{"error": reason}` if the inputs of the processes do not match, or `{"aborted": reason}`.
     """
     for process, word in messages.items():
         if "error" in word:
@@ -100,22 +101,22 @@ def decide_step(
 
 
 class AgreementStore(Protocol):
-    """Where processes leave words for each other."""
+    """Key-value store through which processes exchange messages."""
 
     def set(self, key: str, value: str) -> None:
-        """Leave a word; one that is there is replaced."""
+        """Set a key, replacing its value if it exists."""
 
     def get(self, key: str) -> str | None:
-        """Return a word; None: after a second there is none."""
+        """Return the value of a key, or None if it is not set within a second."""
 
     def delete(self, key: str) -> None:
-        """Take a word away, if it is there."""
+        """Delete a key if it exists."""
 
 
 def unique_iterator_name(processes: Sequence[int]) -> str:
-    """Return a name that is the same in all of these processes, and another each time.
+    """Return a new name that is the same in all of these processes.
 
-    They run one program, so each makes its n-th iterator with the others' n-th.
+    They run the same program, so the n-th iterators of all processes belong together.
     """
     members = tuple(processes)
     _iterator_counts[members] += 1
@@ -124,15 +125,15 @@ def unique_iterator_name(processes: Sequence[int]) -> str:
 
 
 class InputStepAgreement:
-    """One process's part in agreeing on each step.
+    """One process's part in the agreement on each step.
 
     Args:
-        store: Where words are left.
-        name: Of the iterator, the same in all processes.
-        processes: Those that take part. The first decides.
-        process: This one.
-        timeout: Seconds to wait for a word.
-        clock: Gives the time in seconds.
+        store: Store for the messages.
+        name: Name of the iterator, the same in all processes.
+        processes: Indices of all participating processes. The first decides.
+        process: Index of this process.
+        timeout: Seconds to wait for a message.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -149,11 +150,11 @@ class InputStepAgreement:
         self._timeout, self._clock = timeout, clock
         self._step = self._gather_count = 0
         self._is_finished = False
-        #: Why nothing is agreed any more: somebody is gone. "": they all go on.
+        #: Why the agreement was aborted; empty if it was not.
         self._abort_reason = ""
 
     def broadcast_first(self, value: Any) -> Any:
-        """Return the value of the first process: a JSON value."""
+        """Return the value of the first process, a JSON value."""
         key = f"{self._name}/first"
         if self._process == self._processes[0]:
             self._store.set(key, json.dumps(value))
@@ -161,22 +162,22 @@ class InputStepAgreement:
         return json.loads(self._wait(key, self._processes[0]))
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, JSON, in their order. All of them ask."""
+        """Return the JSON values of all processes, in order. All of them must call it."""
         self._gather_count += 1
         key = f"{self._name}/all/{self._gather_count}"
         self._store.set(f"{key}/{self._process}", json.dumps(value))
         found = [json.loads(self._wait(f"{key}/{p}", p)) for p in self._processes]
-        # Who has spoken now has read what was said the time before.
+        # A process that has sent this value has read those of the previous call.
         self._store.delete(f"{self._name}/all/{self._gather_count - 1}/{self._process}")
         return found
 
     def agree(self, message: StepMessage, remainder: str, size: int | None = None) -> StepMessage:
-        """Say what this process has for the next step, and return what all do.
+        """Send this process's message about the next step, and return the decision.
 
         Raises:
-            AbortedError: A process failed, or closed its iterator.
-            InvalidArgumentError: They cannot make arrays together of what they have.
-            DeadlineExceededError: Another process said nothing for an hour.
+            AbortedError: If a process failed, or closed its iterator.
+            InvalidArgumentError: If the inputs of the processes cannot form global arrays.
+            DeadlineExceededError: If a process sends no message for `timeout` seconds.
         """
         if self._abort_reason:
             raise AbortedError(self._abort_reason)
@@ -216,7 +217,7 @@ class InputStepAgreement:
                 )
 
     def close(self) -> None:
-        """Tell those that read on, so that they do not wait. May be called twice."""
+        """Notify processes that still read, so that they do not wait. Idempotent."""
         if self._is_finished:
             return
         self._is_finished = True

@@ -1,6 +1,6 @@
-"""Datasets, callbacks and evaluation for models of Keras 3: `hr.keras`.
+"""Datasets, callbacks and evaluation for Keras 3 models: the public names of `hr.keras`.
 
-Keras is imported when one of these is first used, and not before.
+Keras is imported on the first use of one of these names.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""What Keras takes as a batch, and the sample weights that class weights make of one.
+"""Checks of Keras batches, and conversion of class weights to sample weights.
 
-Of a distributed dataset, a batch has the rows of all replicas of a process.
+A batch of a distributed dataset contains the rows of all replicas of a process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = [
 
 
 def check_batches(spec: Spec) -> None:
-    """Raise unless elements are batches as Keras takes them.
+    """Raise an error unless elements are batches that Keras accepts.
 
     Raises:
-        InvalidArgumentError: They are not; the message names the component.
+        InvalidArgumentError: If they are not; the message names the component.
     """
     leaves, structure = flatten(spec)
     root = structure.root
@@ -61,10 +61,10 @@ def check_batches(spec: Spec) -> None:
 
 
 def make_sample_weighter(class_weight: Mapping[Any, Any]) -> Callable[[Any], Any]:
-    """Return what adds a sample weight for each row: that of its class.
+    """Return a function that adds to each row the weight of its class as sample weight.
 
     Raises:
-        TypeError: A class is no whole number, or a weight no number.
+        TypeError: If a class is not an integer, or a weight not a number.
     """
     for number, weight in class_weight.items():
         if not isinstance(number, Integral) or not isinstance(weight, Real):
@@ -95,10 +95,10 @@ def _sample_weights(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArr
 
 
 class GlobalBatchIterator:
-    """An iterator over a pass; its states are those of the steps.
+    """An iterator over one epoch of a distributed dataset; its states are those of `steps`.
 
     Args:
-        steps: What the replicas get.
+        steps: Iterator over the replicas' values.
     """
 
     def __init__(self, steps: DistributedIterator) -> None:
@@ -117,5 +117,5 @@ def _concatenate_replicas(*replicas: Any) -> NDArray[Any]:
 
 
 def _to_host(leaf: Any) -> NDArray[Any]:
-    # A tensor of PyTorch may be on a device, and NumPy does not fetch it from there.
+    # A PyTorch tensor may be on a device, from which NumPy does not copy it.
     return np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)

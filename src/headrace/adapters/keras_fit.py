@@ -1,10 +1,10 @@
 """Replacements for methods of `keras.Model`, for data and strategies of Headrace.
 
 `install` replaces methods of `keras.Model`. The new ones check their arguments, and call the
-original. Keras knows nothing of strategies, and hands data adapters neither `class_weight` nor
-`sample_weight`, `y` and `batch_size`: without these checks all of them are ignored silently. Calls
-without data of Headrace, outside of scopes, are passed on as they are. Where TensorFlow is missing,
-`keras.callbacks.TensorBoard`, which needs it, refuses to be made.
+original. Keras does not know about strategies, and passes neither `class_weight` nor
+`sample_weight`, `y` and `batch_size` to data adapters: without these checks all of them would be
+ignored silently. Calls without data of Headrace, outside of scopes, are passed on unchanged. If
+TensorFlow is missing, creating a `keras.callbacks.TensorBoard`, which needs it, raises an error.
 """
 
 from __future__ import annotations

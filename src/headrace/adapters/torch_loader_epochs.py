@@ -1,4 +1,4 @@
-"""What a loader reads: one pass after another over a dataset, plain or distributed."""
+"""Epochs that a loader reads, over a plain or a distributed dataset."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _SEED_KEY = "headrace/loader/seed"
 
 
 class DatasetEpochs:
-    """Passes over a dataset, of this rank's and this process's part.
+    """Epochs of a dataset, restricted to the shard of this rank and worker process.
 
     Args:
-        dataset: Of this process, or over a data service.
+        dataset: A dataset of this process, or over a data service.
         prefetch: Elements to read ahead.
-        shard: Whether ranks share it; or which part to read.
-        drop_remainder: Whether ranks get equally many elements.
+        shard: Whether to shard by rank; or the shard to read.
+        drop_remainder: Whether all ranks get the same number of elements.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class DatasetEpochs:
         self._prefetch = prefetch
         self._shard = shard
         self._drop_remainder = drop_remainder
-        #: Where worker processes of a DataLoader count; and the number after those that the
-        #: process which this was sent from had begun itself.
+        #: Epoch counters that worker processes of a DataLoader share, and the smallest number that
+        #: the process which pickled this object had not used.
         self._epochs: list[WorkerEpochs] | None = None
         self._min_number = 0
         self._worker_epochs()
-        #: What the process that this was sent from knew; None: this one knows it.
+        #: Rank shard in the process that pickled this object; None to determine it here.
         self._pickled_rank_shard: DataShard | None = None
         self._job_seed: int | None = None
         self._was_warned = False
-        # As early as it is known, for processes that are forked from this one do not meet others.
+        # As early as possible, because forked processes cannot communicate with other ranks.
         self._agree_on_seed(self._rank_shard())
 
     @property
@@ -87,12 +87,12 @@ class DatasetEpochs:
     def open(
         self, number: int, state: dict[str, Any] | None, transfer: DeviceTransfer | None
     ) -> OpenedEpoch:
-        """Return a pass.
+        """Open an epoch.
 
         Args:
-            number: Its number; that of a state wins.
-            state: Where to begin; None: at the start.
-            transfer: The way to the device, if elements are to be sent there ahead of their use.
+            number: Number of the epoch, unless there is a state.
+            state: State to continue from; None starts at the beginning.
+            transfer: Transfer of elements to a device ahead of their use, or None.
         """
         ranks, processes = self._rank_shard(), _worker_shard()
         parts = [ranks.count, ranks.index, processes.count, processes.index]
@@ -120,9 +120,9 @@ class DatasetEpochs:
         return OpenedEpoch(elements, elements.epoch, parts, start, taken, failed)
 
     def _worker_epochs(self) -> list[WorkerEpochs]:
-        """Return where worker processes count what they read of shared jobs.
+        """Return the counters for iterations of shared jobs by worker processes.
 
-        It is made before there are any, so that they inherit it.
+        They are created before any worker process, so that workers inherit them.
         """
         counters = count_counters(self._dataset.plan)
         if self._epochs is None:
@@ -157,7 +157,7 @@ class DatasetEpochs:
     # --- ranks --------------------------------------------------------------------------------
 
     def _rank_shard(self) -> DataShard:
-        """Return which part of the dataset is this rank's, as things are now."""
+        """Return this rank's shard of the dataset, by the current process group."""
         if self._pickled_rank_shard is not None:
             return self._pickled_rank_shard
         if isinstance(self._shard, DataShard):
@@ -177,9 +177,9 @@ class DatasetEpochs:
         return self._dataset.options().seed is None and not reads_data_service(self._dataset.plan)
 
     def _agree_on_seed(self, ranks: DataShard) -> int | None:
-        """Return the seed that all ranks draw from; None: the dataset's own, or there is one rank.
+        """Return the seed that all ranks use; None for the dataset's own, or a single rank.
 
-        Whoever asks first draws it, so nobody waits for anybody.
+        The first rank that calls it draws the seed, so no rank waits for another.
         """
         if ranks.count == 1 or not self._needs_seed():
             return None
@@ -195,7 +195,7 @@ class DatasetEpochs:
         return self._job_seed
 
     def _warn_once(self, plan: Node, ranks: DataShard, processes: DataShard) -> None:
-        """Say once, on one rank, what of the sharing its user may not expect."""
+        """Log, once and on one rank, properties of the sharding that may surprise users."""
         if self._was_warned or ranks.index or processes.index:
             return
         self._was_warned = True
@@ -235,7 +235,7 @@ class DatasetEpochs:
 
 
 class DistributedDatasetEpochs:
-    """Passes over a distributed dataset, which shares and reads ahead by itself."""
+    """Epochs of a distributed dataset, which does its own sharding and prefetching."""
 
     def __init__(self, dataset: ReplicaDataset) -> None:
         self._dataset = dataset
@@ -254,7 +254,7 @@ class DistributedDatasetEpochs:
     def open(
         self, number: int, state: dict[str, Any] | None, transfer: DeviceTransfer | None
     ) -> OpenedEpoch:
-        """Return a pass, as `DatasetEpochs.open`; elements are sent when their turn comes."""
+        """Open an epoch like `DatasetEpochs.open`; elements are transferred when they are used."""
         if get_worker_info() is not None:
             raise FailedPreconditionError(
                 "a distributed dataset is read in the process of its strategy: use num_workers=0, "
@@ -278,7 +278,7 @@ def _has_process_group() -> bool:
 
 
 def _worker_shard() -> DataShard:
-    """Return which worker process of a DataLoader this is."""
+    """Return the part of a rank's shard that this worker process of a DataLoader reads."""
     info = get_worker_info()
     return WHOLE_DATASET if info is None else DataShard(info.num_workers, info.id)
 
@@ -286,7 +286,7 @@ def _worker_shard() -> DataShard:
 def _initial_state(
     plan: Node, seed: int, number: int, seeds_of_fixed_steps: list[int] | None = None
 ) -> dict[str, Any]:
-    """Return the state in which an iterator begins a pass as one of another process does."""
+    """Return the state at the start of an epoch, with the seed of another process."""
     state = {"version": VERSION, "plan": identity(plan), "seed": seed, "pass": number}
     state["at"] = {"stream": None}
     seeds_of_fixed_steps = (
@@ -296,10 +296,10 @@ def _initial_state(
 
 
 def _elements_read_by_all(state: dict[str, Any]) -> int:
-    """Return how many elements all ranks had read where a state was taken by others.
+    """Return how many elements all ranks had read when a state was taken with another sharding.
 
     Raises:
-        FailedPreconditionError: The state does not say so.
+        FailedPreconditionError: If that is not known from the state.
     """
     if not state["parts"]:
         raise FailedPreconditionError(

@@ -1,11 +1,11 @@
-"""Rows of tables on parameter servers as layers of PyTorch, for ordinary loops and ranks of DDP.
+"""PyTorch layers with rows of tables on parameter servers, for ordinary loops and DDP.
 
-    forward     pulls the rows of a batch, each id once; they are a leaf of the graph
-    backward    adds up their gradients, which the layer keeps
-    step        pushes those of all layers at once, on a thread beside the loop
+    forward     pulls the rows of a batch, each id once; they are a leaf of the autograd graph
+    backward    sums their gradients, which the layer stores
+    step        pushes the gradients of all layers in one call, on a background thread
 
-Nothing of a table is a parameter: DDP averages the dense part, and the servers add up what the
-ranks push.
+Tables have no PyTorch parameters: DDP averages the gradients of the dense part, and the servers add
+up the gradients that ranks push.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_PREFETCHED = 8
 
 
 class _Layer(nn.Module):  # type: ignore[misc]
-    """What both layers share: a table, rows pulled ahead, gradients that were not pushed."""
+    """Base of both layers: a table, prefetched rows, and gradients to push."""
 
     def __init__(self, table: EmbeddingTable, padding_idx: int | None) -> None:
         super().__init__()
@@ -58,29 +58,29 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     @property
     def embedding_dim(self) -> int:
-        """Elements in a row."""
+        """Number of elements in a row."""
         return self.table.dim
 
     def prefetch(self, input: Any) -> None:
-        """Begin to pull the rows of a batch that is to come; see `hr.torch.prefetch`."""
+        """Start pulling the rows of a later batch; see `hr.torch.prefetch`."""
         prefetch([(self, input)])
 
     def extra_repr(self) -> str:
-        """Return what `repr` shows."""
+        """Return the arguments for `repr`."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.table!r}{padding}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Of a copy: what is under way belongs to this one.
+        # A copy does not share pending gradients and look-ups.
         return {**self.__dict__, "_gradients": [], "_ahead": deque(maxlen=_MAX_PREFETCHED)}
 
     def _ids_to_pull(self, ids: Any) -> NDArray[np.int64]:
-        """Return the ids to pull, in one row."""
+        """Return the ids to pull, as a 1-D array."""
         wanted = self.table.check_ids(ids).reshape(-1)
         return wanted if self.padding_idx is None else wanted[wanted != self.padding_idx]
 
     def _pull(self, wanted: NDArray[np.int64], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of ids, each once, and where each id is among them."""
+        """Return the rows of the distinct ids, and for each id the index of its row."""
         pulled = self._take_prefetched(wanted)
         trains = self.training and torch.is_grad_enabled()
         if pulled is None:
@@ -101,7 +101,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         return None
 
     def take_gradients(self) -> list[IndexedSlices]:
-        """Return the gradients of rows since the last call, and forget them."""
+        """Return the gradients of rows since the last call, and clear them."""
         taken, self._gradients = self._gradients, []
         return [IndexedSlices(gradient, ids) for ids, gradient in taken]
 
@@ -114,10 +114,10 @@ def _store_gradient(of: weakref.ref[_Layer], ids: NDArray[np.int64], rows: torch
 
 
 class Embedding(_Layer):
-    """A row of a table for each id; `torch.nn.Embedding` without a vocabulary or a bound.
+    """Looks up a table row for each id, like `torch.nn.Embedding` without a fixed vocabulary.
 
-    Rows are made for new ids in training mode with gradients; in `eval()` or under
-    `torch.no_grad()` they are read, and nothing is changed. `TableOptimizer` pushes gradients.
+    In training mode with gradients enabled, new ids get rows; in `eval()` or under
+    `torch.no_grad()` rows are only read. `TableOptimizer` pushes gradients.
 
     >>> import torch
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
@@ -130,17 +130,17 @@ class Embedding(_Layer):
 
     Args:
         table: An `hr.EmbeddingTable`.
-        padding_idx: An id that reads zeros, and is never sent.
+        padding_idx: An id whose row is zeros, and which is never sent.
     """
 
     def __init__(self, table: EmbeddingTable, padding_idx: int | None = None) -> None:
         super().__init__(table, padding_idx)
 
     def forward(self, input: Any) -> torch.Tensor:
-        """Return an array of the shape of `input` and `dim`.
+        """Return the rows, an array of shape `(*input.shape, dim)`.
 
         Args:
-            input: Integers of any shape; the answer is on their device.
+            input: Integers of any shape; the result is on their device.
         """
         ids = self.table.check_ids(input)
         rows, inverse = self._pull(self._ids_to_pull(ids), _device_of(input))
@@ -154,7 +154,7 @@ class Embedding(_Layer):
 
 
 class EmbeddingBag(_Layer):
-    """The pooled rows of each bag of ids.
+    """Combines the table rows of each bag of ids into one row.
 
     >>> import torch
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
@@ -167,10 +167,11 @@ class EmbeddingBag(_Layer):
 
     Args:
         table: An `hr.EmbeddingTable`.
-        mode: "sum", "mean", or "sqrtn": the sum by the square root of how many there are. With
-            weights: by the sum of weights, and by the square root of the sum of their squares.
-        padding_idx: An id that is left out of its bag, and never sent.
-        include_last_offset: Whether `offsets` ends with the number of ids.
+        mode: "sum"; "mean"; or "sqrtn", the sum divided by the square root of the number of ids.
+            With weights, "mean" divides by their sum, and "sqrtn" by the square root of the sum of
+            their squares.
+        padding_idx: An id that is removed from its bag, and never sent.
+        include_last_offset: Whether the last of `offsets` is the number of ids.
     """
 
     def __init__(
@@ -189,16 +190,15 @@ class EmbeddingBag(_Layer):
     def forward(
         self, input: Any, offsets: Any = None, per_sample_weights: Any = None
     ) -> torch.Tensor:
-        """Return a row for each bag; zeros for one without ids.
+        """Return a row for each bag; zeros for an empty bag.
 
         Args:
-            input: Ids: 2-D, a bag in each row; 1-D with `offsets`; or a list of bags, each 1-D and
-                as long as it is.
-            offsets: Where each bag begins.
-            per_sample_weights: A number for each id, of the shape of `input`.
+            input: Ids: 2-D with a bag in each row; 1-D with `offsets`; or a list of 1-D bags.
+            offsets: Start index of each bag.
+            per_sample_weights: A number for each id, in the shape of `input`.
 
         Raises:
-            ValueError: Offsets or weights do not fit.
+            ValueError: If offsets or weights do not match the ids.
         """
         flat, bags, count = _flatten_bags(input, offsets, self.include_last_offset)
         ids = self.table.check_ids(flat)
@@ -238,12 +238,12 @@ class EmbeddingBag(_Layer):
         )
 
     def extra_repr(self) -> str:
-        """Return what `repr` shows."""
+        """Return the arguments for `repr`."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
 
 class TableOptimizer:
-    """Takes steps of an optimizer on the tables of a model, for all of them in one call.
+    """Applies an optimizer to all tables of a model in one call.
 
     >>> import torch
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
@@ -260,13 +260,13 @@ class TableOptimizer:
 
     Args:
         optimizer: One of `hr.optimizers`; it runs on the servers.
-        modules: A model, or several; all `Embedding`s and `EmbeddingBag`s in them are trained.
-        scale: Multiplies gradients. DDP averages those of the dense part over its ranks, and the
-            servers add up those of tables: with 1 / world_size both are of the mean.
-        in_flight: At most so many steps are under way while the loop goes on; 0: none.
+        modules: One or several modules; all `Embedding`s and `EmbeddingBag`s in them are trained.
+        scale: Factor of the gradients. DDP averages gradients of the dense part over ranks, whereas
+            the servers add those of tables: 1 / world_size makes both refer to the mean.
+        in_flight: Maximum number of steps that run in the background; 0 waits for each step.
 
     Raises:
-        ValueError: There is no such layer in the modules.
+        ValueError: If the modules have no such layer.
     """
 
     def __init__(
@@ -290,10 +290,10 @@ class TableOptimizer:
         self._background_optimizer = InBackground(optimizer, in_flight)
 
     def step(self) -> None:
-        """Push what backward left; without any, do nothing.
+        """Push the gradients of the last backward passes; without any, do nothing.
 
         Raises:
-            Exception: What an earlier step failed with, once.
+            Exception: The error of an earlier step, once.
         """
         by_table: dict[int, tuple[EmbeddingTable, list[IndexedSlices]]] = {}
         for layer in self._layers:
@@ -310,31 +310,31 @@ class TableOptimizer:
         return IndexedSlices(values, np.concatenate([each.indices for each in slices]))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget what backward left."""
+        """Discard the gradients of the last backward passes."""
         for layer in self._layers:
             layer.take_gradients()
 
     def flush(self) -> None:
-        """Wait until all steps are on the servers.
+        """Wait until all steps are applied on the servers.
 
         Raises:
-            Exception: What one failed with.
+            Exception: The error of a failed step.
         """
         self._background_optimizer.flush()
 
     @property
     def iterations(self) -> int:
-        """Steps that were taken, by all ranks."""
+        """Number of steps taken by all ranks."""
         return self._background_optimizer.iterations
 
 
 def prefetch(
     inputs: Iterable[tuple[_Layer, Any]] | Mapping[_Layer, Any],
 ) -> None:
-    """Begin to pull the rows of a batch that is to come, for many layers in one call.
+    """Start pulling the rows of a later batch, for several layers in one call.
 
-    The layer's next call with these ids takes what came. The rows are those after all steps that
-    began before this call, and without those that begin after it.
+    The layer's next call with these ids uses the rows. They include the updates of all steps that
+    began before this call, and not of steps that begin later.
 
     >>> import torch
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
@@ -348,8 +348,8 @@ def prefetch(
     torch.Size([2, 4])
 
     Args:
-        inputs: Pairs of a layer and the ids that it will be called with. A layer keeps what it was
-            given ahead for 8 batches; of more, it forgets the oldest.
+        inputs: Pairs of a layer and the ids of its later call. A layer keeps prefetched rows of 8
+            batches; of more, it drops the oldest.
     """
     pairs: list[tuple[_Layer, Any]] = list(
         inputs.items() if isinstance(inputs, Mapping) else inputs
@@ -392,7 +392,7 @@ def _flat_weights(weights: Any, device: torch.device) -> torch.Tensor:
 def _flatten_bags(
     ids: Any, offsets: Any, include_last: bool
 ) -> tuple[NDArray[Any], NDArray[np.int64], int]:
-    """Return all ids in a row, the bag of each, and how many bags there are."""
+    """Return all ids as a 1-D array, the bag index of each, and the number of bags."""
     if isinstance(ids, list):
         if offsets is not None:
             raise ValueError("a list of bags needs no `offsets`")

@@ -1,10 +1,11 @@
-"""A process that coordinates processes of JAX, and outlives each of them.
+"""A separate process that runs the coordination service of a JAX program.
 
     python -m headrace.frameworks.jax_coordinator PROCESSES HOST
 
-JAX ends every process of a program, from within and without a word to its code, as soon as the one
-that coordinates them is gone. So that is one of its own here. It says where it listens, and where
-its users are to hold a connection; when all of these are closed nobody needs it, and it ends.
+JAX terminates every process of a program, without notifying its code, when the process that runs
+the coordination service ends. Therefore the service runs in a separate process. It prints the
+service's address, and a second address: each user keeps a connection to it open. When all of these
+connections are closed, the process ends.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ import time
 __all__ = ["HEARTBEAT_SECONDS", "keep_alive", "main", "start_coordinator"]
 
 _STARTUP_TIMEOUT_SECONDS = 120.0
-"""How long it waits for users that have not come."""
+"""Seconds to wait for all users to connect."""
 HEARTBEAT_SECONDS = 86_400
-"""A process that stands still is waited for by whoever needs it, and stays what it is."""
+"""JAX's heartbeat timeout: a day, so that a paused process is not declared dead."""
 
 
 def start_coordinator(processes: int, host: str) -> tuple[str, str]:
-    """Start it; return where JAX's processes find it, and where to `keep_alive` it.
+    """Start the process; return the address of the service, and the one for `keep_alive`.
 
     Raises:
-        RuntimeError: It did not start.
+        RuntimeError: If the process did not start.
     """
-    # A session of its own: what interrupts this process, or ends its group, does not end it.
+    # In its own session: a signal to this process or its group does not end it.
     child = subprocess.Popen(
         [sys.executable, "-m", "headrace.frameworks.jax_coordinator", str(processes), host],
         stdin=subprocess.DEVNULL,
@@ -53,18 +54,18 @@ def start_coordinator(processes: int, host: str) -> tuple[str, str]:
 
 
 def keep_alive(address: str) -> None:
-    """Keep it for as long as this process lives.
+    """Keep the coordinator process alive for as long as this process lives.
 
     Raises:
-        OSError: It is not there.
+        OSError: If it is not reachable.
     """
     host, _, port = address.rpartition(":")
-    # The number alone: an object would be closed, or complain that it was not, before the end.
+    # Detached: a socket object would be closed, or warn that it was not, when the process ends.
     socket.create_connection((host.strip("[]"), int(port)), 10.0).detach()
 
 
 def main() -> None:
-    """Coordinate until nobody holds this process any more."""
+    """Run the coordination service until no process holds a connection."""
     if os.fork():
         os._exit(0)
     _jax = importlib.import_module("jaxlib._jax")  # of JAX this process needs nothing else
@@ -91,7 +92,7 @@ def main() -> None:
 
 
 def _serve_until_unused(listener: socket.socket, expected: int) -> None:
-    """Return when all that came are gone, and nobody is expected any more."""
+    """Return when all accepted connections are closed and no further ones are expected."""
     until = time.monotonic() + _STARTUP_TIMEOUT_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)

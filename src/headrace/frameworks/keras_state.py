@@ -23,7 +23,7 @@ SUPPORTED_KERAS_USE = (
     "hr.keras.distribute(model, strategy); and model.fit(hr.keras.dataset(dataset)) of a model "
     "that is made outside of any scope"
 )
-"""The end of each error about a Keras model under a strategy."""
+"""Last part of each error about a Keras model under a strategy."""
 
 
 def is_keras_3() -> bool:
@@ -40,7 +40,7 @@ def keras_state(value: Any) -> str | None:
     if keras is None:
         return None
     kind = type(value)
-    # Keras has its version once it is imported; other threads may do that now.
+    # Keras sets its version at the end of its import, which another thread may be executing.
     kinds = _kinds(keras, hasattr(keras, "__version__"))
     if not issubclass(kind, tuple(kinds)):
         return None
@@ -68,10 +68,10 @@ def set_keras_reducer(reduce: Callable[[Any], Any]) -> None:
 
 
 def reduce_keras_object(value: Any) -> Any:
-    """Return how a Keras object with state is pickled for workers; None: it is not.
+    """Return how to pickle a Keras object with state for workers, or None if not possible.
 
     Args:
-        value: One of which `keras_state` has a description.
+        value: An object that `keras_state` describes.
     """
     return None if _reduce is None else _reduce(value)
 
