@@ -178,7 +178,7 @@ def test_rows_of_embeddings_are_looked_up(make_strategy, monkeypatch, make, name
         lambda: keras.optimizers.RMSprop(0.01, global_clipnorm=0.1),
     ],
 )
-def test_rows_that_are_in_each_batch_or_in_none_train_as_keras_does(make_strategy, make_optimizer):
+def test_rows_in_every_batch_or_no_batch_train_as_in_keras(make_strategy, make_optimizer):
     def compile_model(model):
         model.compile(make_optimizer(), "mse")
 
@@ -191,7 +191,7 @@ def test_rows_that_are_in_each_batch_or_in_none_train_as_keras_does(make_strateg
     assert_same_weights(alone, placed)
 
 
-def test_rows_of_a_round_of_two_workers_are_those_of_one_step(make_strategy):
+def test_a_gradient_round_of_two_workers_updates_rows_as_one_step(make_strategy):
     strategy = make_strategy(mode="sync", round_size=2)
 
     def compile_model(model):
@@ -216,7 +216,7 @@ def test_rows_in_half_precision_and_asynchronous_steps_learn(make_strategy):
     assert losses[-1] < losses[0] / 2
 
 
-def test_ids_that_are_out_of_range_are_refused_by_name(make_strategy):
+def test_out_of_range_ids_raise_and_name_the_layer(make_strategy):
     with make_strategy().scope():
         model = embedded()
     model.compile("sgd", "mse")

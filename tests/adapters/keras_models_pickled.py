@@ -49,7 +49,7 @@ def same(one, other):
     return len({id(one), id(other)}) == 1
 
 
-def test_unbuilt_model_is_refused():
+def test_unbuilt_model_is_rejected():
     with pytest.raises(FailedPreconditionError, match=r"not built.*model\.build\(.*first batch"):
         dump_model(keras.Sequential([layers.Dense(1)]))
 
@@ -76,7 +76,7 @@ def test_lock_that_a_lambda_uses_is_named():
         dump_model(dense(layers.Lambda(lambda x: x + lock.locked(), name="shift")))
 
 
-def test_other_versions_and_back_ends_are_refused_and_both_named():
+def test_other_versions_and_back_ends_are_rejected_and_named():
     data = dump_model(dense())
     header, _, rest = data.partition(b"\n")
     _, _, python, version, back_end = header.split(b" ")
@@ -90,7 +90,7 @@ def test_other_versions_and_back_ends_are_refused_and_both_named():
 
 
 @pytest.mark.parametrize("data", [b"", b"headrace-keras-model 99 3.11 3.15 jax\n", b"\x80\x05N."])
-def test_bytes_of_another_format_are_refused(data):
+def test_bytes_of_another_format_are_rejected(data):
     with pytest.raises(FailedPreconditionError, match="reads pickled Keras models of format 1"):
         load_objects(data)
 

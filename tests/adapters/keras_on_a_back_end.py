@@ -96,7 +96,7 @@ def watched(dataset: hr.Dataset, seen: list) -> hr.Dataset:
 # --- numbers of batches, passes -------------------------------------------------------------------
 
 
-def test_an_epoch_is_a_pass_with_its_last_partial_batch():
+def test_an_epoch_reads_the_dataset_once_with_its_last_partial_batch():
     assert fitted(hr.keras.dataset(lines(10).batch(4)), epochs=3) == [3, 3, 3]
     assert fitted(hr.keras.dataset(lines(10).batch(4, drop_remainder=True)), epochs=2) == [2, 2]
     assert fitted(hr.keras.adapter(lines(4).batch(4)), epochs=2) == [1, 1]
@@ -104,14 +104,14 @@ def test_an_epoch_is_a_pass_with_its_last_partial_batch():
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_no_batch_comes_twice_in_a_pass_and_building_the_model_costs_none(prefetch):
+def test_each_batch_is_read_once_per_epoch_although_one_builds_the_model(prefetch):
     seen: list = []
     data = hr.keras.dataset(watched(lines(12).batch(4), seen), prefetch=prefetch)
     assert fitted(data, epochs=2) == [3, 3]
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] * 2
 
 
-def test_each_epoch_is_shuffled_as_the_dataset_says():
+def test_each_epoch_is_shuffled_by_the_dataset():
     seen: list = []
     dataset = watched(lines(16).shuffle(16, seed=1).batch(16), seen)
     fitted(hr.keras.dataset(dataset, prefetch=0), epochs=3)
@@ -126,7 +126,7 @@ def test_each_epoch_is_shuffled_as_the_dataset_says():
     assert fixed[:2] == fixed[2:]
 
 
-def test_without_end_an_epoch_has_the_steps_that_fit_is_given_and_one_pass_goes_on():
+def test_epochs_of_an_infinite_dataset_continue_one_iteration():
     seen: list = []
     data = hr.keras.dataset(watched(lines(8).batch(4).repeat(), seen), prefetch=0)
     assert data.num_batches is None
@@ -134,7 +134,7 @@ def test_without_end_an_epoch_has_the_steps_that_fit_is_given_and_one_pass_goes_
     assert seen == ([[0, 1, 2, 3], [4, 5, 6, 7]] * 5)[:9]
 
 
-def test_steps_say_the_number_where_the_dataset_does_not_know_it():
+def test_steps_sets_the_epoch_length_if_the_cardinality_is_unknown():
     unknown = lines(10).filter(lambda x, y: True).batch(4)
     assert hr.keras.dataset(unknown).num_batches is None
     assert fitted(hr.keras.dataset(unknown, steps=3), epochs=2) == [3, 3]
@@ -143,12 +143,12 @@ def test_steps_say_the_number_where_the_dataset_does_not_know_it():
         assert fitted(hr.keras.dataset(unknown), epochs=1)[0] >= 3
 
 
-def test_steps_per_epoch_beyond_the_data_end_with_the_warning_of_keras():
+def test_steps_per_epoch_beyond_the_data_gives_the_warning_of_keras():
     with pytest.warns(UserWarning, match="ran out of data"):
         fitted(hr.keras.dataset(lines(8).batch(4)), epochs=2, steps_per_epoch=3)
 
 
-def test_fit_evaluate_and_predict_have_a_pass_each_and_may_alternate():
+def test_fit_evaluate_and_predict_each_read_an_epoch_and_can_alternate():
     seen: list = []
     train = hr.keras.dataset(watched(lines(8).batch(4), seen), prefetch=0)
     held: list = []
@@ -164,7 +164,7 @@ def test_fit_evaluate_and_predict_have_a_pass_each_and_may_alternate():
     assert seen[-2:] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_an_epoch_goes_on_after_a_pass_over_the_same_data_within_it():
+def test_an_epoch_continues_after_predict_on_the_same_data():
     data = hr.keras.dataset(lines(20).batch(4), prefetch=0)
     states = []
 
@@ -186,7 +186,7 @@ def test_an_epoch_goes_on_after_a_pass_over_the_same_data_within_it():
     abandoned = data.get_numpy_iterator()
     next(abandoned)
     assert fitted(data, epochs=2) == [5, 5]
-    assert data.get_state()["at"] is None
+    assert data.get_state()["iterator"] is None
 
 
 def test_training_learns_and_evaluation_measures_every_row():
@@ -205,7 +205,7 @@ def test_training_learns_and_evaluation_measures_every_row():
 # --- elements -------------------------------------------------------------------------------------
 
 
-def test_predictions_are_those_of_the_rows_in_their_order():
+def test_predictions_have_the_order_of_the_rows():
     model = keras.Sequential([Seen()])
     rows = np.arange(10, dtype=np.float32)[:, None]
     bare = hr.Dataset.from_tensor_slices(rows).batch(4)
@@ -232,7 +232,7 @@ def test_inputs_and_labels_may_be_dicts_and_tuples():
     assert fitted(hr.keras.dataset(tuples), two) == [2]
 
 
-def test_sample_weights_and_class_weights_count():
+def test_sample_weights_and_class_weights_apply():
     x, y = np.ones((4, 1), np.float32), np.float32([[0], [0], [1], [1]])
     weights = np.float32([0, 0, 1, 1])
     rows = hr.Dataset.from_tensor_slices((x, y, weights)).batch(2)
@@ -244,18 +244,18 @@ def test_sample_weights_and_class_weights_count():
     one_hot = hr.Dataset.from_tensor_slices((x, np.eye(2, dtype="f4")[[0, 0, 1, 1]])).batch(4)
     (batch,) = hr.keras.dataset(one_hot, class_weight={0: 5.0}).get_numpy_iterator()
     assert batch[2].tolist() == [5, 5, 1, 1]
-    with pytest.raises(InvalidArgumentError, match="`class_weight` is for elements"):
+    with pytest.raises(InvalidArgumentError, match="`class_weight` requires elements"):
         fitted(hr.keras.dataset(rows, class_weight={0: 1.0}))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "float64", "float16", "bool", ">f4"])
-def test_other_dtypes_are_taken(dtype):
+def test_other_dtypes_are_accepted(dtype):
     x = np.ones((4, 1)).astype(dtype)
     dataset = hr.Dataset.from_tensor_slices((x, x)).batch(4)
     assert fitted(hr.keras.dataset(dataset)) == [1]
 
 
-def test_arrays_are_handed_over_without_a_copy():
+def test_arrays_are_passed_to_keras_without_a_copy():
     data = hr.keras.dataset(lines(4).batch(4))
     batch = (np.ones((4, 1), np.float32), np.ones(4, np.float32))
     assert data._prepare_batch(batch) is batch
@@ -280,12 +280,12 @@ def test_arrays_are_handed_over_without_a_copy():
         (hr.Dataset.range(2).map(lambda i: (i, i)), r"\[0\] is a scalar.*`batch`"),
     ],
 )
-def test_what_is_no_batch_is_an_error_that_names_the_part(dataset, words):
+def test_elements_that_are_no_batches_raise_and_name_the_component(dataset, words):
     with pytest.raises(InvalidArgumentError, match=words):
         fitted(hr.keras.dataset(dataset))
 
 
-def test_wrong_arguments_are_refused_where_they_are_written():
+def test_wrong_arguments_are_rejected_immediately():
     for wrong in (np.ones(3), [1], None, iter(lines(2))):
         with pytest.raises(TypeError, match="must be a Dataset"):
             hr.keras.dataset(wrong)
@@ -302,7 +302,7 @@ def test_wrong_arguments_are_refused_where_they_are_written():
         hr.keras.dataset(lines(4).batch(2)).get_tf_dataset()
 
 
-def test_an_error_of_the_users_arrives_and_the_next_fit_begins_again():
+def test_user_errors_propagate_and_the_next_fit_starts_over():
     calls = []
 
     def fail_once(x, y):
@@ -320,7 +320,7 @@ def test_an_error_of_the_users_arrives_and_the_next_fit_begins_again():
 # --- states, ends ---------------------------------------------------------------------------------
 
 
-def test_a_state_goes_on_in_the_middle_of_a_pass_and_then_with_the_next_pass():
+def test_a_state_resumes_within_an_epoch_and_continues_with_the_next():
     def shuffled():
         return lines(24).shuffle(24, seed=2).batch(4)
 
@@ -342,7 +342,7 @@ def test_a_state_goes_on_in_the_middle_of_a_pass_and_then_with_the_next_pass():
 
 
 @pytest.mark.parametrize("framework", [None, keras.backend.backend()])
-def test_batches_of_a_strategy_are_the_rows_of_its_replicas_and_have_states(framework):
+def test_batches_of_a_strategy_hold_rows_of_all_replicas_and_have_states(framework):
     def plain():
         return lines(22).shuffle(22, seed=2).batch(4)
 
@@ -370,7 +370,7 @@ def test_batches_of_a_strategy_are_the_rows_of_its_replicas_and_have_states(fram
     assert fitted(distributed(), epochs=2) == [6, 6]
 
 
-def test_a_state_that_a_callback_takes_says_which_batches_were_trained_on():
+def test_a_state_taken_in_a_callback_follows_the_last_trained_batch():
     seen: list = []
     data = hr.keras.dataset(watched(lines(16).batch(4), seen), prefetch=2)
     states = []
@@ -392,7 +392,7 @@ def test_a_state_that_a_callback_takes_says_which_batches_were_trained_on():
 
 @pytest.mark.parametrize("steps", [None, 4, 6])
 @pytest.mark.parametrize("is_known", [True, False])
-def test_epochs_after_a_state_of_any_batch_are_those_without_an_interruption(steps, is_known):
+def test_epochs_resumed_at_any_batch_equal_uninterrupted_ones(steps, is_known):
     def made():
         rows = lines(24).shuffle(24, seed=3)
         batches = (rows if is_known else rows.filter(lambda x, y: True)).batch(4)
@@ -416,7 +416,7 @@ def test_epochs_after_a_state_of_any_batch_are_those_without_an_interruption(ste
         assert epochs(resumed, 2) == expected[count : (count // length + 2) * length]
 
 
-def test_training_goes_on_from_a_state_at_an_end_that_nobody_knew():
+def test_training_resumes_from_a_state_at_an_unknown_end():
     unknown = lines(8).filter(lambda x, y: True).batch(4)
     data = hr.keras.dataset(unknown)
     states: list = []
@@ -428,7 +428,7 @@ def test_training_goes_on_from_a_state_at_an_end_that_nobody_knew():
         assert fitted(data)[0] >= 2
 
 
-def test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_built():
+def test_the_batch_that_built_the_model_is_not_counted_in_a_state():
     data = hr.keras.dataset(lines(16).batch(4))
     states: list = []
     look = keras.callbacks.LambdaCallback(
@@ -438,7 +438,7 @@ def test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_bu
     resumed = hr.keras.dataset(lines(16).batch(4))
     resumed.set_state(states[0])
     assert [x[0, 0] for x, _ in resumed.get_numpy_iterator()] == [0, 4, 8, 12]
-    resumed.set_state({**states[0], "at": None})
+    resumed.set_state({**states[0], "iterator": None})
     batches = resumed.get_numpy_iterator()
     for _ in range(2):
         next(batches)
@@ -448,7 +448,7 @@ def test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_bu
     assert [x[0, 0] for x, _ in resumed.get_numpy_iterator()] == [8, 12]
 
 
-def test_a_model_that_is_built_of_the_last_batch_of_an_epoch_leaves_it_to_the_epoch():
+def test_building_a_model_from_the_last_batch_does_not_consume_it():
     def made():
         return hr.keras.dataset(lines(16).batch(4), steps=2)
 
@@ -463,7 +463,7 @@ def test_a_model_that_is_built_of_the_last_batch_of_an_epoch_leaves_it_to_the_ep
     assert states == [first.get_state()]
 
 
-def test_data_without_batches_is_named(caplog):
+def test_data_without_batches_raise_or_warn(caplog):
     for empty in (lines(8).take(0).batch(4), lines(3).batch(4, drop_remainder=True)):
         with pytest.raises(InvalidArgumentError, match="no batches"):
             hr.keras.dataset(empty)
@@ -472,13 +472,13 @@ def test_data_without_batches_is_named(caplog):
     assert "has no batches" in caplog.text
 
 
-def test_a_state_of_something_else_is_refused():
+def test_a_state_of_another_kind_or_dataset_is_rejected():
     data = hr.keras.dataset(lines(8).batch(4))
     for wrong in (None, {}, 3):
         with pytest.raises(TypeError, match="`state` must"):
             data.set_state(wrong)
-    with pytest.raises(ValueError, match="'pass'"):
-        data.set_state({**data.get_state(), "pass": -3})
+    with pytest.raises(ValueError, match="'epoch'"):
+        data.set_state({**data.get_state(), "epoch": -3})
     with pytest.raises(FailedPreconditionError, match="version 9"):
         data.set_state({**data.get_state(), "version": 9})
     next(data.get_numpy_iterator())
@@ -491,7 +491,7 @@ def readers() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("headrace")]
 
 
-def test_closed_it_leaves_no_thread_and_nothing_is_said():
+def test_a_closed_dataset_leaves_no_thread_and_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with hr.keras.dataset(lines(48).batch(4)) as data:
@@ -506,7 +506,7 @@ def test_closed_it_leaves_no_thread_and_nothing_is_said():
 
 
 @pytest.mark.heavy
-def test_a_shared_job_gives_each_batch_once_and_the_model_is_built_of_none_of_them():
+def test_a_shared_job_trains_on_each_batch_once():
     with hr.service.LocalCluster(num_workers=1) as cluster:
         moved = hr.service.distribute("distributed_epoch", cluster.target, job_name="train")
         seen: list = []
@@ -523,7 +523,7 @@ def test_a_shared_job_gives_each_batch_once_and_the_model_is_built_of_none_of_th
             fitted(hr.keras.dataset(restarted))
 
 
-def test_the_examples_in_docstrings_give_what_they_say():
+def test_docstring_examples_pass():
     result = doctest.testmod(keras_dataset, extraglobs={"hr": hr, "np": np})
     assert result.attempted > 0
     assert result.failed == 0
@@ -532,7 +532,7 @@ def test_the_examples_in_docstrings_give_what_they_say():
 # --- arguments of fit, evaluate and predict -------------------------------------------------------
 
 
-def test_class_weight_of_fit_weighs_the_training_batches_alone():
+def test_class_weight_of_fit_applies_only_to_training_batches():
     x, y = np.float32([[1], [1], [2], [2]]), np.float32([[0], [0], [1], [1]])
     rows = hr.Dataset.from_tensor_slices((x, y)).batch(2)
     weights = {0: 0.5, 1: 3.0}
@@ -550,13 +550,13 @@ def test_class_weight_of_fit_weighs_the_training_batches_alone():
     keep = [Keep(data, states)]
     again = linear().fit(data, epochs=2, verbose=0, callbacks=keep, **same)
     assert again.history == losses.history
-    assert [state["pass"] for state in states] == [0, 1, 2, 3]
+    assert [state["epoch"] for state in states] == [0, 1, 2, 3]
     twice = hr.keras.dataset(rows, class_weight=weights)
-    with pytest.raises(ValueError, match=r"`class_weight` of fit is .*give it once"):
+    with pytest.raises(ValueError, match=r"`class_weight` of fit is .*pass it once"):
         fitted(twice, class_weight=weights)
 
 
-def test_arguments_that_keras_ignores_beside_a_dataset_are_refused():
+def test_arguments_that_keras_would_ignore_are_rejected():
     rows = lines(8).batch(4)
     data, model, x = hr.keras.dataset(rows), linear(), np.ones((8, 1), np.float32)
     for words, call in [
@@ -569,7 +569,7 @@ def test_arguments_that_keras_ignores_beside_a_dataset_are_refused():
         (r"`batch_size` of predict", lambda: model.predict(data, 4)),
         (r"`validation_batch_size` of fit",
          lambda: model.fit(x, x, validation_data=data, validation_batch_size=4)),
-        (r"`validation_data` of fit .* beside labels",
+        (r"`validation_data` of fit has labels",
          lambda: model.fit(x, x, validation_data=(data, x))),
         (r"`x` is a Dataset.*hr\.keras\.dataset", lambda: model.fit(rows)),
         (r"`x` is a DatasetIterator.*hr\.keras\.dataset", lambda: model.fit(iter(rows))),
@@ -590,7 +590,7 @@ def test_arguments_that_keras_ignores_beside_a_dataset_are_refused():
     assert len(model.fit(x, x, **with_arrays).history["val_loss"]) == 1
 
 
-def test_the_first_use_may_be_inside_the_call_of_fit():
+def test_arguments_are_checked_if_hr_keras_is_first_used_in_the_call():
     program = """
 import os, sys, warnings
 import keras, numpy
@@ -615,7 +615,7 @@ model.fit(hr.keras.dataset(rows), class_weight={0: 2.0})
         assert re.search(f"ValueError: .*{words}", done.stderr), done.stderr
 
 
-def test_an_endless_dataset_needs_a_number_of_steps():
+def test_an_infinite_dataset_requires_a_number_of_steps():
     x, endless = np.ones((8, 1), np.float32), hr.keras.dataset(lines(8).batch(4).repeat())
     model = linear()
     for words, call in [

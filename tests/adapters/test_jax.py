@@ -89,13 +89,13 @@ def test_the_whole_array_is_the_batch_of_one_process(said):
         assert whole == [list(range(n, n + 8)) for n in range(0, 24, 8)]
 
 
-def test_without_a_seed_the_processes_still_draw_the_same_order(said):
+def test_processes_shuffle_in_the_same_order_without_a_seed(said):
     first, second = (each["shuffled without a seed"] for each in said)
     assert first == second
     assert sorted(first[0] + first[1]) == list(range(16))
 
 
-def test_each_process_has_the_rows_of_its_part_of_a_mesh(said):
+def test_each_process_has_the_rows_of_its_devices_in_a_mesh(said):
     first, second = (each["over a 2-D mesh"] for each in said)
     assert first == [[[8], [[0, [0, 1]], [2, [2, 3]]]], [[8], [[0, [8, 9]], [2, [10, 11]]]]]
     assert second == [[[8], [[4, [4, 5]], [6, [6, 7]]]], [[8], [[4, [12, 13]], [6, [14, 15]]]]]
@@ -107,12 +107,12 @@ def test_processes_that_share_a_batch_shard_read_the_same_rows(said):
     assert sorted(n for _, parts in first for _, part in parts for n in part) == list(range(16))
 
 
-def test_a_partial_batch_is_an_error_on_all(said):
+def test_a_partial_batch_raises_on_all_processes(said):
     for each in said:
         assert "1, 1, 1, 1, 0, 0, 0 and 0 rows" in each["partial batch"]
 
 
-def test_processes_read_files_of_their_own(said):
+def test_processes_read_different_files(said):
     for process, each in enumerate(said):
         start, device = 12 * process, 4 * process
         assert each["files"] == [
@@ -120,7 +120,7 @@ def test_processes_read_files_of_their_own(said):
         ]
 
 
-def test_files_of_other_lengths_are_an_error_on_all_or_end_with_the_shortest_or_the_longest(said):
+def test_files_of_unequal_length_raise_or_end_with_the_shortest_or_longest(said):
     for process, each in enumerate(said):
         error = each["files of other lengths"]
         assert error.startswith("InvalidArgumentError: processes [0] have no rows left")
@@ -136,35 +136,35 @@ def test_files_of_other_lengths_are_an_error_on_all_or_end_with_the_shortest_or_
         assert numbers == (list(range(12)) if process == 0 else list(range(12, 32)))
 
 
-def test_fewer_files_than_pipelines_are_an_error_on_all_before_the_first_batch(said):
+def test_fewer_files_than_pipelines_raise_on_all_before_the_first_batch(said):
     for each in said:
         assert "1 file to shard" in each["too few files"]
 
 
-def test_a_process_that_fails_or_leaves_ends_the_other_which_names_it(said):
+def test_a_failed_or_closed_process_ends_the_other_which_names_it(said):
     assert said[1]["one fails"].startswith("UserFunctionError")
     assert said[0]["one fails"].startswith("AbortedError: process 1 failed")
     assert said[0]["one leaves"].startswith("AbortedError: process 1 closed")
 
 
-def test_a_strategy_uses_what_its_user_made_one_program_whoever_is_first_in_it(said):
+def test_a_strategy_uses_a_program_that_the_user_formed_in_any_rank_order(said):
     second, first = (each["a strategy of both"] for each in said)
     assert first == [[0, 1, 2, 3], [[n, [n]] for n in range(4)], 8.0, 1, True]
     assert second == [[4, 5, 6, 7], [[n, [n]] for n in range(4, 8)], 8.0, 1, True]
 
 
-def test_a_sharding_of_one_process_concerns_no_other(said):
+def test_a_sharding_of_one_process_does_not_involve_others(said):
     assert [each["each alone"] for each in said] == [[1], [2]]
 
 
-def test_states_go_on_in_all_processes(said):
+def test_states_resume_in_all_processes(said):
     for each in said:
         _, rest, again = each["resumed"]
         assert rest == again
         assert len(rest) == 2
 
 
-def test_a_state_of_two_processes_that_read_files_goes_on_in_one_and_the_other_way_round(said):
+def test_states_of_two_file_reading_processes_and_of_one_are_exchangeable(said):
     first, second = (each["resumed among others"] for each in said)
     assert first[0] == second[0]
     for _, rest, *_ in (first, second):
@@ -174,7 +174,7 @@ def test_a_state_of_two_processes_that_read_files_goes_on_in_one_and_the_other_w
     assert (first[4], second[4]) == (first[3], second[3])
 
 
-def test_what_would_read_other_rows_is_refused(said):
+def test_input_that_differs_between_processes_is_rejected(said):
     for each in said:
         assert "deterministic=False" in each["free order"]
         assert "padded_batch" in each["other lengths of another axis"]

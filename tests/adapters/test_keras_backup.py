@@ -45,7 +45,7 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_program_that_ends_early_ends_with_the_weights_of_one_that_did_not(
+def test_an_interrupted_program_resumes_to_the_same_weights(
     tmp_path: Path, back_end: str, mode: str, where: str
 ) -> None:
     seed = random.randrange(1 << 30)

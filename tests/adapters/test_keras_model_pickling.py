@@ -66,7 +66,7 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[s
     ("back_end", "name"),
     [(b, n) for b in BACK_ENDS for n in names_of_models() if b == "torch" or "torch" not in n],
 )
-def test_received_model_is_as_it_was(
+def test_received_model_equals_the_sent_one(
     back_end: str, name: str, received: Callable[[str], dict[str, str]]
 ) -> None:
     found = received(back_end)

@@ -30,12 +30,22 @@ except AttributeError as error:
     [
         ("jax", "jax", "device_iterator", "pip install 'headrace[jax]'"),
         ("keras", "keras", "dataset", "pip install 'headrace[keras]'"),
-        ("tensorboard", "keras", "TensorBoard", "needs the package tensorboard"),
-        ("torch", "keras", "distribute", 'set the variable KERAS_BACKEND to "jax" or "torch"'),
-        ("tensorflow", "keras", "distribute", 'set the variable KERAS_BACKEND to "jax" or "torch"'),
+        ("tensorboard", "keras", "TensorBoard", "requires the package tensorboard"),
+        (
+            "torch",
+            "keras",
+            "distribute",
+            'set the environment variable KERAS_BACKEND to "jax" or "torch"',
+        ),
+        (
+            "tensorflow",
+            "keras",
+            "distribute",
+            'set the environment variable KERAS_BACKEND to "jax" or "torch"',
+        ),
     ],
 )
-def test_what_is_missing_is_said(absent: str, room: str, name: str, words: str) -> None:
+def test_a_missing_framework_is_named(absent: str, room: str, name: str, words: str) -> None:
     program = PROGRAM.format(absent=absent, room=room, name=name)
     back_end = absent if absent in ("tensorflow", "torch") else "jax"
     done = subprocess.run(
@@ -49,7 +59,7 @@ def test_what_is_missing_is_said(absent: str, room: str, name: str, words: str) 
     assert "missing_name_message" in other
 
 
-def test_on_another_back_end_models_neither_train_under_strategies_nor_are_pickled() -> None:
+def test_unsupported_back_ends_reject_strategies_and_pickling() -> None:
     # Also one that is made in the scope in which Keras is imported.
     program = """
 import headrace as hr

@@ -25,7 +25,7 @@ def is_there(address: str) -> bool:
     return True
 
 
-def test_it_ends_when_nobody_holds_it_any_more():
+def test_the_coordinator_ends_when_all_connections_are_closed():
     address, door = jax_coordinator.start_coordinator(2, "127.0.0.1")
     host, _, port = door.rpartition(":")
     users = [socket.create_connection((host, int(port))) for _ in range(2)]
@@ -38,6 +38,6 @@ def test_it_ends_when_nobody_holds_it_any_more():
         time.sleep(0.01)
 
 
-def test_where_it_cannot_listen_is_said():
+def test_a_failed_start_reports_the_cause():
     with pytest.raises(RuntimeError, match=r"(?s)did not start: .*Cannot assign requested"):
         jax_coordinator.start_coordinator(2, "192.0.2.1")

@@ -31,7 +31,7 @@ else:
             if error.name not in ("jax", "jaxlib"):
                 raise
             raise ImportError(
-                f"hr.jax.{name} needs JAX, which is not installed here: "
+                f"hr.jax.{name} requires JAX, which is not installed: "
                 "pip install 'headrace[jax]', or jax alone"
             ) from error
 

@@ -131,10 +131,10 @@ class DatasetInputSteps(InputSteps):
 
     def next(self) -> InputStep | None:
         if not self._remaining_steps:
-            self._leaves = []  # their memory can be used again for what is waited for
+            self._leaves = []  # releases their memory for the next batch
             if self.can_read_ahead:
                 self._batch_position = self._elements.get_position()
-            place = self._elements.get_state() if self._rows_to_skip else None
+            state_before = self._elements.get_state() if self._rows_to_skip else None
             try:
                 for element in self._elements:
                     self._leaves, self._structure = flatten(element)
@@ -142,8 +142,8 @@ class DatasetInputSteps(InputSteps):
                 else:
                     return None
             except Exception:
-                if place is not None and self._elements.get_state() != place:
-                    self._rows_to_skip = 0  # those rows were of the element that is lost
+                if state_before is not None and self._elements.get_state() != state_before:
+                    self._rows_to_skip = 0  # they belong to the element that failed
                 raise
             if self._keep_whole and not self._rows_to_skip:
                 leaves = self._leaves if len(self._layout.processes) == 1 else None
@@ -153,15 +153,18 @@ class DatasetInputSteps(InputSteps):
         pieces = self._remaining_steps.pop(0)
         self._consumed_rows = pieces[-1][1] if self._remaining_steps else 0
         layout = self._layout
-        known = range(layout.num_shards) if self._same_batches else layout.local_pipeline.shards
-        mine = dict(zip(known, pieces, strict=True))
+        shards = range(layout.num_shards) if self._same_batches else layout.local_pipeline.shards
+        row_ranges = dict(zip(shards, pieces, strict=True))
         assert self._structure is not None
-        rows = {shard: stop - start for shard, (start, stop) in mine.items()}
+        rows = {shard: stop - start for shard, (start, stop) in row_ranges.items()}
         is_whole = len(layout.processes) == 1 and len(set(rows.values())) == 1
         begin, end = pieces[0][0], pieces[-1][1]
         return InputStep(
             self._structure,
-            [[leaf[slice(*mine[shard])] for shard in layout.local_shards] for leaf in self._leaves],
+            [
+                [leaf[slice(*row_ranges[shard])] for shard in layout.local_shards]
+                for leaf in self._leaves
+            ],
             rows,
             [leaf[begin:end] for leaf in self._leaves] if is_whole else None,
         )
@@ -190,20 +193,19 @@ class DatasetInputSteps(InputSteps):
     def rewind(self, position: StepPosition) -> None:
         if position is None:
             return
-        mark, rows = position
-        self._elements.rewind(mark)
+        iterator_position, rows = position
+        self._elements.rewind(iterator_position)
         self._remaining_steps, self._consumed_rows, self._rows_to_skip = [], 0, rows
 
     def get_state(self, position: StepPosition) -> dict[str, Any]:
         if position is not None:
-            mark, rows = position
-            self._elements.mark_consumed(mark)
+            iterator_position, rows = position
+            self._elements.mark_consumed(iterator_position)
         elif self._consumed_rows:
             raise FailedPreconditionError(
-                f"{self._consumed_rows} rows of a batch are used and others are not, and what "
-                "comes from a "
-                "data service has no place there: take the state after a step that ends a batch of "
-                "the dataset"
+                f"only {self._consumed_rows} rows of the current batch are consumed, and an "
+                "iterator over a data service has no position within a batch: take the state "
+                "after a step that completes a batch of the dataset"
             )
         else:
             rows = self._rows_to_skip
@@ -212,20 +214,20 @@ class DatasetInputSteps(InputSteps):
         return {"streams": streams}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        place = state["streams"][self._stream]
-        if place is None:
+        stream = state["streams"][self._stream]
+        if stream is None:
             raise FailedPreconditionError(
-                "the state lacks the place of what this process reads: it was taken by one "
-                "process, without the others"
+                "the state has no position for the rows that this process reads: it was taken by "
+                "one process without the others"
             )
-        inputs = place["inputs"]
+        inputs = stream["inputs"]
         if len(inputs) != 1:
             raise FailedPreconditionError(
-                f"the state has the places of {len(inputs)} datasets, one for each replica, and "
-                "here is one; restore it where it was saved"
+                f"the state has positions of {len(inputs)} datasets, one for each replica, but "
+                "this iterator reads one; restore it with the configuration that saved it"
             )
         self._elements.set_state(inputs[0])
-        self._remaining_steps, self._consumed_rows, self._rows_to_skip = [], 0, place["rows"]
+        self._remaining_steps, self._consumed_rows, self._rows_to_skip = [], 0, stream["rows"]
 
     def accepts_state(self, state: dict[str, Any]) -> bool:
         return len(state["streams"]) == self._streams
@@ -274,16 +276,17 @@ class DistributedInputSteps(InputSteps):
                 columns = [
                     [column[number] for number in self._replica_indices] for column in columns
                 ]
-            here = self._layout.local_shards
-            if any(len(column) != len(here) for column in columns):
+            shards = self._layout.local_shards
+            if any(len(column) != len(shards) for column in columns):
                 raise InvalidArgumentError(
-                    f"the strategy has {len(columns[0])} replicas in this process, and the "
-                    f"sharding cuts a batch into {len(here)} shares for its devices: use as many"
+                    f"the strategy has {len(columns[0])} replicas in this process, but the "
+                    f"sharding splits a batch into {len(shards)} shards for its devices: use the "
+                    "same number of both"
                 )
             if self._keep_whole:
                 return InputStep(structure, columns, {})
             rows = shard_row_counts(structure, columns)
-            return InputStep(structure, columns, dict(zip(here, rows, strict=True)))
+            return InputStep(structure, columns, dict(zip(shards, rows, strict=True)))
         return None
 
     def get_position(self) -> StepPosition:

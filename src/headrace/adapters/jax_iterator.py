@@ -71,13 +71,15 @@ def device_iterator(
     check_remainder(remainder)
     process = jax.process_index()
     if isinstance(dataset, ReplicaDataset):
-        spec, here = _replica_spec(dataset.element_spec)
-        placement = ShardedPlacement(_default_sharding(here) if sharding is None else sharding)
+        spec, num_replicas = _replica_spec(dataset.element_spec)
+        placement = ShardedPlacement(
+            _default_sharding(num_replicas) if sharding is None else sharding
+        )
         layout = placement.layout
         agreement = make_agreement(layout, process)
-        passes_on = layout.num_shards == 1 and remainder != "pad" and agreement is None
+        keep_whole = layout.num_shards == 1 and remainder != "pad" and agreement is None
         return DeviceIterator(
-            DistributedInputSteps(iter(dataset), layout, passes_on),
+            DistributedInputSteps(iter(dataset), layout, keep_whole),
             placement,
             remainder,
             lambda: _with_rows(
@@ -88,8 +90,9 @@ def device_iterator(
         )
     if not isinstance(dataset, Dataset):
         raise TypeError(
-            f"`dataset` must be a Dataset or a distributed one, but got {type(dataset).__name__}: "
-            "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a generator"
+            "`dataset` must be a Dataset or a distributed dataset, but got "
+            f"{type(dataset).__name__}: make one with Dataset.from_tensor_slices from arrays, or "
+            "with Dataset.from_generator from a generator"
         )
     placement = ShardedPlacement(_default_device() if sharding is None else sharding)
     _check_is_numeric(element_spec(dataset.plan))
@@ -177,11 +180,11 @@ class DeviceIterator:
             self._consumed_position = ready[0].position
             ready.popleft()
         # The second step must not delay the first.
-        wanted = 1 + (self._device_prefetch if self._has_begun else 0)
+        num_wanted = 1 + (self._device_prefetch if self._has_begun else 0)
         # Nor may it delay a step that is ready. But processes that agree on steps must all read
         # equally far: one that waits for the others' messages while it has a step delays them.
         may_wait = self._agreement is not None or (not ready and self._steps.is_ready)
-        while len(ready) < wanted and not self._is_at_end:
+        while len(ready) < num_wanted and not self._is_at_end:
             if ready and not may_wait and not self._steps.is_ready:
                 break
             self._read()
@@ -205,7 +208,7 @@ class DeviceIterator:
             steps.rewind(ready[-1].position if ready else self._consumed_position)
         elif not ready and self._consumed_position is None:
             self._consumed_position = steps.get_position()
-        self._was_interrupted = True  # until it is done; an interruption leaves it so
+        self._was_interrupted = True  # stays True if an interruption ends this call
         try:
             made = self._next_element()
         except Exception as error:
@@ -226,7 +229,7 @@ class DeviceIterator:
                 return None
             if rows is not None:
                 return (self._placement.put(step, rows, self._remainder == "pad"),)
-            _log.info("a batch was left out, since its rows cannot be shared evenly")
+            _log.info("dropped a batch whose rows cannot be split evenly")
 
     def _next_local_step(self) -> tuple[InputStep | None, int | None]:
         """Return the next step and the rows of each shard; None as rows drops the step."""
@@ -244,16 +247,17 @@ class DeviceIterator:
             with contextlib.suppress(AbortedError, UnavailableError):
                 self._agreement.agree({"error": describe_error(error)}, self._remainder)
             raise
-        word: StepMessage = {"end": True}
+        message: StepMessage = {"end": True}
         if step is not None:
-            rows = {str(share): count for share, count in step.rows.items()}
-            word = {"rows": rows, "forms": [_row_signature(column[0]) for column in step.columns]}
-        decided = self._agreement.agree(word, self._remainder, self._rows_per_shard)
-        if "end" in decided:
+            rows = {str(shard): count for shard, count in step.rows.items()}
+            signatures = [_row_signature(column[0]) for column in step.columns]
+            message = {"rows": rows, "signatures": signatures}
+        decision = self._agreement.agree(message, self._remainder, self._rows_per_shard)
+        if "end" in decision:
             return None, None
         if step is None:
-            step = _empty_step(self._spec(), decided["forms"], self._placement.layout)
-        return step, decided.get("use")
+            step = _empty_step(self._spec(), decision["signatures"], self._placement.layout)
+        return step, decision.get("rows_per_shard")
 
     @property
     def element_spec(self) -> Spec:
@@ -273,13 +277,14 @@ class DeviceIterator:
         call it; all get the same state.
         """
         ready = self._ready
-        place = ready[0].position if ready and ready[0].is_returned else self._consumed_position
-        found = self._steps.get_state(place)
+        is_first_in_use = bool(ready) and ready[0].is_returned
+        position = ready[0].position if is_first_in_use else self._consumed_position
+        state = self._steps.get_state(position)
         if self._open_resharded is not None and self._agreement is not None:
-            said = [each["streams"] for each in self._agreement.all_gather(found)]
-            streams = [next(filter(None, each), None) for each in zip(*said, strict=True)]
-            found = {"streams": streams}
-        return {"version": _VERSION, "distributed": found}
+            gathered = [each["streams"] for each in self._agreement.all_gather(state)]
+            streams = [next(filter(None, each), None) for each in zip(*gathered, strict=True)]
+            state = {"streams": streams}
+        return {"version": _VERSION, "distributed": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken.
@@ -289,7 +294,7 @@ class DeviceIterator:
         """
         if not isinstance(state, dict) or not {"version", "distributed"} <= state.keys():
             raise TypeError(
-                f"`state` must be a value of a DeviceIterator's `get_state`, but got {state!r:.80}"
+                f"`state` must be a result of DeviceIterator.get_state, but got {state!r:.80}"
             )
         check_state_version(state["version"], _VERSION)
         saved = state["distributed"]
@@ -336,9 +341,8 @@ def _default_sharding(local_replicas: int) -> Any:
     found = jax.local_device_count()
     if found < local_replicas:
         raise ValueError(
-            f"the strategy has {local_replicas} replicas in this process, and JAX has {found} "
-            "devices here: "
-            "pass `sharding`, or use as many replicas as there are devices"
+            f"the strategy has {local_replicas} replicas in this process, but JAX has only {found} "
+            "local devices: pass `sharding`, or use at most as many replicas as devices"
         )
     devices = [device for each in by_process.values() for device in each[:local_replicas]]
     if local_replicas == 1:
@@ -370,7 +374,7 @@ def _with_rows(spec: Spec, change: Callable[[int | None], int | None]) -> Spec:
 
 def _check_is_numeric(spec: Spec | None) -> None:
     if spec is None:
-        return  # it shows when the first element is there
+        return  # checked when the first element is read
     leaves, structure = flatten(spec)
     for leaf, path in zip(leaves, structure.paths, strict=True):
         check_is_numeric(leaf.dtype, path)
@@ -384,6 +388,6 @@ def _row_signature(value: Any) -> list[Any]:
 def _empty_step(spec: Spec, signatures: list[list[Any]], layout: BatchLayout) -> InputStep:
     _, structure = flatten(spec)
     columns = [
-        [np.zeros((0, *form[:-1]), form[-1])] * len(layout.local_shards) for form in signatures
+        [np.zeros((0, *each[:-1]), each[-1])] * len(layout.local_shards) for each in signatures
     ]
     return InputStep(structure, columns, dict.fromkeys(layout.local_shards, 0))

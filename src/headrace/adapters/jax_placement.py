@@ -52,8 +52,8 @@ class ShardedPlacement:
                 self.layout.local_shards,
             ):
                 raise ValueError(
-                    "the shardings of all leaves must share the rows of a batch in one way, but "
-                    f"{self.layout.sharding} and {other.sharding} differ"
+                    "the shardings of all leaves must split the rows of a batch in the same way, "
+                    f"but {self.layout.sharding} and {other.sharding} differ"
                 )
         #: Structure of the last element, and the layout and path of each of its leaves.
         self._cached_leaves: tuple[Structure, list[tuple[BatchLayout, str]]] | None = None
@@ -109,7 +109,7 @@ def _warn_about_narrowing(structure: Structure, columns: list[list[Any]]) -> Non
         if jax_dtype(column[0].dtype) != dtype:
             _has_warned_about_narrowing = True
             _log.warning(
-                "%s is %s, of which JAX makes %s: convert it with map(), or enable 64 bits with "
+                "%s is %s, which JAX converts to %s: convert it with map(), or enable 64 bits with "
                 'jax.config.update("jax_enable_x64", True)',
                 describe_component(path),
                 dtype,

@@ -88,36 +88,37 @@ def open_process_input(
     context = InputContext(len(layout.pipelines), layout.pipeline_index, layout.num_shards)
     if any(len(each.shards) != context.num_replicas_per_pipeline for each in layout.pipelines):
         raise InvalidArgumentError(
-            "the sharding gives some processes more of a batch than others "
-            f"({[len(each.shards) for each in layout.pipelines]} shares): use a mesh that gives "
-            "all as much"
+            "the sharding gives processes different numbers of shards of a batch "
+            f"({[len(each.shards) for each in layout.pipelines]}): use a mesh that gives each the "
+            "same number"
         )
     part = auto_shard(plan, context)
-    shares_batches = len(layout.pipelines) == 1 or part.splits_each_batch
-    if shares_batches or len(layout.local_pipeline.processes) > 1:
-        alike = layout.processes if shares_batches else layout.local_pipeline.processes
-        _check_same_elements(plan, alike)
+    same_batches = len(layout.pipelines) == 1 or part.splits_each_batch
+    if same_batches or len(layout.local_pipeline.processes) > 1:
+        group = layout.processes if same_batches else layout.local_pipeline.processes
+        _check_same_elements(plan, group)
     size = global_batch_size(plan)
     # A data service can report only the position of the element in use, so nothing is prefetched.
     depth = (
         1 if prefetch > 1 and all(each.replay_buffers is None for each in find_sources(plan)) else 0
     )
-    read = part.plan
-    if prefetch > depth and not isinstance(read, Prefetch):
-        read = Prefetch(input=read, buffer_size=prefetch - depth)
-    passes_on = layout.num_shards == 1 and not pad
+    read_plan = part.plan
+    if prefetch > depth and not isinstance(read_plan, Prefetch):
+        read_plan = Prefetch(input=read_plan, buffer_size=prefetch - depth)
+    keep_whole = layout.num_shards == 1 and not pad
 
-    def reshared() -> InputSteps:
+    def open_resharded() -> InputSteps:
         distributed = DistributedDataset(Dataset(plan), context)
-        mine = layout.pipeline_positions
-        return DistributedInputSteps(iter(distributed), layout, passes_on, mine)
+        indices = layout.pipeline_positions
+        return DistributedInputSteps(iter(distributed), layout, keep_whole, indices)
 
+    elements = open_lookahead(dataset, read_plan)
     return ProcessInput(
-        DatasetInputSteps(open_lookahead(dataset, read), layout, shares_batches, passes_on),
+        DatasetInputSteps(elements, layout, same_batches, keep_whole),
         None if size is None else -(-size // layout.num_shards),
-        None if shares_batches else agreement,
+        None if same_batches else agreement,
         depth,
-        reshared,
+        open_resharded,
     )
 
 
@@ -133,12 +134,12 @@ def _check_same_elements(plan: Node, processes: tuple[int, ...]) -> None:
     """Raise an error unless these processes read the same elements in the same order."""
     if len(processes) == 1:
         return
-    why = explain_reader_differences(plan)
-    if why:
+    difference = explain_reader_differences(plan)
+    if difference:
         raise InvalidArgumentError(
-            f"processes {_format_processes(processes)} must read the same rows, as the sharding "
-            "says, but "
-            f"{why}; or use a sharding in which no two processes need the same rows"
+            f"the sharding requires processes {_format_processes(processes)} to read the same "
+            f"rows, but {difference}; or use a sharding in which no two processes need the same "
+            "rows"
         )
 
 
@@ -174,11 +175,11 @@ class _JaxStore:
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except RuntimeError as error:  # XlaRuntimeError, JaxRuntimeError: the name changes
+        except RuntimeError as error:  # XlaRuntimeError or JaxRuntimeError, by version of JAX
             if "DEADLINE_EXCEEDED" in str(error):
                 raise TimeoutError from None
             raise UnavailableError(
-                f"the coordinator of jax.distributed cannot be asked: {error}"
+                f"the coordination service of jax.distributed does not respond: {error}"
             ) from error
 
 
@@ -191,7 +192,8 @@ def jax_store() -> AgreementStore:
     client = distributed.global_state.client
     if client is None:
         raise FailedPreconditionError(
-            "the sharding has devices of several processes, and they have nothing to agree by: "
-            "call jax.distributed.initialize() first, in each of them"
+            "the sharding has devices of several processes, but jax.distributed is not "
+            "initialized, which they need to agree on steps: call jax.distributed.initialize() "
+            "first in each process"
         )
     return _JaxStore(client)

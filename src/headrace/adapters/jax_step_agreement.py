@@ -63,41 +63,49 @@ def decide_step(
         `{"rows_per_shard": rows, "signatures": ...}`, `{"drop": True}` or `{"end": True}`;
         `{"error": reason}` if the inputs of the processes do not match, or `{"aborted": reason}`.
     """
-    for process, word in messages.items():
-        if "error" in word:
-            return {"aborted": f"process {process} failed, so that all end here: {word['error']}"}
-        if "closed" in word:
-            return {"aborted": f"process {process} closed its iterator, and others read on"}
-    having = {process: word for process, word in messages.items() if "rows" in word}
-    ended = [process for process in messages if process not in having]
-    if not having or (ended and remainder == "drop"):
+    for process, message in messages.items():
+        if "error" in message:
+            return {
+                "aborted": f"process {process} failed, so all processes stop: {message['error']}"
+            }
+        if "closed" in message:
+            return {"aborted": f"process {process} closed its iterator while others still read"}
+    reading = {process: message for process, message in messages.items() if "rows" in message}
+    ended = [process for process in messages if process not in reading]
+    if not reading or (ended and remainder == "drop"):
         return {"end": True}
     if ended and remainder == "error":
         return {
-            "error": f"processes {ended} have no rows left, and processes {list(having)} have: "
-            'share the dataset evenly, or use remainder="drop", which ends with the first, or '
-            '"pad", which ends with the last and adds a mask'
+            "error": f"processes {ended} have no rows left, but processes {list(reading)} have: "
+            'split the dataset evenly, or use remainder="drop", which ends with the first '
+            'process, or remainder="pad", which ends with the last and adds a mask'
         }
-    first, *others = having
-    forms = having[first]["forms"]
+    first, *others = reading
+    signatures = reading[first]["signatures"]
     for other in others:
-        if having[other]["forms"] != forms:
+        if reading[other]["signatures"] != signatures:
             return {
-                "error": f"a batch has leaves of {forms} without their first axes in process "
-                f"{first} and of {having[other]['forms']} in process {other}, and one array has "
-                "one shape everywhere: pad to one length with padded_batch(padded_shapes=...)"
+                "error": f"without their first axes, the leaves of a batch have shapes and dtypes "
+                f"{signatures} in process {first} but {reading[other]['signatures']} in process "
+                f"{other}; a global array needs the same everywhere: pad to a fixed length with "
+                "padded_batch(padded_shapes=...)"
             }
     rows: dict[str, int] = {}
-    for word in having.values():
-        for share, count in word["rows"].items():
-            if rows.setdefault(share, count) != count:
-                return {"error": f"processes that read the same rows have other numbers of {share}"}
+    for message in reading.values():
+        for shard, count in message["rows"].items():
+            if rows.setdefault(shard, count) != count:
+                return {
+                    "error": f"processes that must read the same rows of shard {shard} read "
+                    f"{rows[shard]} and {count} rows"
+                }
     counts = [*rows.values(), *([0] if ended else [])]
     try:
-        used = rows_per_shard(remainder, counts, size)
+        num_rows = rows_per_shard(remainder, counts, size)
     except InvalidArgumentError as error:
         return {"error": str(error)}
-    return {"drop": True} if used is None else {"use": used, "forms": forms}
+    if num_rows is None:
+        return {"drop": True}
+    return {"rows_per_shard": num_rows, "signatures": signatures}
 
 
 class AgreementStore(Protocol):
@@ -184,26 +192,26 @@ class InputStepAgreement:
         key, first = f"{self._name}/{self._step}", self._processes[0]
         self._store.set(f"{key}/{self._process}", json.dumps(message))
         if self._process == first:
-            words = {p: json.loads(self._wait(f"{key}/{p}", p)) for p in self._processes}
-            # Who has spoken of this step has read what was decided of the one before.
-            self._store.delete(f"{self._name}/{self._step - 1}/decided")
-            decided = decide_step(words, remainder, size)
-            self._store.set(f"{key}/decided", json.dumps(decided))
+            messages = {p: json.loads(self._wait(f"{key}/{p}", p)) for p in self._processes}
+            # A process that has sent a message for this step has read the previous decision.
+            self._store.delete(f"{self._name}/{self._step - 1}/decision")
+            decision = decide_step(messages, remainder, size)
+            self._store.set(f"{key}/decision", json.dumps(decision))
         else:
-            decided = json.loads(self._wait(f"{key}/decided", first))
+            decision = json.loads(self._wait(f"{key}/decision", first))
         self._store.delete(f"{key}/{self._process}")
         self._step += 1
-        self._is_finished = not {"use", "drop"} & decided.keys()
-        self._abort_reason = decided.get("aborted", "")
+        self._is_finished = not {"rows_per_shard", "drop"} & decision.keys()
+        self._abort_reason = decision.get("aborted", "")
         if self._abort_reason:
             raise AbortedError(self._abort_reason)
-        if "error" in decided:
-            raise InvalidArgumentError(decided["error"])
-        return decided
+        if "error" in decision:
+            raise InvalidArgumentError(decision["error"])
+        return decision
 
     def _wait(self, key: str, process: int) -> str:
         start = self._clock()
-        wait = WaitWarning(f"process {process}, which has not come to step {self._step}")
+        wait = WaitWarning(f"process {process}, which has not reached step {self._step}")
         while True:
             found = self._store.get(key)
             if found is not None:
@@ -211,9 +219,9 @@ class InputStepAgreement:
             wait.warn_if_due()
             if self._clock() - start > self._timeout:
                 raise DeadlineExceededError(
-                    f"process {process} has not come to step {self._step} for "
-                    f"{self._timeout:.0f} s: every process must read as many steps; see what it "
-                    "does"
+                    f"process {process} has not reached step {self._step} for {self._timeout:.0f} "
+                    "s: every process must read the same number of steps; check that it is not "
+                    "blocked"
                 )
 
     def close(self) -> None:
@@ -221,10 +229,10 @@ class InputStepAgreement:
         if self._is_finished:
             return
         self._is_finished = True
-        word = {"closed": True}
+        message = {"closed": True}
         with contextlib.suppress(UnavailableError):
             key = f"{self._name}/{self._step}"
-            self._store.set(f"{key}/{self._process}", json.dumps(word))
+            self._store.set(f"{key}/{self._process}", json.dumps(message))
             if self._process == self._processes[0]:
-                decided = decide_step({self._process: word}, "error")
-                self._store.set(f"{key}/decided", json.dumps(decided))
+                decision = decide_step({self._process: message}, "error")
+                self._store.set(f"{key}/decision", json.dumps(decision))

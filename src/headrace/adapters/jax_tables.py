@@ -69,15 +69,15 @@ class GradientPush:
                 raise InvalidArgumentError(
                     f"the gradient of the rows of EmbeddingTable {table.name!r} must have a row "
                     f"for each of {len(ids)} ids, or for each of the {count} rows of the look-up, "
-                    f"but has shape {values.shape}; it is the gradient of `rows`, and not of "
+                    f"but has shape {values.shape}; pass the gradient of `rows`, not of "
                     "`rows[inverse]`"
                 )
-            _, rows, of = found.setdefault(id(table), (table, [], []))
+            _, rows, row_ids = found.setdefault(id(table), (table, [], []))
             rows.append(values[: len(ids)])
-            of.append(ids)
+            row_ids.append(ids)
         return [
-            (IndexedSlices(np.concatenate(rows), np.concatenate(of)), table)
-            for table, rows, of in found.values()
+            (IndexedSlices(np.concatenate(rows), np.concatenate(row_ids)), table)
+            for table, rows, row_ids in found.values()
         ]
 
     def __call__(self, gradients: Any, optimizer: Any = None) -> Any:
@@ -94,7 +94,7 @@ class GradientPush:
         chosen = self._optimizer if optimizer is None else optimizer
         if chosen is None:
             raise ValueError(
-                "`optimizer` must be one of hr.optimizers: give it to push(gradients, optimizer), "
+                "`optimizer` is missing: pass one of hr.optimizers to push(gradients, optimizer) "
                 "or to lookup(table, ids, optimizer)"
             )
         if not isinstance(chosen, Optimizer | InBackground):
@@ -183,10 +183,10 @@ def prefetch(
     tables = jax.tree.leaves(table)
     if not tables or not can_write_in_background():
         return PendingLookup(lambda: work()())
-    begun: BackgroundTask[Callable[[], tuple[Any, Any, GradientPush]]] = tables[
+    task: BackgroundTask[Callable[[], tuple[Any, Any, GradientPush]]] = tables[
         0
     ].cluster.background.submit(work)
-    return PendingLookup(lambda: begun.result()())
+    return PendingLookup(lambda: task.result()())
 
 
 def _prepare_lookup(
@@ -199,13 +199,13 @@ def _prepare_lookup(
     for each in tables:
         check_instance("table", each, EmbeddingTable)
         raise_if_tracing(f"EmbeddingTable {each.name!r}")
-    wanted = [
+    ids_to_pull = [
         each.check_ids(part)
         for each, part in zip(tables, structure.flatten_up_to(ids), strict=True)
     ]
 
     def work() -> Callable[[], tuple[Any, Any, GradientPush]]:
-        pulled = pull(tables, wanted, counts=training) if tables else []
+        pulled = pull(tables, ids_to_pull, counts=training) if tables else []
         return functools.partial(_make_arrays, tables, pulled, structure, optimizer, size)
 
     return work

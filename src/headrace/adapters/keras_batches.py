@@ -36,27 +36,25 @@ def check_batches(spec: Spec) -> None:
     root = structure.root
     if root.kind in (NodeKind.TUPLE, NodeKind.NAMEDTUPLE) and len(root.children) not in (1, 2, 3):
         raise InvalidArgumentError(
-            f"an element has {len(root.children)} parts, and Keras takes x, (x, y) or (x, y, "
-            "sample_weight): map() it to one of these; several inputs are a dict or tuple, as in "
+            f"an element has {len(root.children)} parts, but Keras accepts x, (x, y) or (x, y, "
+            "sample_weight): convert it with map(); put several inputs into a dict or tuple, as in "
             "((a, b), y)"
         )
     if root.kind == NodeKind.DATACLASS:
         raise InvalidArgumentError(
-            f"an element is a {root.cls.__name__ if root.cls else 'dataclass'}, and Keras takes x, "
-            "(x, y) or (x, y, sample_weight): map() it to one of these"
+            f"an element is a {root.cls.__name__ if root.cls else 'dataclass'}, but Keras accepts "
+            "x, (x, y) or (x, y, sample_weight): convert it with map()"
         )
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if leaf.dtype in (BYTES, STR):
             raise InvalidArgumentError(
-                f"{describe_component(path)} holds bytes or str, of which Keras makes no tensors: "
-                "make "
-                "numbers of it with map(), or leave it out"
+                f"{describe_component(path)} holds bytes or str, which Keras cannot convert to "
+                "tensors: convert it to numbers with map(), or remove it"
             )
         if not leaf.shape:
             raise InvalidArgumentError(
-                f"{describe_component(path)} is a scalar ({leaf}), and Keras takes batches: call "
-                "the "
-                "`batch` method on the dataset"
+                f"{describe_component(path)} is a scalar ({leaf}), but Keras requires batches: "
+                "call the `batch` method on the dataset"
             )
 
 
@@ -69,15 +67,15 @@ def make_sample_weighter(class_weight: Mapping[Any, Any]) -> Callable[[Any], Any
     for number, weight in class_weight.items():
         if not isinstance(number, Integral) or not isinstance(weight, Real):
             raise TypeError(
-                "`class_weight` must be a dict from the numbers of classes to weights, as in "
-                f"{{0: 1.0, 1: 5.0}}, but has {number!r}: {weight!r}"
+                "`class_weight` must map class numbers to weights, as in {0: 1.0, 1: 5.0}, but "
+                f"has {number!r}: {weight!r}"
             )
     classes = {int(number): float(weight) for number, weight in class_weight.items()}
 
     def weigh(batch: Any) -> Any:
         if not isinstance(batch, tuple) or len(batch) != 2 or not isinstance(batch[1], np.ndarray):
             raise InvalidArgumentError(
-                "`class_weight` is for elements (x, y) with one array of labels, and here are "
+                "`class_weight` requires elements (x, y) with a single array of labels, but got "
                 f"{spec_of(batch)!r:.200}: add sample weights with map()"
             )
         x, y = batch

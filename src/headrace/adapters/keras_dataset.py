@@ -102,16 +102,15 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     ) -> None:
         if isinstance(dataset, PerWorkerInput):
             raise TypeError(
-                "`dataset` was distributed by a strategy of parameter servers, whose workers read "
-                "it in scheduled functions, and fit reads in this process: pass the Dataset that "
-                "was given to the strategy"
+                "`dataset` was distributed by a ParameterServerStrategy, whose workers read it in "
+                "scheduled functions, but fit reads in this process: pass the Dataset that was "
+                "given to the strategy"
             )
         if not isinstance(dataset, Dataset | DistributedDataset | DistributedDatasetsFromFunction):
             raise TypeError(
                 "`dataset` must be a Dataset, or one that a strategy distributed, but got "
-                f"{type(dataset).__name__}: "
-                "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a "
-                "generator"
+                f"{type(dataset).__name__}: make one with Dataset.from_tensor_slices from arrays, "
+                "or with Dataset.from_generator from a generator"
             )
         if steps is not None:
             check_int("steps", steps, minimum=1)
@@ -130,15 +129,15 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
                 DatasetIterator, _plan_of_batches(dataset, prefetch), for_training=True
             )
         else:
-            self._open_iterator = lambda number: GlobalBatchIterator(dataset.open_epoch(number))
+            self._open_iterator = lambda epoch: GlobalBatchIterator(dataset.open_epoch(epoch))
         #: Whether epochs count from those of a state, not from other readings of the dataset.
         self._has_own_numbering = not isinstance(dataset, Dataset)
         self._is_within_epoch = False
         self._reset(0)
         if self.num_batches == 0:
             raise InvalidArgumentError(
-                f"{dataset!r:.200} has no batches, and Keras wants one at least: has it fewer rows "
-                "than a batch, which `drop_remainder` leaves out?"
+                f"{dataset!r:.200} has no batches, but Keras needs at least one: does it have "
+                "fewer rows than a batch, which `drop_remainder` drops?"
             )
 
     def __repr__(self) -> str:
@@ -221,8 +220,8 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
             FailedPreconditionError: Always.
         """
         raise FailedPreconditionError(
-            "hr.keras.dataset feeds the back ends jax and torch, and this is tensorflow: set "
-            "KERAS_BACKEND before Keras is imported"
+            "hr.keras.dataset supports the Keras back ends jax and torch, but the back end is "
+            "tensorflow: set KERAS_BACKEND before Keras is imported"
         )
 
     def on_epoch_begin(self) -> None:
@@ -241,8 +240,8 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         """
         if self.class_weight is not None:
             raise ValueError(
-                f"`class_weight` of fit is {dict(class_weight)}, and that of hr.keras.dataset is "
-                f"{dict(self.class_weight)}: give it once"
+                f"`class_weight` of fit is {dict(class_weight)}, but hr.keras.dataset already has "
+                f"class_weight={dict(self.class_weight)}: pass it once"
             )
         check_instance("class_weight", class_weight, Mapping)
         return _ClassWeightedDataset(self, make_sample_weighter(class_weight))
@@ -257,12 +256,12 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         only once.
         """
         own = self._begin_iteration()
-        first, read = own.repeated_batch, 0
+        first, num_read = own.repeated_batch, 0
         if first is not None:
             own.batches_yielded, own.repeated_batch = 0, None
         elif own.start_state is not None and not own.batches_yielded:
             first = self._next_batch(own)
-            if first is None:  # the state was taken where a pass ended, and nobody knew that yet
+            if first is None:  # the state was taken at the end of an epoch, before that was known
                 self._end_iteration()
                 own = self._begin_iteration()
         own.is_being_read = True
@@ -274,21 +273,21 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
                     if batch is None:
                         break
                 own.batches_yielded += 1
-                read += 1
+                num_read += 1
                 self._last = own
                 if not self._current.is_being_read:
                     self._current = own
                 yield batch
-            if not read:
-                _log.warning("a pass over %r has no batches, and Keras wants one at least", self)
+            if not num_read:
+                _log.warning("an epoch of %r has no batches, but Keras needs at least one", self)
             own.close()
             if own is self._current:
                 self._end_iteration()
         except GeneratorExit:
-            is_for_a_model = self._is_within_epoch and read == own.batches_yielded == 1
+            builds_model = self._is_within_epoch and num_read == own.batches_yielded == 1
             if own is not self._current:
                 own.close()
-            elif is_for_a_model and self.num_batches != 1:  # else it was perhaps the epoch
+            elif builds_model and self.num_batches != 1:  # a single batch may be the whole epoch
                 own.repeated_batch = batch
             raise
         finally:
@@ -296,22 +295,22 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
     def _begin_iteration(self) -> _DatasetIteration:
         """Return the iteration whose batches are to be read next."""
-        now = self._current
-        if now.is_being_read and now is self._last:
-            # Within an epoch that goes on, as where a callback evaluates on what it trains on.
-            own = _DatasetIteration(self._next_number(now.number))
+        current = self._current
+        if current.is_being_read and current is self._last:
+            # An epoch within one that continues: a callback evaluates on the training data.
+            own = _DatasetIteration(self._next_number(current.number))
         elif (
-            now.iterator is None
-            or now.is_being_read
-            or (now.batches_yielded and now.repeated_batch is None)
+            current.iterator is None
+            or current.is_being_read
+            or (current.batches_yielded and current.repeated_batch is None)
         ):
-            if now.is_being_read:  # whoever reads it was left: another pass was read since
-                self._reset(now.number + 1)
+            if current.is_being_read:  # its reader was abandoned: another one was read since
+                self._reset(current.number + 1)
             self._end_iteration()
             own = self._current
             own.number = self._next_number(own.number)
         else:
-            own = now
+            own = current
         if own.iterator is None:
             own.iterator = self._open_iterator(own.number)
         return own
@@ -340,9 +339,9 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     @property
     def _is_complete(self) -> bool:
         """Whether all batches of the iteration were yielded."""
-        now = self._current
-        is_begun = now.iterator is not None and now.repeated_batch is None
-        return is_begun and now.batches_before + now.batches_yielded == self.num_batches
+        current = self._current
+        is_begun = current.iterator is not None and current.repeated_batch is None
+        return is_begun and current.batches_before + current.batches_yielded == self.num_batches
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -352,19 +351,18 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         With JAX on an accelerator, Keras reads one batch more than it has used: take states at the
         end of an epoch there.
         """
-        now = self._current
-        if now.iterator is None or self._is_complete:
-            return {"version": _VERSION, "pass": now.number + self._is_complete, "at": None}
-        is_unused = now.repeated_batch is not None  # a model was built of it, and no more
-        at = now.start_state if is_unused else now.iterator.get_state()
-        state = {"version": _VERSION, "pass": now.number, "at": at}
-        # How far the epoch is, where it is shorter than the dataset.
-        counts = self._steps is not None and at is not None
-        return (
-            {**state, "given": now.batches_before + now.batches_yielded - is_unused}
-            if counts
-            else state
-        )
+        current = self._current
+        if current.iterator is None or self._is_complete:
+            epoch = current.number + self._is_complete
+            return {"version": _VERSION, "epoch": epoch, "iterator": None}
+        is_unused = current.repeated_batch is not None  # only used to build a model
+        iterator = current.start_state if is_unused else current.iterator.get_state()
+        state = {"version": _VERSION, "epoch": current.number, "iterator": iterator}
+        if self._steps is None or iterator is None:
+            return state
+        # The epoch may be shorter than the dataset, so the state counts its batches.
+        num_yielded = current.batches_before + current.batches_yielded - is_unused
+        return {**state, "num_yielded": num_yielded}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Start the next epoch where `state` was taken; it ends where that epoch does.
@@ -372,25 +370,23 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         Raises:
             FailedPreconditionError: If the state is of another dataset or version.
         """
-        if not isinstance(state, dict) or not {"version", "pass", "at"} <= state.keys():
+        if not isinstance(state, dict) or not {"version", "epoch", "iterator"} <= state.keys():
             raise TypeError(
-                "`state` must be a value of the `get_state` of hr.keras.dataset, but got "
+                "`state` must be a result of `get_state` of hr.keras.dataset, but got "
                 f"{state!r:.80}"
             )
         check_state_version(state["version"], _VERSION)
-        number = check_int("state['pass']", state["pass"], minimum=0)
-        given = check_int("state['given']", state.get("given", 0), minimum=0)
-        reading = None
-        if state["at"] is not None:
-            reading = self._open_iterator(number)
-            reading.set_state(state["at"])
+        epoch = check_int("state['epoch']", state["epoch"], minimum=0)
+        num_yielded = check_int("state['num_yielded']", state.get("num_yielded", 0), minimum=0)
+        iterator = None
+        if state["iterator"] is not None:
+            iterator = self._open_iterator(epoch)
+            iterator.set_state(state["iterator"])
         self.close()
-        self._reset(number)
-        self._current.iterator, self._current.start_state, self._current.batches_before = (
-            reading,
-            state["at"],
-            given,
-        )
+        self._reset(epoch)
+        self._current.iterator = iterator
+        self._current.start_state = state["iterator"]
+        self._current.batches_before = num_yielded
         self._has_own_numbering = True
 
     state_dict = get_state
@@ -441,8 +437,8 @@ def _to_tensors(batches: Iterator[Any]) -> Iterator[Any]:
     def tensor(array: Any) -> Any:
         # Keras copies arrays, but not tensors.
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        shares = array.dtype.name in _ZERO_COPY_DTYPES
-        return keras.ops.convert_to_tensor(torch.from_numpy(array) if shares else array)
+        is_zero_copy = array.dtype.name in _ZERO_COPY_DTYPES
+        return keras.ops.convert_to_tensor(torch.from_numpy(array) if is_zero_copy else array)
 
     return (map_leaves(tensor, batch) for batch in batches)
 
@@ -506,13 +502,13 @@ def _check_arguments(data: KerasDataset, caller: FrameType) -> None:
         return
     if data.is_infinite and not given["steps_per_epoch"]:
         raise ValueError(
-            "the epoch would never end: the dataset is infinite, and the number of steps is not "
-            "given. Say steps_per_epoch=n, or hr.keras.dataset(dataset, steps=n)"
+            "the epoch would never end: the dataset is infinite, and no number of steps is given. "
+            "Pass steps_per_epoch=n, or use hr.keras.dataset(dataset, steps=n)"
         )
     for name in ("y", "sample_weight", "class_weight"):
         if given.get(name) is not None:
             raise ValueError(
-                f"Keras would ignore `{name}` beside an hr.keras.dataset here. Make the dataset in "
-                "a statement before the call: data = hr.keras.dataset(...), then "
+                f"Keras would ignore `{name}` in this call. Create the dataset in a statement "
+                "before the call: data = hr.keras.dataset(...), then "
                 f"model.fit(data, ...{name}=...)"
             )

@@ -37,7 +37,7 @@ else:
             if error.name != "torch":
                 raise
             raise ImportError(
-                f"hr.torch.{name} needs PyTorch, which is not installed here: "
+                f"hr.torch.{name} requires PyTorch, which is not installed: "
                 "pip install 'headrace[torch]', or torch alone"
             ) from error
 

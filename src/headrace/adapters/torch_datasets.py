@@ -30,6 +30,7 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
     >>> batches = hr.torch.from_torch(DataLoader(tensors, batch_size=4))
     >>> [x.shape for x, _ in batches]
     [(4,), (2,)]
+
     Datasets with a length and items by index (also ConcatDataset and Subset) can be shuffled,
     sharded, assigned to workers and restored without reading items. A DataLoader with torch's own
     sequential or random sampler yields its batches, collated by its `collate_fn` where they are
@@ -48,22 +49,22 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
         TypeError: If `dataset` is none of these.
     """
     if isinstance(dataset, Dataset):
-        raise TypeError("`dataset` is a Dataset of Headrace already; hr.torch.loader reads it")
+        raise TypeError("`dataset` is already a Dataset of Headrace; read it with hr.torch.loader")
     if isinstance(dataset, Loader):
-        raise TypeError("a Loader is made of a Dataset; use the dataset that it was made of")
+        raise TypeError("`dataset` is a Loader; pass the Dataset from which it was made")
     if isinstance(dataset, DataLoader):
         return _from_loader(dataset, num_parallel_calls)
     if isinstance(dataset, IterableDataset):
         return Dataset.from_generator(_ArrayStream(dataset))
     if not isinstance(dataset, TorchDataset):
         raise TypeError(
-            f"`dataset` must be a torch Dataset, IterableDataset or DataLoader, but is a "
-            f"{type(dataset).__name__}; Dataset.from_pipeline takes those of other libraries"
+            "`dataset` must be a torch Dataset, IterableDataset or DataLoader, but got "
+            f"{type(dataset).__name__}; use Dataset.from_pipeline for those of other libraries"
         )
     if not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"a {type(dataset).__name__} has no `__len__`, so how many items it has is not known: "
-            "give it one, or make it an IterableDataset"
+            f"`dataset` is a {type(dataset).__name__} without `__len__`, so its number of items is "
+            "unknown: define __len__, or make it an IterableDataset"
         )
     is_single = type(dataset).__getitem__ is not TorchDataset.__getitem__
     items = (

@@ -162,14 +162,14 @@ class StreamTransfer:
 
     def receive(self, element: Any, event: Any) -> Any:
         """Make the computing stream wait for the copies, without blocking this thread."""
-        computing = self._runtime.wait_event(self._device, event)
+        stream = self._runtime.wait_event(self._device, event)
 
-        def kept(tensor: Any) -> Any:
-            # Its memory is the side stream's, and this one uses it from now on.
-            self._runtime.record_stream(tensor, computing)
+        def record_use(tensor: Any) -> Any:
+            # The memory belongs to the copying stream, but this stream uses it from now on.
+            self._runtime.record_stream(tensor, stream)
             return tensor
 
-        return map_tensors(kept, element)
+        return map_tensors(record_use, element)
 
 
 def make_transfer(device: Any) -> DeviceTransfer | None:
@@ -185,7 +185,7 @@ def make_transfer(device: Any) -> DeviceTransfer | None:
         return None
     if device.type != "cuda":
         return DirectTransfer(device)
-    if device.index is None:  # as it is now, for other threads have a current device of their own
+    if device.index is None:  # resolved here, because the current device differs by thread
         device = torch.device("cuda", torch.cuda.current_device())
     return StreamTransfer(device, CudaStreamRuntime())
 
@@ -229,7 +229,7 @@ class _TransferIterator(ElementIterator):
 
     @property
     def can_read_ahead(self) -> bool:
-        return False  # each takes memory of the device: no more than was asked for
+        return False  # each element takes device memory: not more than the buffer's size
 
     def next_chunk(self, limit: int) -> Chunk | None:
         chunk = self._input.next_chunk(1)

@@ -54,7 +54,7 @@ class WorkerEpochs:
             minimum: Smallest number that may be returned.
         """
 
-        def begun(rows: dict[str, Any]) -> int:
+        def begin_epoch(rows: dict[str, Any]) -> int:
             epochs = _reader_record(rows)["epochs"]
             for epoch in reversed(epochs):
                 if epoch["seed"] == seed and worker not in epoch["workers"]:
@@ -65,12 +65,12 @@ class WorkerEpochs:
             del epochs[:-_MAX_EPOCHS]
             return number
 
-        return self._update(begun)
+        return self._update(begin_epoch)
 
     def next(self) -> int:
         """Return the number after the epochs that worker processes of this process began."""
         if get_worker_info() is not None:
-            return self._next  # it has its number from `begin`
+            return self._next  # a worker gets its number from `begin`
         # A process that was forked from this one continues after the last known number.
         self._next = max(
             self._next, self._update(lambda rows: _next_number(_reader_record(rows)["epochs"], 0))
@@ -111,8 +111,8 @@ def _reader_record(rows: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _next_number(epochs: list[Any], least: int) -> int:
-    return max([least, *(int(epoch["number"]) + 1 for epoch in epochs)])
+def _next_number(epochs: list[Any], minimum: int) -> int:
+    return max([minimum, *(int(epoch["number"]) + 1 for epoch in epochs)])
 
 
 def _rebuild(duplicate: Any) -> WorkerEpochs:

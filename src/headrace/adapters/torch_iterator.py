@@ -97,7 +97,7 @@ class LoaderIterator:
                 )
                 return
         except Exception:
-            self._num_taken += 1  # the next one comes after it
+            self._num_taken += 1  # the next element follows the failed one
             self._num_failed += 1
             raise
         self._has_ended = True
@@ -105,20 +105,20 @@ class LoaderIterator:
 
     def _to_device(self, element: Any) -> Any:
         """Return an element as tensors that are safe to use."""
-        way = self._transfer
-        if way is None:
+        transfer = self._transfer
+        if transfer is None:
             return to_tensors(element)
         if not isinstance(element, PendingTransfer):
-            element = PendingTransfer(*way.send(to_tensors(element)))
-        return way.receive(*element)
+            element = PendingTransfer(*transfer.send(to_tensors(element)))
+        return transfer.receive(*element)
 
     def _rewind_pending(self) -> None:
         """Return to the position before an element that was read when an interruption came."""
         elements = self._opened.elements
         if self._pending_position is None or not isinstance(elements, LookaheadIterator):
             raise FailedPreconditionError(
-                "an interruption came when the next element had been read already; take the state "
-                "after it"
+                "the iteration was interrupted when the next element had already been read; take "
+                "the state after that element"
             )
         elements.rewind(self._pending_position)
         self._pending, self._num_taken = (), self._num_taken - 1
@@ -137,14 +137,14 @@ class LoaderIterator:
         opened = self._opened
         state = {
             "version": _VERSION,
-            "parts": opened.sharding,
+            "sharding": opened.sharding,
             "start": opened.start,
-            "taken": self._num_taken,
-            "pass": opened.epoch,
+            "num_taken": self._num_taken,
+            "epoch": opened.epoch,
             "ended": self._has_ended,
-            "place": None if self._has_ended else opened.elements.get_state(),
+            "iterator": None if self._has_ended else opened.elements.get_state(),
         }
-        return {**state, "failed": self._num_failed} if self._num_failed else state
+        return {**state, "num_failed": self._num_failed} if self._num_failed else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken.
@@ -156,8 +156,8 @@ class LoaderIterator:
         check_loader_state(state)
         if state["ended"]:
             self._opened.elements.close()
-            self._opened = self._opened._replace(epoch=state["pass"], start=state["start"])
-            self._num_taken, self._num_failed = state["taken"], state.get("failed", 0)
+            self._opened = self._opened._replace(epoch=state["epoch"], start=state["start"])
+            self._num_taken, self._num_failed = state["num_taken"], state.get("num_failed", 0)
         else:
             opened = self._reopen(state)
             self._opened.elements.close()
@@ -190,9 +190,9 @@ def check_loader_state(state: Any) -> None:
         TypeError: If it is not a result of `state_dict`.
         FailedPreconditionError: If it is of another version.
     """
-    names = {"version", "parts", "start", "taken", "pass", "ended", "place"}
-    if not isinstance(state, dict) or not names <= state.keys():
+    keys = {"version", "sharding", "start", "num_taken", "epoch", "ended", "iterator"}
+    if not isinstance(state, dict) or not keys <= state.keys():
         raise TypeError(
-            f"`state` must be a value of a loader's `state_dict`, but got {state!r:.80}"
+            f"`state` must be a result of a loader's `state_dict`, but got {state!r:.80}"
         )
     check_state_version(state["version"], _VERSION)

@@ -97,11 +97,11 @@ class Loader(IterableDataset):  # type: ignore[misc]
     # --- reading ------------------------------------------------------------------------------
 
     def __iter__(self) -> LoaderIterator:
-        newest, is_waiting = self._iterator, self._is_unclaimed
+        iterator, is_unclaimed = self._iterator, self._is_unclaimed
         self._is_unclaimed = False
-        # Not in a worker process that was forked: its part is another.
-        if newest is not None and is_waiting and get_worker_info() is None:
-            return newest
+        # Not in a forked worker process, which reads a different part.
+        if iterator is not None and is_unclaimed and get_worker_info() is None:
+            return iterator
         state, self._state = self._state, None
         opened = self._open(state)
         self._next_epoch = opened.epoch + 1
@@ -112,7 +112,7 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return len(self._epochs)
 
     def __bool__(self) -> bool:
-        return True  # `if loader:` asks whether there is one, not how long it is
+        return True  # `if loader:` tests for the loader, not for its length
 
     @property
     def element_spec(self) -> Spec:
@@ -156,7 +156,7 @@ class Loader(IterableDataset):  # type: ignore[misc]
         check_loader_state(state)
         self._drop_iterator()
         if state["ended"]:
-            self._state, self._next_epoch = None, state["pass"] + 1
+            self._state, self._next_epoch = None, state["epoch"] + 1
         else:
             self._state = state
 
@@ -183,7 +183,7 @@ class Loader(IterableDataset):  # type: ignore[misc]
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, _newest=None, _is_waiting=False)
+        return dict(self.__dict__, _iterator=None, _is_unclaimed=False)
 
     def __repr__(self) -> str:
         return f"<Loader of {self._epochs!r}, device={self._device}, prefetch={self._prefetch}>"
@@ -192,14 +192,14 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return self._epochs.open(self._next_epoch, state, self._make_transfer())
 
     def _make_transfer(self) -> DeviceTransfer | None:
-        way = make_transfer(self._device)
-        if isinstance(way, StreamTransfer) and get_worker_info() is not None:
+        transfer = make_transfer(self._device)
+        if isinstance(transfer, StreamTransfer) and get_worker_info() is not None:
             raise FailedPreconditionError(
-                f"a worker process of a DataLoader cannot give tensors on {self._device} to its "
-                "parent: leave `device` out, and use DataLoader(..., pin_memory=True), or iterate "
-                "over the loader itself"
+                f"a worker process of a DataLoader cannot pass tensors on {self._device} to its "
+                "parent: omit `device` and use DataLoader(..., pin_memory=True), or iterate over "
+                "the loader itself"
             )
-        return way
+        return transfer
 
 
 def _make_epochs(
@@ -210,8 +210,8 @@ def _make_epochs(
     if isinstance(dataset, ReplicaDataset):
         return DistributedDatasetEpochs(dataset)
     raise TypeError(
-        f"`dataset` must be a Dataset, or one that a strategy distributed, but got "
-        f"{type(dataset).__name__}; hr.torch.from_torch makes one of torch's"
+        "`dataset` must be a Dataset, or one that a strategy distributed, but got "
+        f"{type(dataset).__name__}; convert a PyTorch dataset with hr.torch.from_torch"
     )
 
 

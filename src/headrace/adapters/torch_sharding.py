@@ -91,21 +91,21 @@ def shard_plan(
     """
     if reads_data_service(plan):
         _check_job(plan, worker_shard)
-        _check_start(start, "it comes from a data service")
+        _check_start(start, "it reads from a data service")
         return plan
     policy = merged_options(plan).auto_shard_policy
-    everyone = DataShard(
+    reader_shard = DataShard(
         rank_shard.count * worker_shard.count,
         worker_shard.index * rank_shard.count + rank_shard.index,
     )
-    if everyone.count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT):
-        _check_start(start, f"AutoShardPolicy.{policy.name} shares it")
+    if reader_shard.count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT):
+        _check_start(start, f"it is sharded with AutoShardPolicy.{policy.name}")
         if policy is AutoShardPolicy.HINT:
-            return shard_hints(plan, everyone.count, everyone.index)
-        return shard_files(plan, everyone.count, everyone.index, opens_files)
-    if everyone.count > 1 or start:
+            return shard_hints(plan, reader_shard.count, reader_shard.index)
+        return shard_files(plan, reader_shard.count, reader_shard.index, opens_files)
+    if reader_shard.count > 1 or start:
         plan = _shard_elements(plan, rank_shard, worker_shard, drop_remainder, start)
-        _check_order(plan, everyone)
+        _check_order(plan, reader_shard)
     return plan
 
 
@@ -181,11 +181,10 @@ def is_sharded_manually(plan: Node, rank_shard: DataShard) -> bool:
     indices = {node.index for node in found if node.num_shards == rank_shard.count}
     if indices and rank_shard.index not in indices:
         raise FailedPreconditionError(
-            f"the dataset has a step shard({rank_shard.count}, {min(indices)}), and this is rank "
-            f"{rank_shard.index} of {rank_shard.count}: if the step shares the data among ranks, "
-            "give it "
-            "this rank; if it is a split of the data, call loader(..., shard=(num_shards, index)), "
-            "or shard=False for all of it on every rank"
+            f"the dataset has a step shard({rank_shard.count}, {min(indices)}), but this is rank "
+            f"{rank_shard.index} of {rank_shard.count}: if the step shards the data by rank, pass "
+            "it this rank; if it is a split of the data, call loader(..., shard=(num_shards, "
+            "index)), or shard=False to read all of it on every rank"
         )
     return bool(indices)
 
@@ -224,21 +223,23 @@ def _check_job(plan: Node, worker_shard: DataShard) -> None:
     if any(getattr(source, "job_name", None) is None for source in _remote_sources(plan)):
         raise FailedPreconditionError(
             f"each of the {worker_shard.count} worker processes of the DataLoader would read the "
-            "whole dataset from the data service: use num_workers=0, for the service has worker "
-            "processes of its own, or give `distribute` a job_name, so that they share its job"
+            "whole dataset from the data service: use num_workers=0, because the service has its "
+            "own workers, or pass a job_name to `distribute`, so that the processes share its job"
         )
 
 
 def _check_order(plan: Node, shard: DataShard) -> None:
     """Raise an error if elements are sharded by number but their order differs between readers."""
-    normal = canonicalize(plan)
-    free = find_unordered_steps(normal.plan, normal.options.deterministic)
-    found = next((step for step in _steps_below_shards(normal.plan) if id(step) in free), None)
-    if found is not None:
+    canonical = canonicalize(plan)
+    unordered = find_unordered_steps(canonical.plan, canonical.options.deterministic)
+    step = next(
+        (step for step in _steps_below_shards(canonical.plan) if id(step) in unordered), None
+    )
+    if step is not None:
         raise FailedPreconditionError(
-            f"{step_name(found)} gives elements as they are ready (deterministic=False), so the "
-            f"{shard.count} processes that share the dataset would not agree which element is "
-            "whose: leave that out, or share the input with shard() before it"
+            f"{step_name(step)} yields elements as they are ready (deterministic=False), so the "
+            f"order differs between the {shard.count} processes that shard the dataset by element "
+            "number: make it deterministic, or call shard() before it"
         )
 
 
@@ -261,11 +262,12 @@ def _steps_below_shards(plan: Node) -> Iterator[Node]:
             yield from walk(node.input)
 
 
-def _check_start(start: int, why: str) -> None:
+def _check_start(start: int, reason: str) -> None:
     if start:
         raise FailedPreconditionError(
-            "the state was taken by another rank, or among another number of them, and this "
-            f"dataset cannot go on from it: {why}; restore it on the rank that saved it, of as many"
+            "the state was taken by another rank, or with another number of ranks, but this "
+            f"dataset cannot continue from it, because {reason}; restore it on the same rank of "
+            "the same number of ranks"
         )
 
 
@@ -318,16 +320,16 @@ class _ShardFullRoundsIterator(ElementIterator):
         )
         self._begin_round(self._input.get_state())
 
-    def _begin_round(self, start: State, failed: int = 0, given: int = 0) -> None:
+    def _begin_round(self, start: State, num_failed: int = 0, num_yielded: int = 0) -> None:
         """Set the position to the start of a round."""
         self._round_start = start
-        self._num_failed = failed
+        self._num_failed = num_failed
         #: Failures that were already raised, and will be encountered again.
-        self._num_known_failures = failed
+        self._num_known_failures = num_failed
         self._num_read = 0
         self._block_chunks: list[Chunk] = []
         #: Elements of the block that were yielded.
-        self._num_yielded = given
+        self._num_yielded = num_yielded
         self._is_complete = False
 
     @property
@@ -336,7 +338,7 @@ class _ShardFullRoundsIterator(ElementIterator):
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while not (self._is_complete and self._block_chunks):
-            if self._is_complete:  # all of it was given before a restore
+            if self._is_complete:  # its whole block was yielded before a restore
                 self._begin_round(self._input.get_state())
             if not self._read_round():
                 return None
@@ -347,9 +349,9 @@ class _ShardFullRoundsIterator(ElementIterator):
         if not self._block_chunks:
             self._begin_round(self._input.get_state())
         after = self.get_state()
-        size, given = chunk.size, before["given"]
+        size, num_yielded = chunk.size, before["num_yielded"]
         return chunk.with_states(
-            lambda index: after if index == size else {**before, "given": given + index}
+            lambda index: after if index == size else {**before, "num_yielded": num_yielded + index}
         )
 
     def _read_round(self) -> bool:
@@ -367,22 +369,26 @@ class _ShardFullRoundsIterator(ElementIterator):
                 if self._num_read < self._min_round_size:
                     return False
                 break
-            kept = chunk.slice(
+            block_part = chunk.slice(
                 self._block_start - self._num_read, self._block_stop - self._num_read
             )
-            if kept.size:
-                self._block_chunks.append(kept)
+            if block_part.size:
+                self._block_chunks.append(block_part)
             self._num_read += chunk.size
         self._block_chunks = _drop_first(self._block_chunks, self._num_yielded)
         self._is_complete = True
         return True
 
     def get_state(self) -> State:
-        return {"input": self._round_start, "failed": self._num_failed, "given": self._num_yielded}
+        return {
+            "input": self._round_start,
+            "num_failed": self._num_failed,
+            "num_yielded": self._num_yielded,
+        }
 
     def set_state(self, state: State) -> None:
         self._input.set_state(state["input"])
-        self._begin_round(state["input"], state["failed"], state["given"])
+        self._begin_round(state["input"], state["num_failed"], state["num_yielded"])
 
     def close(self) -> None:
         self._input.close()

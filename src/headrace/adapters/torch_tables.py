@@ -72,19 +72,19 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy does not share pending gradients and look-ups.
-        return {**self.__dict__, "_gradients": [], "_ahead": deque(maxlen=_MAX_PREFETCHED)}
+        return {**self.__dict__, "_gradients": [], "_prefetched": deque(maxlen=_MAX_PREFETCHED)}
 
     def _ids_to_pull(self, ids: Any) -> NDArray[np.int64]:
         """Return the ids to pull, as a 1-D array."""
-        wanted = self.table.check_ids(ids).reshape(-1)
-        return wanted if self.padding_idx is None else wanted[wanted != self.padding_idx]
+        flat = self.table.check_ids(ids).reshape(-1)
+        return flat if self.padding_idx is None else flat[flat != self.padding_idx]
 
-    def _pull(self, wanted: NDArray[np.int64], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pull(self, ids: NDArray[np.int64], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the rows of the distinct ids, and for each id the index of its row."""
-        pulled = self._take_prefetched(wanted)
+        pulled = self._take_prefetched(ids)
         trains = self.training and torch.is_grad_enabled()
         if pulled is None:
-            pulled = pull([self.table], [wanted], counts=trains)[0]
+            pulled = pull([self.table], [ids], counts=trains)[0]
         rows = to_tensors(pulled.rows).to(device)
         if trains:
             rows.requires_grad_()
@@ -93,11 +93,11 @@ class _Layer(nn.Module):  # type: ignore[misc]
             )
         return rows, torch.from_numpy(pulled.inverse).to(device)
 
-    def _take_prefetched(self, wanted: NDArray[np.int64]) -> PulledRows | None:
-        for place, (ids, work, number) in enumerate(self._prefetched):
-            if np.array_equal(ids, wanted):
-                del self._prefetched[place]
-                return work.result()[number]
+    def _take_prefetched(self, ids: NDArray[np.int64]) -> PulledRows | None:
+        for index, (prefetched_ids, task, number) in enumerate(self._prefetched):
+            if np.array_equal(prefetched_ids, ids):
+                del self._prefetched[index]
+                return task.result()[number]
         return None
 
     def take_gradients(self) -> list[IndexedSlices]:
@@ -106,9 +106,11 @@ class _Layer(nn.Module):  # type: ignore[misc]
         return [IndexedSlices(gradient, ids) for ids, gradient in taken]
 
 
-def _store_gradient(of: weakref.ref[_Layer], ids: NDArray[np.int64], rows: torch.Tensor) -> None:
+def _store_gradient(
+    layer_ref: weakref.ref[_Layer], ids: NDArray[np.int64], rows: torch.Tensor
+) -> None:
     gradient, rows.grad = rows.grad, None
-    layer = of()
+    layer = layer_ref()
     if layer is not None and gradient is not None:
         layer._gradients.append((ids, gradient))
 
@@ -147,8 +149,8 @@ class Embedding(_Layer):
         if inverse.numel() < ids.size:
             rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
             whole = inverse.new_full((ids.size,), len(rows) - 1)
-            there = torch.from_numpy(np.flatnonzero(ids.reshape(-1) != self.padding_idx))
-            whole[there.to(whole.device)] = inverse
+            is_id = torch.from_numpy(np.flatnonzero(ids.reshape(-1) != self.padding_idx))
+            whole[is_id.to(whole.device)] = inverse
             inverse = whole
         return functional.embedding(inverse.reshape(ids.shape), rows)
 
@@ -208,26 +210,26 @@ class EmbeddingBag(_Layer):
             weights = _flat_weights(per_sample_weights, device)
             if weights.numel() != ids.size:
                 raise ValueError(
-                    f"`per_sample_weights` must have a number for each of {ids.size} ids, but has "
-                    f"{weights.numel()}"
+                    f"`per_sample_weights` must have one number for each of the {ids.size} ids, "
+                    f"but has {weights.numel()}"
                 )
         if self.padding_idx is not None:
-            kept = np.flatnonzero(ids != self.padding_idx)
-            ids, bags = ids[kept], bags[kept]
-            weights = None if weights is None else weights[torch.from_numpy(kept).to(device)]
+            indices = np.flatnonzero(ids != self.padding_idx)
+            ids, bags = ids[indices], bags[indices]
+            weights = None if weights is None else weights[torch.from_numpy(indices).to(device)]
         rows, inverse = self._pull(ids, device)
-        bag_of = torch.from_numpy(bags).to(device)
+        bag_indices = torch.from_numpy(bags).to(device)
         each = functional.embedding(inverse, rows)
         if weights is not None:
             weights = weights.to(rows.dtype)
             each = each * weights[:, None]
-        summed = rows.new_zeros(count, rows.shape[1]).index_add(0, bag_of, each)
+        summed = rows.new_zeros(count, rows.shape[1]).index_add(0, bag_indices, each)
         if self.mode == "sum":
             return summed
-        powers = torch.ones_like(bag_of, dtype=rows.dtype) if weights is None else weights
+        divisors = torch.ones_like(bag_indices, dtype=rows.dtype) if weights is None else weights
         if self.mode == "sqrtn":
-            powers = powers * powers
-        size = rows.new_zeros(count).index_add(0, bag_of, powers)
+            divisors = divisors * divisors
+        size = rows.new_zeros(count).index_add(0, bag_indices, divisors)
         if self.mode == "sqrtn":
             size = torch.where(size > 0, size, torch.ones_like(size)).sqrt()
         return summed / torch.where(size != 0, size, torch.ones_like(size))[:, None]
@@ -283,7 +285,7 @@ class TableOptimizer:
         found = {id(each): each for module in several for each in _table_layers(module)}
         if not found:
             raise ValueError(
-                "`modules` have no hr.torch.Embedding or EmbeddingBag, and so no table to train"
+                "`modules` must contain an hr.torch.Embedding or EmbeddingBag, but have none"
             )
         self._layers = list(found.values())
         self._scale = float(scale)

@@ -39,9 +39,9 @@ _SAME_DTYPES = frozenset(
 #: Value of `ndarray.flags.num` for writeable and aligned memory.
 _WRITEABLE_ALIGNED = 0x0500
 _DTYPE_HINTS = {
-    "M": "a number of your own, as in map(lambda t: t.astype('int64'))",
-    "m": "a number of your own, as in map(lambda t: t.astype('int64'))",
-    "V": "one component for each field, or a dtype that torch has",
+    "M": "an integer, as in map(lambda t: t.astype('int64'))",
+    "m": "an integer, as in map(lambda t: t.astype('int64'))",
+    "V": "one component for each field, or a dtype that torch supports",
     "g": "float64, as in map(lambda x: x.astype('float64'))",
     "G": "complex128, as in map(lambda x: x.astype('complex128'))",
 }
@@ -72,14 +72,14 @@ def to_tensors(element: Any) -> Any:
 def map_tensors(fn: Callable[[Any], Any], element: Any) -> Any:
     """Apply `fn` to each tensor of an element, including those in `PerReplica` values."""
 
-    def changed(leaf: Any) -> Any:
+    def map_leaf(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return fn(leaf)
         if isinstance(leaf, PerReplica):
             return PerReplica(map_tensors(fn, value) for value in leaf.values)
         return leaf
 
-    return map_leaves(changed, element)
+    return map_leaves(map_leaf, element)
 
 
 def _raise_with_path(path: str, leaf: Any) -> None:
@@ -107,7 +107,7 @@ def _array_to_tensor(array: NDArray[Any]) -> Any:
             try:
                 return torch.from_numpy(array)
             except ValueError:
-                pass  # strides that torch does not know: a negative one, or part of an item
+                pass  # strides that torch does not support: negative, or a fraction of an item
         return torch.from_numpy(array.copy("K") if _has_plain_strides(array) else array.copy())
     if dtype.kind == "O":
         return array
@@ -115,8 +115,10 @@ def _array_to_tensor(array: NDArray[Any]) -> Any:
         return torch.from_numpy(array.astype(dtype.newbyteorder("=")))
     extended = EXTENDED.get(dtype.name)
     if extended is None:
-        cure = _DTYPE_HINTS.get(dtype.char, _DTYPE_HINTS.get(dtype.kind, "a dtype that torch has"))
-        raise InvalidElementError(f"torch has no dtype for NumPy's {dtype}; make it {cure}")
+        hint = _DTYPE_HINTS.get(
+            dtype.char, _DTYPE_HINTS.get(dtype.kind, "a dtype that torch supports")
+        )
+        raise InvalidElementError(f"torch has no dtype for NumPy's {dtype}; convert it to {hint}")
     bits, like = extended
     return _array_to_tensor(array.view(bits)).view(like)
 

@@ -54,20 +54,18 @@ def shard_row_counts(structure: Structure, columns: Sequence[Sequence[Any]]) -> 
     for path, column in zip(structure.paths, columns, strict=True):
         if not all(getattr(value, "ndim", 0) for value in column):
             raise InvalidArgumentError(
-                f"{describe_component(path)} is a scalar, so its rows cannot be shared by several "
-                "devices: "
-                "call the `batch` method on the dataset, or leave it out with map()"
+                f"{describe_component(path)} is a scalar and has no rows to divide among several "
+                "devices: call the `batch` method on the dataset, or remove the component with "
+                "map()"
             )
         found = [len(value) for value in column]
         if not rows:
             rows = found
         elif found != rows:
             raise InvalidArgumentError(
-                f"{describe_component(structure.paths[0])} has {_format_counts(rows)} rows and "
-                f"{describe_component(path)} "
-                f"has {_format_counts(found)}; the first axis of each is the batch: give what is "
-                "no row "
-                "an axis with map()"
+                f"{describe_component(structure.paths[0])} has {_format_counts(rows)} rows, but "
+                f"{describe_component(path)} has {_format_counts(found)}; the first axis of every "
+                "component must be the batch axis: add one with map()"
             )
     return rows
 
@@ -96,10 +94,10 @@ def rows_per_shard(remainder: str, rows: Sequence[int], size: int | None = None)
     if remainder == "drop":
         return None
     raise InvalidArgumentError(
-        f"the shares of a batch have {_format_counts(rows)} rows, and one array over {len(rows)} "
-        "devices "
-        "or groups of devices has as many on each: batch with drop_remainder=True and a multiple "
-        f'of {len(rows)}, or use remainder="pad", which adds a mask, or remainder="drop"'
+        f"the shards of a batch have {_format_counts(rows)} rows, but one array over {len(rows)} "
+        "devices or groups of devices needs the same number on each: batch with "
+        f"drop_remainder=True and a batch size that is a multiple of {len(rows)}, or use "
+        'remainder="pad", which adds a mask, or remainder="drop"'
     )
 
 
@@ -135,8 +133,8 @@ def add_mask(structure: Structure, leaves: Sequence[Any], mask: Any) -> Element:
         return element, mask
     if "mask" in element:
         raise InvalidArgumentError(
-            "component ['mask'] is there already, and remainder=\"pad\" adds one of that name: "
-            "call it otherwise with map()"
+            "component ['mask'] exists already, but remainder=\"pad\" adds a component of that "
+            "name: rename yours with map()"
         )
     made: Mapping[Any, Any] = {**element, "mask": mask}
     return made

@@ -83,7 +83,7 @@ class Framework(ABC):
         """
         return None
 
-    def check_not_sharded(self, values: Any) -> None:  # noqa: B027 -- others split none
+    def check_not_sharded(self, values: Any) -> None:  # noqa: B027 -- only JAX shards arrays
         """Reject arrays that are sharded over devices, where each replica needs its own value.
 
         Raises:
@@ -99,8 +99,8 @@ class Framework(ABC):
             ValueError: If the framework has no such programs.
         """
         raise ValueError(
-            "one program, or one array, for all replicas takes a strategy of JAX, and this one has "
-            f'framework={self.name!r}: make it with framework="jax"'
+            "a compiled step or a global array for all replicas needs a strategy with "
+            f'framework="jax", but this one has framework={self.name!r}'
         )
 
     @abstractmethod
@@ -267,7 +267,7 @@ def find_framework(name: Any) -> Framework:
         if error.name is None or error.name.startswith("headrace"):
             raise
         raise FailedPreconditionError(
-            f"framework={wanted!r} needs the package {error.name}, which is not installed here; "
+            f"framework={wanted!r} requires the package {error.name}, which is not installed: "
             f"pip install 'headrace[{wanted}]'"
         ) from error
     found: Framework = module.FRAMEWORK
@@ -289,8 +289,8 @@ def device_names(devices: Any, framework: Framework) -> list[str]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(
-            f"No duplicates allowed in `devices` argument, but {', '.join(twice)} stands there "
-            "several times; logical CPUs have numbers of their own: cpu:0, cpu:1, ..."
+            f"No duplicates allowed in `devices` argument, but {', '.join(twice)} occurs more than "
+            "once; number logical CPUs as cpu:0, cpu:1, ..."
         )
     for name in names:
         framework.device(name)
@@ -302,6 +302,6 @@ def _canonical_name(device: Any) -> str:
         raise TypeError(f'a device must be a name, such as "cpu:0", but got {device!r}')
     found = _DEVICE.fullmatch(device.lower())
     if found is None:
-        raise ValueError(f'a device must be named as "cpu:0" or "gpu:1" are, but got {device!r}')
+        raise ValueError(f'a device name must look like "cpu:0" or "gpu:1", but got {device!r}')
     kind, number = found.groups()
     return f"{kind}:{int(number or 0)}"

@@ -46,14 +46,14 @@ class JaxFramework(Framework):
         devices = _devices_of(kind)
         if int(number) < len(devices):
             return devices[int(number)]
-        there = [f"{k}:{i}" for k in _PLATFORMS for i in range(len(_devices_of(k)))]
-        words = f"device {name!r} is not there: JAX has {', '.join(there)}"
+        available = [f"{k}:{i}" for k in _PLATFORMS for i in range(len(_devices_of(k)))]
+        message = f"device {name!r} does not exist: JAX has {', '.join(available)}"
         if kind == "cpu":
-            words += (
-                "; more CPU devices have to be asked for before JAX is first used: "
+            message += (
+                "; to have more CPU devices, request them before JAX is first used: "
                 f'jax.config.update("jax_num_cpu_devices", {int(number) + 1})'
             )
-        raise ValueError(words)
+        raise ValueError(message)
 
     def thread_settings(self) -> Any:
         """Return whether 64-bit dtypes are enabled, which `jax.enable_x64` sets for a thread."""
@@ -64,21 +64,21 @@ class JaxFramework(Framework):
         for leaf in jax.tree.leaves(values):
             if isinstance(leaf, jax.Array) and not leaf.sharding.is_fully_replicated:
                 raise InvalidArgumentError(
-                    f"an array of shape {leaf.shape} that is split over several devices is one "
-                    "value, not one for each replica: pass it to jax.jit, or to what "
-                    "strategy.compile returned; for run, reduce and gather distribute the dataset "
-                    "without `global_arrays`"
+                    f"an array of shape {leaf.shape} that is sharded over several devices is a "
+                    "single value, not one for each replica: pass it to jax.jit, or to the "
+                    "function that strategy.compile returned; for run, reduce and gather, "
+                    "distribute the dataset without `global_arrays`"
                 )
 
     def replica_context(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
         """Make the replica's device the default, with the caller's 64-bit setting."""
-        there: AbstractContextManager[Any] = jax.default_device(device)
+        on_device: AbstractContextManager[Any] = jax.default_device(device)
         if jax.config.jax_enable_x64 == settings:
-            return there
-        both = ExitStack()
-        both.enter_context(jax.enable_x64(settings))
-        both.enter_context(there)
-        return both
+            return on_device
+        stack = ExitStack()
+        stack.enter_context(jax.enable_x64(settings))
+        stack.enter_context(on_device)
+        return stack
 
     def join_workers(
         self, rank: int, size: int, host: str | None, timeout: float, exchange: Exchange
@@ -121,7 +121,8 @@ class JaxFramework(Framework):
             return jnp.array(value, None if dtype is None else self.as_dtype(dtype))
         except TypeError as error:
             raise InvalidArgumentError(
-                f"{value!r:.80} of type {type(value).__name__} cannot be an array of JAX: {error}"
+                f"{value!r:.80} of type {type(value).__name__} cannot be converted to a JAX array: "
+                f"{error}"
             ) from error
 
     def as_dtype(self, dtype: Any) -> Any:
@@ -132,8 +133,8 @@ class JaxFramework(Framework):
         """Put a value on a device; JAX arrays are immutable, others are copied."""
         if isinstance(value, jax.core.Tracer):
             raise FailedPreconditionError(
-                "a value that JAX is tracing cannot be kept in a Variable: return it from the "
-                "function that is compiled, and assign what comes out"
+                "a value that JAX is tracing cannot be stored in a Variable: return it from the "
+                "compiled function, and assign the result"
             )
         return jax.device_put(value if isinstance(value, jax.Array) else np.array(value), device)
 
@@ -182,10 +183,10 @@ class JaxFramework(Framework):
         for _, kind in found:
             if kind not in _GRADIENT_TRACERS:
                 raise FailedPreconditionError(
-                    f"a value that JAX traces ({kind}: in jax.jit, jax.vmap or the like) cannot be "
-                    "reduced or gathered in strategy.run, where replicas exchange values: make "
-                    "the whole step a program with strategy.compile, or leave the all_reduce and "
-                    "all_gather out of the function that JAX transforms; jax.grad of them is fine"
+                    f"a value that JAX traces ({kind}, as in jax.jit or jax.vmap) cannot be "
+                    "reduced or gathered in strategy.run, where replicas exchange values: compile "
+                    "the whole step with strategy.compile, or move all_reduce and all_gather out "
+                    "of the function that JAX transforms; jax.grad of them is supported"
                 )
         return tuple(index for index, _ in found)
 
@@ -198,7 +199,7 @@ class JaxFramework(Framework):
     ) -> list[Array]:
         """Use `jax.custom_vjp`; `jax.grad` calls its functions with values, not with tracers."""
 
-        def called(*given: Any) -> list[Array]:
+        def run_forward(*given: Any) -> list[Array]:
             made = list(values)
             for index, value in zip(traced, given, strict=True):
                 made[index] = value
@@ -218,9 +219,9 @@ class JaxFramework(Framework):
             )
 
         dtypes = [values[index].dtype for index in traced]
-        function = jax.custom_vjp(called)
+        function = jax.custom_vjp(run_forward)
         function.defvjp(
-            lambda *given: (called(*given), None),
+            lambda *given: (run_forward(*given), None),
             lambda _, upstream: gradient(dtypes, upstream),
         )
         found: list[Array] = function(*[values[index] for index in traced])
@@ -232,7 +233,7 @@ class JaxFramework(Framework):
         """Convert numbers; True counts as 1."""
         if isinstance(value, _TEXT) or (hasattr(value, "dtype") and value.dtype == object):
             raise InvalidArgumentError(
-                f"values such as {value!r:.40} cannot be added up; take them with local_results"
+                f"values such as {value!r:.40} cannot be summed; read them with local_results"
             )
         array = self.as_array(value)
         return array.astype(int) if array.dtype == jnp.bool_ else array
@@ -265,7 +266,7 @@ class JaxFramework(Framework):
 
 
 def _devices_of(kind: str) -> list[Device]:
-    with contextlib.suppress(RuntimeError):  # there is no such platform
+    with contextlib.suppress(RuntimeError):  # the platform does not exist
         found: list[Device] = jax.local_devices(backend=kind)
         return found
     return []

@@ -133,7 +133,7 @@ def _batch_layout(sharding: Any, process: int) -> BatchLayout:
         needs.setdefault(device.process_index, set()).add(numbers[row])
     if process not in needs:
         raise ValueError(
-            f"`sharding` has no device of this process ({process}), but some of "
+            f"`sharding` has no device of this process ({process}), only of processes "
             f"{sorted(needs)}: use a mesh in which every process that reads has a device"
         )
     pipelines = group_pipelines(needs)
@@ -218,8 +218,8 @@ def global_array(
     if len({piece.shape for piece in pieces}) > 1:
         raise InvalidArgumentError(
             f"{describe_component(path)} has shapes "
-            f"{', '.join(str(piece.shape) for piece in pieces)} on "
-            "the devices of this process, and one array has one shape on all of them"
+            f"{', '.join(str(piece.shape) for piece in pieces)} on the devices of this process, "
+            "but a global array needs the same shape on all of them"
         )
     if not first.ndim:
         return _scalar_array(layout, pieces, path)
@@ -229,7 +229,7 @@ def global_array(
         indices = sharding.addressable_devices_indices_map(shape)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"{describe_component(path)} of shape {shape} cannot be cut as {sharding} says: {error}"
+            f"{describe_component(path)} of shape {shape} cannot be sharded as {sharding}: {error}"
         ) from error
     on_cpu = layout.local_devices[0][0].platform == "cpu"
     prepared = [_prepare(piece, path, may_alias, on_cpu) for piece in pieces]
@@ -264,17 +264,16 @@ def whole_array(layout: BatchLayout, rows: Any, path: str = "") -> jax.Array:
         return jax.device_put(_prepare(given, path, True, True), sharding)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"{describe_component(path)} of shape {np.shape(rows)} cannot be cut as {sharding} "
-            f"says: {error}"
+            f"{describe_component(path)} of shape {np.shape(rows)} cannot be sharded as "
+            f"{sharding}: {error}"
         ) from error
 
 
 def _scalar_array(layout: BatchLayout, pieces: Sequence[Any], path: str) -> jax.Array:
     if layout.num_shards > 1 or len(layout.processes) > 1:
         raise InvalidArgumentError(
-            f"{describe_component(path)} is a scalar, so its rows cannot be shared by several "
-            "devices: call "
-            "the `batch` method on the dataset, or leave it out with map()"
+            f"{describe_component(path)} is a scalar and has no rows to divide among several "
+            "devices: call the `batch` method on the dataset, or remove the component with map()"
         )
     sharding = sharding_for_ndim(layout.sharding, 0)
     return jax.device_put(to_jax_dtype(np.asarray(pieces[0]), path), sharding)
@@ -291,7 +290,7 @@ def _device_target(device: Any, sharding: Any) -> Any:
 
 def _prepare(piece: Any, path: str, may_alias: bool, on_cpu: bool) -> Any:
     if not isinstance(piece, np.ndarray):
-        return piece  # JAX's own
+        return piece  # a JAX array
     checked = to_jax_dtype(piece, path)
     if may_alias or checked is not piece or not on_cpu:
         return checked
@@ -319,9 +318,8 @@ def check_is_numeric(dtype: np.dtype[Any], path: str = "") -> None:
         return
     what = {"S": "bytes", "U": "str", "O": "bytes or str"}.get(dtype.kind, str(dtype))
     raise InvalidArgumentError(
-        f"{describe_component(path)} holds {what}, of which JAX has no arrays: make numbers of it "
-        "with "
-        "map(), or leave it out"
+        f"{describe_component(path)} holds {what}, which JAX arrays cannot hold: convert it to "
+        "numbers with map(), or remove the component"
     )
 
 
@@ -348,9 +346,8 @@ def to_jax_dtype(array: NDArray[Any], path: str = "") -> NDArray[Any]:
         low, high = array.min(), array.max()
         if low < limits.min or high > limits.max:
             raise InvalidArgumentError(
-                f"{describe_component(path)} holds {low if low < limits.min else high}, which "
-                f"{dtype} does "
-                f"not, and JAX makes {dtype} of {array.dtype}: enable 64 bits with "
+                f"{describe_component(path)} holds {low if low < limits.min else high}, which does "
+                f"not fit {dtype}, to which JAX converts {array.dtype}: enable 64 bits with "
                 'jax.config.update("jax_enable_x64", True), or map it to smaller numbers'
             )
     return array.astype(dtype)

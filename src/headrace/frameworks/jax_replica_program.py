@@ -110,10 +110,10 @@ def all_gather(value: Any, axis: int) -> Array:
     array = jnp.asarray(value)
     if not 0 <= axis < array.ndim:
         raise ValueError(
-            f"cannot gather values of rank {array.ndim} along axis {axis}; the axis must be from 0 "
-            "to rank - 1, so scalars have none: add one with value[None]"
+            f"cannot gather values of rank {array.ndim} along axis {axis}: `axis` must be in "
+            f"[0, {array.ndim}); give scalars an axis with value[None]"
         )
-    if not array.shape[axis]:  # of which JAX makes no program
+    if not array.shape[axis]:  # JAX cannot compile a gather of empty arrays
         return array
     return jax.lax.all_gather(array, AXIS, axis=axis, tiled=True)
 
@@ -237,12 +237,13 @@ class ReplicaProgram:
             args: Arguments as of a call.
             have_rows: For each argument whether its leaves have rows, whose number is left out.
         """
-        words = []
+        descriptions = []
         for number, (arg, has_rows) in enumerate(zip(args, have_rows, strict=True)):
             for path, leaf in jax.tree_util.tree_leaves_with_path(_wrap_unknown(arg)):
-                where = f"{number}{jax.tree_util.keystr(path)}"
-                words.append(f"{where}: {_describe_leaf(leaf, self._local_values(leaf), has_rows)}")
-        return ", ".join(words)
+                name = f"{number}{jax.tree_util.keystr(path)}"
+                value = _describe_leaf(leaf, self._local_values(leaf), has_rows)
+                descriptions.append(f"{name}: {value}")
+        return ", ".join(descriptions)
 
     def _leaf_result(self, array: Array, is_scalar: bool) -> Any:
         return array if self._is_single_device else self._make_result(array, is_scalar)
@@ -284,8 +285,8 @@ class ReplicaProgram:
         except TypeError:
             raise InvalidArgumentError(
                 f"argument {number}{jax.tree_util.keystr(path)} is {leaf!r:.80} of type "
-                f"{type(leaf).__name__}, of which a compiled step can make neither an array nor a "
-                "constant: pass arrays, numbers or what can be hashed"
+                f"{type(leaf).__name__}, which is neither an array nor hashable: pass arrays, "
+                "numbers or hashable values to a compiled step"
             ) from None
         return (leaf,)
 
@@ -297,9 +298,9 @@ class ReplicaProgram:
         if array.sharding.is_equivalent_to(self._layout.sharding, array.ndim):
             return "rows"
         raise InvalidArgumentError(
-            f"argument {number}{jax.tree_util.keystr(path)} is an array over several devices as "
-            f"{array.sharding} says, and this step takes what is split over the strategy's mesh by "
-            f"its first axis, or the same on all its devices: {self._layout.sharding}"
+            f"argument {number}{jax.tree_util.keystr(path)} has the sharding {array.sharding}, "
+            "but this step takes arrays that are sharded over the strategy's mesh by their "
+            f"first axis, or replicated on all its devices: {self._layout.sharding}"
         )
 
     def _compile(
@@ -353,14 +354,14 @@ def _check_not_donated(given: Any, number: int, path: Any) -> None:
     if any(isinstance(array, jax.Array) and array.is_deleted() for array in arrays):
         raise FailedPreconditionError(
             f"argument {number}{jax.tree_util.keystr(path)} was donated to an earlier step, which "
-            "has its memory: pass what that step returned, as in weights = step(weights, batch), "
-            "or leave its number out of `donate`"
+            "reused its memory: pass the result of that step, as in weights = step(weights, "
+            "batch), or remove its index from `donate`"
         )
 
 
 def _describe_leaf(leaf: Any, parts: Any, has_rows: bool) -> str:
     if parts is None and not isinstance(leaf, _ARRAYS):
-        # Constants are a part of the program, and numbers are not.
+        # Constants are part of the program; numbers are not.
         return repr(leaf) if isinstance(leaf, str | bytes) else type(leaf).__name__
     array = leaf if parts is None else parts[0]
     shape = np.shape(array)[1:] if has_rows else np.shape(array)
@@ -388,9 +389,9 @@ def _wrap_dataclass(leaf: Any) -> _DataclassNode:
 
 
 def _unwrap(value: Any) -> Any:
-    def undone(leaf: Any) -> Any:
+    def unwrap_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, _DataclassNode):
             return leaf
         return rebuild(leaf.kind, leaf.names, [_unwrap(each) for each in leaf.values])
 
-    return jax.tree.map(undone, value, is_leaf=lambda leaf: isinstance(leaf, _DataclassNode))
+    return jax.tree.map(unwrap_leaf, value, is_leaf=lambda leaf: isinstance(leaf, _DataclassNode))

@@ -35,14 +35,14 @@ def wait_until_ready(arrays: Sequence[Array], check_peers: Callable[[], object])
         JaxRuntimeError: If the program failed in this process.
     """
     parts = [shard.data for array in arrays[:1] for shard in array.addressable_shards]
-    began = looked = time.monotonic()
+    start = last_check = time.monotonic()
     while not all(part.is_ready() for part in parts):
         for part in parts:
             if part.is_ready():
                 part.block_until_ready()
         now = time.monotonic()
-        if now - looked > _CHECK_SECONDS:
+        if now - last_check > _CHECK_SECONDS:
             check_peers()
-            looked = now
-        time.sleep(min(max((now - began) / _FRACTION, _SHORTEST), _LONGEST))
+            last_check = now
+        time.sleep(min(max((now - start) / _FRACTION, _SHORTEST), _LONGEST))
     jax.block_until_ready(arrays)

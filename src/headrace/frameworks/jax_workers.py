@@ -64,17 +64,17 @@ def join_workers(
     if own["state"] == "free" and rank == 0:
         assert host is not None
         own["address"], own["hold"] = jax_coordinator.start_coordinator(size, host)
-    said = exchange(own)
-    states = {each["state"] for each in said}
-    if {each["workers"] for each in said} != {str(size)}:
-        return False  # which those who compare the workers refuse
-    if states == {"free"}:
+    states = exchange(own)
+    kinds = {each["state"] for each in states}
+    if {each["workers"] for each in states} != {str(size)}:
+        return False  # the comparison of the workers' configurations rejects it
+    if kinds == {"free"}:
         assert host is not None
-        jax_coordinator.keep_alive(said[0]["hold"])
-        _initialize(rank, size, host, said[0]["address"], timeout)
-    elif not _form_one_program(said):
-        if states != {"keys"}:
-            _warn_not_joined(said)
+        jax_coordinator.keep_alive(states[0]["hold"])
+        _initialize(rank, size, host, states[0]["address"], timeout)
+    elif not _form_one_program(states):
+        if kinds != {"keys"}:
+            _warn_not_joined(states)
         return False
     if not xla_bridge.backends_are_initialized():
         with _collective_timeout(timeout):
@@ -104,20 +104,20 @@ def _form_one_program(states: Sequence[dict[str, str]]) -> bool:
 
 
 _REASONS = {
-    "free": "JAX is not in use there",
-    "used": "JAX was used there before the strategy was made",
-    "keys": "jax.distributed.initialize() was not called there",
-    "joined": "it is process {number} of {count} of jax.distributed there",
+    "free": "JAX is not in use",
+    "used": "JAX was used before the strategy was made",
+    "keys": "jax.distributed.initialize() was not called",
+    "joined": "it is process {number} of {count} of jax.distributed",
 }
 
 
 def _warn_not_joined(states: Sequence[dict[str, str]]) -> None:
-    words = [f"worker {n}: {_REASONS[e['state']].format(**e)}" for n, e in enumerate(states)]
+    reasons = [f"worker {n}: {_REASONS[e['state']].format(**e)}" for n, e in enumerate(states)]
     _log.warning(
-        "the workers' processes are not one program of JAX (%s), so what they reduce goes by way "
-        "of the first worker, and there are no programs over all: make the strategy before JAX is "
-        "first used, or call jax.distributed.initialize() with as many processes as workers",
-        "; ".join(words),
+        "the workers' processes do not form one JAX program (%s), so reductions go through the "
+        "first worker, and there are no programs over all workers: make the strategy before JAX "
+        "is first used, or call jax.distributed.initialize() with as many processes as workers",
+        "; ".join(reasons),
     )
 
 
@@ -172,10 +172,10 @@ class JaxAllReduce:
     """
 
     def __init__(self, device: Device, exchange: Exchange) -> None:
-        said = exchange({"device": device_keys([device])[0]})
-        mesh = Mesh(np.array(find_devices([each["device"] for each in said])), (_AXIS,))
+        reports = exchange({"device": device_keys([device])[0]})
+        mesh = Mesh(np.array(find_devices([each["device"] for each in reports])), (_AXIS,))
         self._device = device
-        self._size = len(said)
+        self._size = len(reports)
         self._sharding = NamedSharding(mesh, P(_AXIS))
         self._program = jax.jit(
             jax.shard_map(

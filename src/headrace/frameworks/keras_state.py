@@ -18,8 +18,8 @@ __all__ = [
 ]
 
 SUPPORTED_KERAS_USE = (
-    "What works: model.fit, evaluate and predict, and functions that a coordinator schedules, with "
-    "a model that is made in the scope of this ParameterServerStrategy or given to "
+    "Supported: model.fit, evaluate and predict, and functions that a coordinator schedules, with "
+    "a model that is made in the scope of this ParameterServerStrategy or passed to "
     "hr.keras.distribute(model, strategy); and model.fit(hr.keras.dataset(dataset)) of a model "
     "that is made outside of any scope"
 )
@@ -44,9 +44,9 @@ def keras_state(value: Any) -> str | None:
     kinds = _kinds(keras, hasattr(keras, "__version__"))
     if not issubclass(kind, tuple(kinds)):
         return None
-    what = next(words for base, words in kinds.items() if issubclass(kind, base))
+    what = next(name for base, name in kinds.items() if issubclass(kind, base))
     if what == "layer" and not value.trainable_variables:
-        return None  # without weights, or with constants: it is the same everywhere
+        return None  # it has no weights, or only constants, which are the same everywhere
     return f"the Keras {what} {getattr(value, 'name', kind.__name__)!r} ({kind.__name__})"
 
 

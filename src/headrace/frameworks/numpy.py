@@ -29,7 +29,7 @@ class NumpyFramework(Framework):
         if not name.startswith("cpu:"):
             raise ValueError(
                 f'device {name!r} cannot hold NumPy arrays: with framework="numpy" devices are '
-                'cpu:0, cpu:1, ...; accelerators are those of framework="jax" or "torch"'
+                'cpu:0, cpu:1, ...; for accelerators use framework="jax" or "torch"'
             )
         return name
 
@@ -50,8 +50,8 @@ class NumpyFramework(Framework):
         if not isinstance(value, np.ndarray) or value.flags.writeable:
             value = np.array(value)
             value.flags.writeable = False
-        kept: NDArray[Any] = value
-        return kept
+        result: NDArray[Any] = value
+        return result
 
     def move_to_device(self, array: Any, device: Device) -> Any:
         """Return the array; all devices share the host's memory."""
@@ -89,11 +89,11 @@ class NumpyFramework(Framework):
     def as_summable(self, value: Any) -> NDArray[Any]:
         """Convert numbers; True counts as 1."""
         array = np.asarray(value)
-        if array.dtype.kind == "b":  # else True + True were True
+        if array.dtype.kind == "b":  # True + True would be True
             return array.astype(np.int64)
         if array.dtype.kind not in "iufcV":
             raise InvalidArgumentError(
-                f"values of dtype {array.dtype} cannot be added up; take them with local_results"
+                f"values of dtype {array.dtype} cannot be summed; read them with local_results"
             )
         return array
 

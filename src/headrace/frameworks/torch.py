@@ -54,10 +54,10 @@ class TorchFramework(Framework):
             return torch.device("cuda", int(number))
         if name == "mps:0" and torch.backends.mps.is_available():
             return torch.device("mps")
-        there = "".join(f"gpu:{each}, " for each in range(count)) or "no GPU here, "
+        available = "".join(f"gpu:{each}, " for each in range(count)) or "no GPU, "
         raise ValueError(
-            f"device {name!r} is not there: PyTorch has {there}and as many CPUs as you like "
-            "(cpu:0, cpu:1, ...)"
+            f"device {name!r} does not exist: PyTorch has {available}and any number of logical "
+            "CPUs (cpu:0, cpu:1, ...)"
         )
 
     def thread_settings(self) -> Any:
@@ -104,8 +104,8 @@ class TorchFramework(Framework):
             return torch.as_tensor(value, dtype=dtype)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
-                f"{value!r:.80} of type {type(value).__name__} cannot be a tensor of PyTorch: "
-                f"{error}"
+                f"{value!r:.80} of type {type(value).__name__} cannot be converted to a PyTorch "
+                f"tensor: {error}"
             ) from error
 
     def as_dtype(self, dtype: Any) -> Any:
@@ -188,7 +188,7 @@ class TorchFramework(Framework):
             isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
         ):
             raise InvalidArgumentError(
-                f"values such as {value!r:.40} cannot be added up; take them with local_results"
+                f"values such as {value!r:.40} cannot be summed; read them with local_results"
             )
         tensor = self.as_array(value)
         narrow = tensor.dtype == torch.bool or tensor.dtype in _UNSIGNED
