@@ -240,7 +240,7 @@ class DatasetInputSteps(InputSteps):
 class DistributedInputSteps(InputSteps):
     """Values of this process's replicas from a distributed dataset, one shard for each.
 
-    The dataset reads ahead by itself, so steps are read only when they are used.
+    The dataset reads ahead itself, so steps are read only when they are used.
 
     Args:
         steps: Iterator over the replicas' values.

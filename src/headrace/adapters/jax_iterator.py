@@ -300,7 +300,7 @@ class DeviceIterator:
         saved = state["distributed"]
         if self._open_resharded is not None and not self._steps.accepts_state(saved):
             self._steps.close()
-            # A distributed dataset reads ahead by itself; its steps are read when they are used.
+            # A distributed dataset reads ahead itself, so its steps are read when they are used.
             self._steps, self._device_prefetch = self._open_resharded(), 0
         self._steps.set_state(saved)
         self._reset(None)
@@ -334,7 +334,7 @@ def _default_device() -> Any:
 
 
 def _default_sharding(local_replicas: int) -> Any:
-    """Return a sharding over as many devices of each process as it has replicas."""
+    """Return a sharding over one device of each process per local replica."""
     by_process: dict[int, list[Any]] = {}
     for device in jax.devices():
         by_process.setdefault(device.process_index, []).append(device)

@@ -115,5 +115,5 @@ def _concatenate_replicas(*replicas: Any) -> NDArray[Any]:
 
 
 def _to_host(leaf: Any) -> NDArray[Any]:
-    # A PyTorch tensor may be on a device, from which NumPy does not copy it.
+    # A PyTorch tensor may be on a device; NumPy cannot copy it from there.
     return np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)

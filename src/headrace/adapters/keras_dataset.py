@@ -294,7 +294,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
             own.is_being_read = False
 
     def _begin_iteration(self) -> _DatasetIteration:
-        """Return the iteration whose batches are to be read next."""
+        """Return the iteration to read next."""
         current = self._current
         if current.is_being_read and current is self._last:
             # An epoch within one that continues: a callback evaluates on the training data.

@@ -118,8 +118,8 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
             if strategy.cluster.is_closed and name == "fit":
                 raise FailedPreconditionError(
                     f"fit of the Keras model {self.name!r}: its strategy is closed. Close it after "
-                    "the last fit, or go on with keras.models.clone_model(model) and its weights "
-                    "under another strategy"
+                    "the last fit, or continue with keras.models.clone_model(model) and its "
+                    "weights under another strategy"
                 )
             if not strategy.cluster.is_closed:
                 return _on_parameter_servers(self, strategy, name)(*args, **kwargs)

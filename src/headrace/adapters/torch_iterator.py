@@ -18,7 +18,7 @@ _VERSION = 1
 
 
 class OpenedEpoch(NamedTuple):
-    """An open epoch: its elements, and the position from which they are read."""
+    """An open epoch: its elements and the start position."""
 
     elements: LookaheadIterator | DistributedIterator
     epoch: int
@@ -150,8 +150,8 @@ class LoaderIterator:
         """Continue where `state` was taken.
 
         Raises:
-            FailedPreconditionError: If the state is of another dataset, or of a sharding from which
-                this loader cannot continue.
+            FailedPreconditionError: If the state is of another dataset, or of a sharding that this
+                loader cannot continue.
         """
         check_loader_state(state)
         if state["ended"]:

@@ -91,7 +91,7 @@ class Loader(IterableDataset):  # type: ignore[misc]
         self._iterator: LoaderIterator | None = None
         #: Whether `_iterator` was made only to get the initial state, and is not in use yet.
         self._is_unclaimed = False
-        #: State from which the next iterator starts.
+        #: Start state of the next iterator.
         self._state: dict[str, Any] | None = None
 
     # --- reading ------------------------------------------------------------------------------

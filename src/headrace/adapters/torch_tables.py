@@ -363,12 +363,12 @@ def prefetch(
     for trains in (True, False):
         chosen = [pair for pair in pairs if pair[0].training is trains]
         if chosen:
-            wanted = [layer._ids_to_pull(ids) for layer, ids in chosen]
+            ids_to_pull = [layer._ids_to_pull(ids) for layer, ids in chosen]
             tables = [layer.table for layer, _ in chosen]
-            work = functools.partial(pull, tables, wanted, counts=trains)
-            begun = tables[0].cluster.background.submit(work)
+            work = functools.partial(pull, tables, ids_to_pull, counts=trains)
+            task = tables[0].cluster.background.submit(work)
             for number, (layer, _) in enumerate(chosen):
-                layer._prefetched.append((wanted[number], begun, number))
+                layer._prefetched.append((ids_to_pull[number], task, number))
 
 
 def _table_layers(module: Any) -> Iterator[_Layer]:

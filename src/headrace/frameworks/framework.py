@@ -260,15 +260,15 @@ def find_framework(name: Any) -> Framework:
         raise ValueError(
             f"`framework` must be one of {', '.join(map(repr, FRAMEWORK_NAMES))}, but got {name!r}"
         )
-    wanted = name or "numpy"
+    package = name or "numpy"
     try:
-        module = importlib.import_module(f"headrace.frameworks.{wanted}")
+        module = importlib.import_module(f"headrace.frameworks.{package}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("headrace"):
             raise
         raise FailedPreconditionError(
-            f"framework={wanted!r} requires the package {error.name}, which is not installed: "
-            f"pip install 'headrace[{wanted}]'"
+            f"framework={package!r} requires the package {error.name}, which is not installed: "
+            f"pip install 'headrace[{package}]'"
         ) from error
     found: Framework = module.FRAMEWORK
     return found
@@ -286,11 +286,11 @@ def device_names(devices: Any, framework: Framework) -> list[str]:
             f'`devices` must be a list of names, such as ["cpu:0", "cpu:1"], but got {devices!r}'
         )
     names = [_canonical_name(device) for device in devices or framework.default_devices()]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
         raise ValueError(
-            f"No duplicates allowed in `devices` argument, but {', '.join(twice)} occurs more than "
-            "once; number logical CPUs as cpu:0, cpu:1, ..."
+            f"No duplicates allowed in `devices` argument, but {', '.join(duplicates)} occurs "
+            "more than once; number logical CPUs as cpu:0, cpu:1, ..."
         )
     for name in names:
         framework.device(name)

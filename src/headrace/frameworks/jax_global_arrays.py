@@ -137,15 +137,15 @@ def _batch_layout(sharding: Any, process: int) -> BatchLayout:
             f"{sorted(needs)}: use a mesh in which every process that reads has a device"
         )
     pipelines = group_pipelines(needs)
-    here = tuple(sorted(needs[process]))
+    local_shards = tuple(sorted(needs[process]))
     return BatchLayout(
         sharding=sharding,
         num_shards=len(numbers),
         pipelines=pipelines,
         pipeline_index=next(n for n, each in enumerate(pipelines) if process in each.processes),
-        local_shards=here,
+        local_shards=local_shards,
         local_devices=tuple(
-            (device, here.index(numbers[row]))
+            (device, local_shards.index(numbers[row]))
             for device, row in first_rows.items()
             if device.process_index == process
         ),
@@ -234,8 +234,8 @@ def global_array(
     on_cpu = layout.local_devices[0][0].platform == "cpu"
     prepared = [_prepare(piece, path, may_alias, on_cpu) for piece in pieces]
     parts = [
-        prepared[place][(slice(None), *indices[device][1:])]
-        for device, place in layout.local_devices
+        prepared[index][(slice(None), *indices[device][1:])]
+        for device, index in layout.local_devices
     ]
     arrays = jax.device_put(
         parts, [_device_target(device, sharding) for device, _ in layout.local_devices]
@@ -347,7 +347,7 @@ def to_jax_dtype(array: NDArray[Any], path: str = "") -> NDArray[Any]:
         if low < limits.min or high > limits.max:
             raise InvalidArgumentError(
                 f"{describe_component(path)} holds {low if low < limits.min else high}, which does "
-                f"not fit {dtype}, to which JAX converts {array.dtype}: enable 64 bits with "
+                f"not fit {dtype} (JAX converts {array.dtype} to it): enable 64 bits with "
                 'jax.config.update("jax_enable_x64", True), or map it to smaller numbers'
             )
     return array.astype(dtype)

@@ -265,9 +265,11 @@ class ReplicaProgram:
             if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
                 return self._mesh_array_kind(leaf, number, path), leaf
             parts = [leaf] * len(self._local_devices)
-        where = f" of argument {number}{jax.tree_util.keystr(path)}"
+        argument_path = f" of argument {number}{jax.tree_util.keystr(path)}"
         pieces = [
-            piece if isinstance(piece, jax.Array) else to_jax_dtype(np.asarray(piece), where)
+            piece
+            if isinstance(piece, jax.Array)
+            else to_jax_dtype(np.asarray(piece), argument_path)
             for piece in parts
         ]
         if self._is_single_device:
@@ -276,7 +278,7 @@ class ReplicaProgram:
         if is_scalar:
             pieces = [piece.reshape(1) for piece in pieces]
         return ("scalar" if is_scalar else "rows"), global_array(
-            self._layout, pieces, where, may_alias=False
+            self._layout, pieces, argument_path, may_alias=False
         )
 
     def _check_constant(self, leaf: Any, number: int, path: Any) -> tuple[Any]:

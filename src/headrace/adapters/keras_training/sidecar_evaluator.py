@@ -257,8 +257,8 @@ class SidecarEvaluator:
         metrics = self._model.evaluate(
             self._data, steps=self._steps, callbacks=self._callbacks, verbose=2, return_dict=True
         )
-        words = ", ".join(f"{name}={float(value):g}" for name, value in metrics.items())
-        _log.info("evaluated the checkpoint %s, step %d: %s", found.path, step, words)
+        summary = ", ".join(f"{name}={float(value):g}" for name, value in metrics.items())
+        _log.info("evaluated the checkpoint %s, step %d: %s", found.path, step, summary)
 
     def _describe_missing(self, waited: float, last: str) -> str:
         """Return what has not come for so long."""
