@@ -121,7 +121,7 @@ def test_one_device_accepts_elements_that_are_no_batches():
     ]
 
 
-# --- what cannot be shared evenly ---------------------------------------------------------------
+# --- batches that cannot be split evenly --------------------------------------------------------
 
 
 def test_unequal_shards_raise_at_their_step_by_default():
@@ -216,7 +216,7 @@ def test_states_count_yielded_batches_and_not_prefetched_ones(name, prefetch):
         fresh = hr.jax.device_iterator(dataset, over(8), 3 - min(prefetch, 3))
         fresh.load_state_dict(state)
         assert lists(fresh) == batches[count:], count
-    # In the iterator itself, too, and back and forth.
+    # The iterator can also restore its own earlier and later states.
     iterator.set_state(states[2])
     assert lists([next(iterator)]) == batches[2:3]
     iterator.set_state(states[0])
@@ -412,8 +412,8 @@ def test_at_most_prefetch_batches_are_read_ahead():
         iterator.close()
 
 
-class Batches(DatasetInputSteps):
-    """Says of the next batch whether it is there already, whatever the reader says."""
+class FixedReadiness(DatasetInputSteps):
+    """Reports a given readiness of the next batch, independently of the reader."""
 
     is_ready = False
     reads = 0
@@ -425,7 +425,7 @@ class Batches(DatasetInputSteps):
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_ready_batch_does_not_wait_for_the_next_one(is_ready, monkeypatch):
-    monkeypatch.setattr(jax_process_input, "DatasetInputSteps", Batches)
+    monkeypatch.setattr(jax_process_input, "DatasetInputSteps", FixedReadiness)
     with hr.jax.device_iterator(images(64, 8), over(8), 2) as iterator:
         iterator._steps.is_ready = is_ready
         counts = []
@@ -507,7 +507,7 @@ def test_leaves_can_have_different_shardings():
         next(hr.jax.device_iterator(images(16, 8), {"x": over(8)}))
 
 
-# --- arguments, words ---------------------------------------------------------------------------
+# --- arguments and messages ---------------------------------------------------------------------
 
 
 def test_wrong_arguments_are_rejected_immediately():

@@ -13,7 +13,7 @@ import pytest
 import headrace as hr
 from headrace.adapters.keras_training import training_data
 
-# What Keras itself does to tensors of PyTorch.
+# A warning that Keras itself causes with PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
@@ -29,7 +29,7 @@ def model() -> keras.Model:
 
 
 class Creator:
-    """A creator that notes what its function was called with and which rows were read."""
+    """A creator that records the arguments of its function and the rows that were read."""
 
     def __init__(self, dataset):
         self.contexts = []
@@ -73,7 +73,7 @@ def test_an_infinite_dataset_continues_across_epochs_and_fit_ends_its_threads():
     assert made.read[:4] == [[0, 1], [2, 3], [4, 5], [0, 1]]
     with pytest.raises(RuntimeError, match="stop here") as error:
         model().fit(made.creator, steps_per_epoch=2, verbose=0, callbacks=[Fail()])
-    assert error.tb is not None  # it holds what fit had
+    assert error.tb is not None  # it refers to local variables of fit
     assert [t for t in threading.enumerate() if t not in before and "headrace" in t.name] == []
 
 

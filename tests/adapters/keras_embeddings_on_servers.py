@@ -11,7 +11,7 @@ from headrace.errors import InvalidArgumentError
 from tests.adapters import keras_on_parameter_servers
 from tests.adapters.keras_on_parameter_servers import ROWS, assert_same_weights, both
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 cluster = keras_on_parameter_servers.cluster
@@ -48,7 +48,7 @@ def masked():
 
 
 def two_towers():
-    """Two layers that look up the same ids, of which one is called twice."""
+    """Two layers that look up the same ids; one is called twice."""
     left = keras.Input((6,), dtype="int32", name="left")
     right = keras.Input((2,), dtype="int32", name="right")
     first = keras.layers.Embedding(VOCABULARY, 4)
@@ -60,7 +60,7 @@ def two_towers():
 
 
 class Hashed(keras.Model):
-    """Its ids are computed in `call`, and negative ones are among them."""
+    """A model whose ids are computed in `call`, some of them negative."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ class Hashed(keras.Model):
 
 
 class Chained(keras.Model):
-    """The ids of one layer depend on rows of another."""
+    """A model in which ids of one layer depend on rows of another."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ class Chained(keras.Model):
 
 
 class Tied(keras.Model):
-    """Uses the matrix in another way, too."""
+    """A model that also uses the whole matrix."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class Tied(keras.Model):
 
 
 class Regularized(keras.Model):
-    """One of its layers has a regularizer, and so a gradient of all rows."""
+    """A model with a regularized layer, whose gradient has all rows."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +118,7 @@ def embedding_inputs(make):
 
 
 def kinds_of_gradients(monkeypatch):
-    """Return a list that gets, for each gradient of an `Embedding`, whether it is of rows."""
+    """Return a list that records for each `Embedding` gradient whether it has only some rows."""
     pushed = []
     apply = hr.optimizers.Optimizer.apply_gradients
 

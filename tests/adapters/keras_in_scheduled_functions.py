@@ -127,7 +127,7 @@ def test_a_loop_trains_as_in_one_process(make_coordinator, optimizer):
     assert float(metric.result()) == pytest.approx(float(error.result()), rel=1e-4)
     assert int(np.asarray(applies.iterations)) == 12
 
-    # The same weights train on with fit, and functions go on with what fit has changed.
+    # The same weights can be trained with fit, and functions see the changes.
     model.compile(applies, "mse")
     model.fit(X, Y, batch_size=10, verbose=0)
     assert int(np.asarray(applies.iterations)) == 18
@@ -168,7 +168,9 @@ def test_metrics_of_all_workers_add_up_and_reset(make_coordinator):
 
     for _ in range(2):
         values = [coordinator.schedule(count, args=(float(n),)) for n in range(40)]
-        assert coordinator.fetch(values) == [float(n) for n in range(40)]  # each call's own
+        assert coordinator.fetch(values) == [
+            float(n) for n in range(40)
+        ]  # a separate one for each call
         assert float(mean.result()) == 19.5
         assert float(mean.count.value) == 80
         mean.reset_state()
@@ -229,7 +231,7 @@ def test_each_optimizer_counts_its_own_steps(make_coordinator):
         return int(keras.ops.convert_to_numpy(second.iterations.value))
 
     counts = []
-    for _ in range(2):  # servers that other tests have used do not begin at 0
+    for _ in range(2):  # other tests have used the servers, so it does not start at 0
         last = coordinator.schedule(step).fetch()
         counts.append([int(first.iterations.value), int(second.iterations.value)])
         assert counts[-1][1] == last

@@ -12,7 +12,7 @@ import headrace as hr
 from headrace.errors import FailedPreconditionError
 from tests.coordinator.in_process import coordinating
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X = np.ones((8, 2), np.float32)

@@ -21,7 +21,7 @@ from headrace.adapters.keras_training.model_pickling import (
 )
 from headrace.errors import FailedPreconditionError
 
-# What Keras itself does to its variables and to tensors of PyTorch.
+# Warnings that Keras itself causes with its variables and PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 LOCK = threading.Lock()
@@ -140,7 +140,7 @@ def test_shared_layers_variables_and_objects_stay_shared():
     shared = layers.Dense(1)
     first = Holder(None)
     second = Holder({"layer": shared, "first": first})
-    first.held = SimpleNamespace(other=second)  # which Keras does not look into
+    first.held = SimpleNamespace(other=second)  # in which Keras does not look for layers
     loaded = load_objects(dump_model(dense(shared, first, second, shared)))
     layer, one, two, again = loaded.layers[2:]
     assert same(layer, again)
@@ -206,7 +206,7 @@ def test_arrays_and_tensors_that_are_no_variables_keep_their_values():
 
 
 class Scaled(keras.optimizers.SGD):
-    """Has a number that is a variable, and constructor arguments without a config."""
+    """An optimizer with a variable number, and constructor arguments without a config."""
 
     def __init__(self, factor, fn):
         super().__init__(0.1, momentum=0.9)

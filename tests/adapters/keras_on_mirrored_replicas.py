@@ -9,7 +9,7 @@ import pytest
 import headrace as hr
 from headrace.errors import FailedPreconditionError
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 ROWS = 23
@@ -19,7 +19,7 @@ WEIGHTS = np.linspace(0.5, 2.0, ROWS).astype(np.float32)
 
 
 class Rows(keras.metrics.Metric):
-    """How many rows were seen: each once, if training and evaluation are exact."""
+    """Metric that counts rows; exact training and evaluation count each row once."""
 
     def __init__(self, name="rows"):
         super().__init__(name=name)
@@ -33,7 +33,7 @@ class Rows(keras.metrics.Metric):
 
 
 class Largest(keras.metrics.Metric):
-    """A metric that is no sum."""
+    """A metric whose variable is not a sum."""
 
     def __init__(self):
         super().__init__(name="largest")
@@ -67,7 +67,7 @@ def mirrored(replicas):
 
 
 def both(make_model, compile_model, replicas):
-    """Return two equal models, of which the second one has several replicas."""
+    """Return two equal models; the second one has several replicas."""
     models = []
     for strategy in (hr.distribute.OneDeviceStrategy(), mirrored(replicas)):
         keras.utils.set_random_seed(5)
@@ -208,7 +208,7 @@ def test_a_loss_scale_in_half_precision_works():
     assert_same_weights(alone, placed)
 
 
-# --- what replicas have of their own --------------------------------------------------------------
+# --- state of individual replicas -----------------------------------------------------------------
 
 
 def test_batch_normalization_has_the_moments_of_each_replica():
@@ -250,7 +250,7 @@ def test_replicas_have_different_dropout_masks_and_seeds_advance():
         model = keras.Sequential([keras.Input((64,)), drop, scale])
     model.compile(keras.optimizers.SGD(1.0), "mse")
     model.fit(np.ones((2, 64)), np.ones((2, 1)), batch_size=2, verbose=0)
-    # Of a unit: not at all, by one replica, or by both.
+    # A unit is dropped by no replica, by one, or by both.
     kernel = keras.ops.convert_to_numpy(scale.kernel.value)[:, 0]
     assert len(np.unique(kernel.round(4))) == 3
     (seed,) = [each for each in model.non_trainable_variables if "seed" in each.path]
@@ -276,7 +276,7 @@ def test_counters_are_summed_over_replicas():
     assert int(keras.ops.convert_to_numpy(counting.rows.value)) == ROWS
 
 
-# --- callbacks, and steps of the user's -----------------------------------------------------------
+# --- callbacks and custom steps -------------------------------------------------------------------
 
 
 class Recorder(keras.callbacks.Callback):
@@ -351,7 +351,7 @@ def test_a_dataset_creator_can_make_the_dataset():
 
 
 class OwnStep(keras.Model):
-    """A model with a `train_step`, which returns a log of its own."""
+    """A model with a `train_step` that returns an additional log."""
 
     def __init__(self):
         super().__init__()
@@ -397,7 +397,7 @@ def test_a_train_step_that_assigns_weights_itself_is_rejected():
         model.fit(X, Y, verbose=0)
 
 
-# --- compiling, single batches, models that exist -------------------------------------------------
+# --- compiling, single batches, existing models ---------------------------------------------------
 
 
 def test_single_batches_train_as_on_one_device():

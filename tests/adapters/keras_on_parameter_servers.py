@@ -13,7 +13,7 @@ import pytest
 import headrace as hr
 from headrace.errors import FailedPreconditionError
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 ROWS = 96
@@ -43,7 +43,7 @@ def make_strategy(cluster):
 
 
 class Rows(keras.metrics.Metric):
-    """How many rows were seen: each once, if training and evaluation are exact."""
+    """Metric that counts rows; exact training and evaluation count each row once."""
 
     def __init__(self, name="rows"):
         super().__init__(name=name)
@@ -100,7 +100,7 @@ def optimizer(name):
 
 
 def both(make_model, compile_model, strategy):
-    """Return two equal models, of which the second one trains under the strategy."""
+    """Return two equal models; the second one trains under the strategy."""
     keras.utils.set_random_seed(5)
     alone = make_model()
     keras.utils.set_random_seed(5)
@@ -136,7 +136,7 @@ def test_sequential_steps_train_as_in_keras(make_strategy, make, name):
     assert found["rows"] == [ROWS] * 3
     for metric, values in expected.items():
         np.testing.assert_allclose(found[metric], values, rtol=1e-4)
-    # Of a bias before BatchNormalization the gradient is rounding, which Adam divides by itself.
+    # The gradient of a bias before BatchNormalization is rounding noise, which Adam amplifies.
     tolerance = 1e-5 if make is sequential else 1e-4
     assert_same_weights(alone, placed, tolerance)
     assert int(np.asarray(placed.optimizer.iterations)) == 30
@@ -550,7 +550,7 @@ def test_an_existing_model_can_be_distributed(make_strategy):
         hr.keras.distribute(model, hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]))
 
 
-# --- optimizers that were trained elsewhere -------------------------------------------------------
+# --- optimizers that were trained without servers -------------------------------------------------
 
 
 def test_optimizer_slots_move_to_the_servers_and_into_files(make_strategy, tmp_path):
@@ -583,7 +583,7 @@ def test_optimizer_slots_move_to_the_servers_and_into_files(make_strategy, tmp_p
     assert int(np.asarray(moved.optimizer.iterations)) == 20
     assert_close(fit(saved(moved)), third)
     assert_close(fit(moved), third)
-    # One that was made in the scope has no slots in this process before it is saved.
+    # An optimizer made in the scope has no slots in this process until it is saved.
     with strategy.scope():
         made = make()
     assert_close(fit(made), first)
@@ -612,7 +612,7 @@ def test_optimizer_changes_between_two_fits_apply_as_in_keras(make_strategy, tmp
             model = sequential()
         model.compile(keras.optimizers.Adam(0.05), "mse")
         for steps, _ in enumerate(train(model), 1):
-            model.train_function = None  # Keras keeps a compiled one with the settings in it
+            model.train_function = None  # Keras caches a compiled function with the settings
             model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
             expected = {5: 13, 6: 40}.get(steps, steps * 10)
             assert int(np.asarray(model.optimizer.iterations)) == expected
@@ -648,7 +648,7 @@ def test_a_changed_optimizer_continues_in_functions(make_strategy):
 # --- failures -------------------------------------------------------------------------------------
 
 
-def wait_for(condition, seconds=300):  # workers import Keras first, on a busy machine slowly
+def wait_for(condition, seconds=300):  # workers import Keras first, which is slow on a busy machine
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until

@@ -17,7 +17,7 @@ from headrace.adapters.keras_training import sidecar_evaluator, training_checkpo
 from headrace.adapters.keras_training.training_checkpoints import FoundCheckpoint
 from headrace.errors import InvalidArgumentError
 
-# What Keras itself does to tensors of PyTorch.
+# A warning that Keras itself causes with PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X, Y = np.ones((8, 1), np.float32), np.zeros((8, 1), np.float32)
@@ -46,7 +46,7 @@ def written(path: Path, weight: float, iterations: int | None = None) -> None:
         made.optimizer.iterations.assign(iterations)
     made.save(path) if path.suffix == ".keras" else made.save_weights(path)
     written.count += 1
-    # Times of files are coarse.
+    # File times are coarse.
     os.utime(path, ns=(written.count * 10**9, written.count * 10**9))
 
 
@@ -54,7 +54,7 @@ written.count = 0
 
 
 class Seen(keras.callbacks.Callback):
-    """Notes the step and the loss of each evaluation, and may do something after it."""
+    """Records step and loss of each evaluation, and can call a function after it."""
 
     def __init__(self, *then):
         super().__init__()
@@ -126,7 +126,7 @@ def test_evaluation_ends_at_its_limit_or_the_last_checkpoint_number(tmp_path):
     written(tmp_path / "a.keras", 1, iterations=1)
     then = functools.partial(written, tmp_path / "a.keras", 2, iterations=2)
     assert evaluated(tmp_path, then, then, max_evaluations=2, timeout=None) == [(1, 1.0), (2, 4.0)]
-    written(tmp_path / "ckpt-5.keras", 3, iterations=9)  # the first four came and went
+    written(tmp_path / "ckpt-5.keras", 3, iterations=9)  # the first four were replaced before
     assert evaluated(tmp_path, max_evaluations=5, timeout=None) == [(9, 9.0)]
 
 

@@ -16,7 +16,7 @@ from headrace.errors import FailedPreconditionError, NotFoundError
 from tests.adapters import keras_on_parameter_servers
 from tests.adapters.keras_on_parameter_servers import ROWS
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning",
     "ignore:Explicitly requested dtype int64:UserWarning",  # of JAX, for an input of this dtype
@@ -37,12 +37,12 @@ _numbers = itertools.count()
 
 
 def spread(ids):
-    """Return other ids, all over the rows of a large layer."""
+    """Return ids spread over the rows of a large layer."""
     return ids * 1_499_983 + 17
 
 
 def wide(ids):
-    """Return other ids, which need 64 bits."""
+    """Return ids that need 64 bits."""
     return ids * 2**53 - 2**58
 
 
@@ -51,7 +51,7 @@ def optimizer(name):
 
 
 def new_name():
-    """Return a name that the servers, which all tests share, have no table of."""
+    """Return a table name that is not used on the servers, which all tests share."""
     return f"words_{next(_numbers)}"
 
 
@@ -60,7 +60,7 @@ def words(model):
 
 
 def towers(make_embedding, last=keras.ops.sum):
-    """Two inputs share one layer, and a third one is computed of the first."""
+    """A model in which two inputs share a layer, and a third is computed from the first."""
     left = keras.Input((6,), dtype="int64", name="left")
     right = keras.Input((3,), dtype="int64", name="right")
     shared = make_embedding()
@@ -85,7 +85,7 @@ def batches(coded):
 
 
 def pair(make, coded, strategy, name="sgd"):
-    """Return a model of this process, and an equal one with a table."""
+    """Return a local model, and an equal one with a table."""
     alone = plain()
     with strategy.scope():
         placed = make()
@@ -93,7 +93,7 @@ def pair(make, coded, strategy, name="sgd"):
     words(placed).embeddings.table.assign(coded(np.arange(WORDS)), rows)
     placed.layers[-1].set_weights(alone.layers[-1].get_weights())
     for model in (alone, placed):
-        # What is compiled makes these tests slow.
+        # Compiling makes these tests slow.
         model.compile(optimizer(name), "mse", run_eagerly=name == "adagrad")
     return alone, placed
 
@@ -135,7 +135,7 @@ def test_table_rows_train_as_matrix_rows(make_strategy, make, coded, name):
 
 
 class Chained(keras.Model):
-    """The ids of one layer depend on rows of another; both are subject to admission."""
+    """A model in which ids of one layer depend on rows of another; both layers have admission."""
 
     def __init__(self):
         super().__init__()
@@ -293,7 +293,7 @@ def test_a_model_without_tables_has_plain_files(make_strategy, tmp_path):
 
 @dataclasses.dataclass
 class TableConfig:
-    """What `keras_rs.layers.TableConfig` has."""
+    """The attributes of `keras_rs.layers.TableConfig`."""
 
     name: str
     vocabulary_size: int = WORDS
@@ -310,7 +310,7 @@ class TableConfig:
 
 @dataclasses.dataclass
 class FeatureConfig:
-    """What `keras_rs.layers.FeatureConfig` has, and a length as TensorFlow's."""
+    """The attributes of `keras_rs.layers.FeatureConfig`, and a length as in TensorFlow."""
 
     name: str
     table: TableConfig

@@ -18,7 +18,7 @@ from tensorboard.util.tensor_util import make_ndarray
 import headrace as hr
 from headrace.adapters.keras_training.tensorboard import histogram
 
-# What Keras itself does to tensors of PyTorch.
+# A warning that Keras itself causes with PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X, Y = np.ones((12, 3), np.float32), np.ones((12, 1), np.float32)

@@ -1,4 +1,4 @@
-"""Rows of tables in functions of JAX."""
+"""Embedding table rows in JAX functions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_several_tables_take_one_step(strategy, table):
     assert optimizer.iterations == 1
     assert inverse["item"].tolist() == [[0, 1], [0, 0]]
     assert np.allclose(first - table.gather([7]), 1 / np.sqrt(7), atol=1e-6)
-    # On the way it had 8 bits.
+    # The wire dtype has 8 bits.
     assert np.allclose(items.gather([5, 6]), 1 - 1 / np.sqrt(7), atol=4e-3)
     with pytest.raises(ValueError, match="user"):
         hr.jax.lookup(tables, {"user": [1]})

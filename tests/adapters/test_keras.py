@@ -1,4 +1,4 @@
-"""Keras; the tests are in files that run once on each back end.
+"""Runs the Keras tests of the other files, once on each back end.
 
 PyTorch is the back end of `make test`: these tests take about half as long on it as on JAX, which
 compiles each model. Tests on JAX are slow (`tests/conftest.py`), and so are those named here.
@@ -35,7 +35,7 @@ GROUPS = {
 """Files whose tests run in one process: importing Keras takes longer than most of them."""
 
 ON_JAX = {
-    # Back ends ask an adapter for different iterators, at different times.
+    # Back ends request different iterators from an adapter, at different times.
     "keras_on_a_back_end": {
         "test_an_epoch_reads_the_dataset_once_with_its_last_partial_batch",
         "test_each_batch_is_read_once_per_epoch_although_one_builds_the_model",
@@ -53,7 +53,7 @@ ON_JAX = {
         "test_an_infinite_dataset_requires_a_number_of_steps",
     },
 }
-"""By file: the tests that run on JAX, where not all do."""
+"""By file: the tests that run on JAX, for files of which only some do."""
 
 NOT_ON_JAX = {
     "test_a_killed_worker_neither_loses_nor_repeats_a_step",
@@ -90,7 +90,7 @@ CASES = cases()
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, bool], dict[str, str]]:
-    """Return a function that runs the tests of a group on a back end, once, and what they found."""
+    """Return a function that runs the tests of a group on a back end once and returns outcomes."""
 
     @functools.cache
     def run(group: str, back_end: str, is_slow: bool) -> dict[str, str]:

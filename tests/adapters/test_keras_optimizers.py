@@ -1,4 +1,4 @@
-"""Optimizers of Keras on parameter servers: the values that Keras itself computes, or an error."""
+"""Keras optimizers on parameter servers: the same values as in Keras, or an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.parameter_server.small_cluster import cluster
 
 pytestmark = [
     pytest.mark.heavy,
-    # What Keras itself does to tensors of PyTorch.
+    # A warning that Keras itself causes with PyTorch tensors.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 

@@ -1,4 +1,4 @@
-"""Keras models on replicas of several processes."""
+"""Keras training with replicas in several processes."""
 
 from __future__ import annotations
 

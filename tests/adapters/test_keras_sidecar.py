@@ -1,4 +1,4 @@
-"""`hr.keras.SidecarEvaluator` beside a program that writes checkpoints."""
+"""`hr.keras.SidecarEvaluator` in parallel with a program that writes checkpoints."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_partially_written_file_is_evaluated_once_it_is_complete(back_end, suf
         half.write(whole[: len(whole) // 2])
         best = tmp_path / "best" / "best.keras"
         with program(back_end, "evaluate", folder, evaluated, 2, best) as evaluator:
-            # The newest one comes first, so it has looked at the half before.
+            # The newest checkpoint is tried first, so the partial file was examined before.
             wait_for_evaluations(evaluated, 1)
             with pytest.raises(subprocess.TimeoutExpired):
                 evaluator.wait(2)

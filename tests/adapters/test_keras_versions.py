@@ -1,4 +1,4 @@
-"""The versions of Keras that private parts of it were tried with."""
+"""The table of Keras versions with which its private parts were tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics beside those of Keras: the same numbers."""
+"""Metrics of Headrace compared with those of Keras."""
 
 from __future__ import annotations
 

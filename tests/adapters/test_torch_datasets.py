@@ -32,7 +32,7 @@ class Item(NamedTuple):
 
 
 class Images(Dataset[Any]):
-    """A map-style dataset, as its users write them."""
+    """A map-style dataset, as users write them."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first

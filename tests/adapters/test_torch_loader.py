@@ -1,4 +1,4 @@
-"""Datasets as loops of PyTorch read them: tensors, passes, states, devices."""
+"""Loaders for PyTorch training loops: tensors, epochs, states, devices."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_elements_keep_their_structure_and_strings():
     assert [value.shape for value in made[7].values] == [(1,), (2,)]
 
 
-# --- passes -------------------------------------------------------------------------------------
+# --- epochs -------------------------------------------------------------------------------------
 
 
 def test_tensors_are_writable_and_not_overwritten():
@@ -192,7 +192,7 @@ def test_a_state_after_an_error_resumes_only_on_the_same_number_of_ranks():
         next(iterator)
     assert next(iterator).tolist() == [3, 4]
     state = iterator.state_dict()
-    for _ in range(2):  # what is loaded knows of it, too
+    for _ in range(2):  # also after the state was restored
         iterator = iter(hr.torch.loader(dataset))
         iterator.load_state_dict(state)
         assert iterator.state_dict() == state
@@ -214,7 +214,7 @@ def test_a_closed_or_deleted_loader_stops_its_threads():
         iterator = iter(loader)
         next(iterator)
     assert list(iterator) == []
-    state = loader.state_dict()  # that of the iterator that was closed
+    state = loader.state_dict()  # the state of the closed iterator
     assert numbers(loader)[0] == 0
     loader.load_state_dict(state)
     assert numbers(loader)[0] == 1
@@ -310,16 +310,20 @@ def test_an_interruption_at_any_call_loses_no_element_and_no_state(
     prefetch: int,
 ):
     dataset = hr.Dataset.range(10).batch(4)
-    room, number, left = os.path.dirname(torch_iterator.__file__), 0, 0
-    while left <= 0:
+    folder, number, remaining_calls = os.path.dirname(torch_iterator.__file__), 0, 0
+    while remaining_calls <= 0:
         number += 1
-        left, found, iterator = number, [], iter(hr.torch.loader(dataset, None, prefetch))
+        remaining_calls, found, iterator = (
+            number,
+            [],
+            iter(hr.torch.loader(dataset, None, prefetch)),
+        )
 
         def interrupt(frame: Any, event: str, argument: Any) -> None:
-            nonlocal left
-            if event in ("call", "c_return") and frame.f_code.co_filename.startswith(room):
-                left -= 1
-                if not left:
+            nonlocal remaining_calls
+            if event in ("call", "c_return") and frame.f_code.co_filename.startswith(folder):
+                remaining_calls -= 1
+                if not remaining_calls:
                     sys.setprofile(None)
                     raise Interruption
 
@@ -390,7 +394,7 @@ def test_a_distributed_dataset_yields_tensors_for_its_replicas(replicas: int):
     second = loader()
     second.load_state_dict(state)
     assert rows(second) == rest
-    assert rows(second) == rows(first)  # the second pass
+    assert rows(second) == rows(first)  # the second epoch
     third = loader()
     third.load_state_dict(through_json(first.state_dict()))
     assert rows(third) == rows(first)
@@ -400,7 +404,7 @@ def test_a_distributed_dataset_yields_tensors_for_its_replicas(replicas: int):
 
 
 class RecordedStreams:
-    """A runtime whose device is this process's memory, and that writes down what it is asked."""
+    """A stream runtime that uses the memory of this process, and records its calls."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -434,8 +438,8 @@ class RecordedStreams:
 
 def test_copies_start_ahead_and_the_computing_stream_waits_for_them(monkeypatch: Any):
     streams = RecordedStreams()
-    way = StreamTransfer(torch.device("cpu"), streams)
-    monkeypatch.setattr("headrace.adapters.torch_loader.make_transfer", lambda device: way)
+    transfer = StreamTransfer(torch.device("cpu"), streams)
+    monkeypatch.setattr("headrace.adapters.torch_loader.make_transfer", lambda device: transfer)
     dataset = hr.Dataset.range(4).map(lambda x: {"x": x[None], "name": "n"})
     loader = hr.torch.loader(dataset, "cuda", prefetch=2)
     assert streams.log == []

@@ -1,4 +1,4 @@
-"""A loader on the ranks of torch.distributed and in the processes of a DataLoader."""
+"""Loaders on ranks of torch.distributed and in worker processes of a DataLoader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import headrace as hr
 from headrace.distribute import AutoShardPolicy
 from headrace.errors import FailedPreconditionError
 
-# On a machine of one core, too.
+# The warning appears on a machine with one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 N = 23
@@ -43,7 +43,7 @@ def rows(batches: list[list[int]]) -> list[int]:
 
 @pytest.fixture
 def on_rank() -> Iterator[OnRank]:
-    """Have this process be one rank of several, which share a store."""
+    """Make this process one of several ranks that share a store."""
     store = distributed.HashStore()
 
     def begin(rank: int, count: int) -> None:
@@ -65,7 +65,7 @@ def test_ranks_read_disjoint_shards_of_one_order_and_end_together(
 ):
     found: list[list[list[int]]] = []
     for rank in range(4):
-        loader = hr.torch.loader(dataset(seed))  # before the ranks are known
+        loader = hr.torch.loader(dataset(seed))  # made before the process group
         on_rank(rank, 4)
         assert len(loader) == 3
         found.append(numbers(loader) + numbers(loader))
@@ -80,7 +80,8 @@ def test_a_fixed_order_without_a_seed_is_the_same_on_all_ranks(on_rank: OnRank):
     seen: list[list[int]] = []
     for rank in range(2):
         on_rank(rank, 2)
-        fixed = hr.Dataset.range(20).shuffle(20, reshuffle_each_iteration=False)  # drawn by each
+        # Without a common seed.
+        fixed = hr.Dataset.range(20).shuffle(20, reshuffle_each_iteration=False)
         seen.append([int(x) for x in hr.torch.loader(fixed)])
     assert sorted(seen[0] + seen[1]) == list(range(20))
 
@@ -103,12 +104,12 @@ def test_surprising_sharding_warns_once(on_rank: OnRank, caplog: Any, tmp_path: 
     for name in names:
         (tmp_path / name).write_text("1\n2\n")
     on_rank(0, 2)
-    for policy, words in [(AutoShardPolicy.FILE, "end at different"), (None, "runs for all")]:
+    for policy, message in [(AutoShardPolicy.FILE, "end at different"), (None, "runs for all")]:
         options = hr.Options(auto_shard_policy=policy)
         lines = hr.Dataset.from_tensor_slices(names).interleave(hr.TextLineDataset)
         loader = hr.torch.loader(lines.with_options(options))
         assert [list(loader) for _ in range(2)] == [[b"1", b"2"]] * 2
-        assert [words in record.message for record in caplog.records] == [True]
+        assert [message in record.message for record in caplog.records] == [True]
         caplog.clear()
 
 
@@ -145,13 +146,14 @@ def test_shards_without_a_common_seed_are_rejected():
 
 def test_a_pickled_loader_keeps_its_shard(on_rank: OnRank):
     on_rank(1, 2)
-    there = pickle.loads(pickle.dumps(hr.torch.loader(dataset())))
-    here = numbers(hr.torch.loader(dataset()))
+    unpickled = pickle.loads(pickle.dumps(hr.torch.loader(dataset())))
+    expected = numbers(hr.torch.loader(dataset()))
     distributed.destroy_process_group()
-    assert numbers(pickle.loads(pickle.dumps(there))) == numbers(there) == here
+    assert numbers(pickle.loads(pickle.dumps(unpickled))) == numbers(unpickled) == expected
     alone = pickle.dumps(hr.torch.loader(hr.Dataset.range(8)))
     on_rank(1, 2)
-    assert len(pickle.loads(alone)) == 4  # that part was open
+    # It was pickled without a process group, so it is sharded where it is unpickled.
+    assert len(pickle.loads(alone)) == 4
 
 
 # --- processes of a DataLoader ------------------------------------------------------------------
@@ -192,7 +194,7 @@ def test_earlier_states_and_epochs_apply_in_each_worker_process():
     loader = hr.torch.loader(source)
     loader.state_dict()
     loader.set_epoch(0)
-    loader.state_dict()  # makes an iterator over all of it
+    loader.state_dict()  # creates an iterator over the whole dataset
     loader.set_epoch(0)
     whole = numbers(hr.torch.loader(source))
     assert numbers(DataLoader(loader, batch_size=None, num_workers=2, **_forked())) == whole
@@ -214,8 +216,8 @@ def test_a_dataloader_can_batch_and_collate_elements_of_a_loader():
 
 def test_input_that_a_worker_process_cannot_read_is_rejected(monkeypatch: pytest.MonkeyPatch):
     info = SimpleNamespace(id=1, num_workers=2, seed=8)
-    for room in ("torch_loader_epochs", "torch_loader"):
-        monkeypatch.setattr(f"headrace.adapters.{room}.get_worker_info", lambda: info)
+    for module in ("torch_loader_epochs", "torch_loader"):
+        monkeypatch.setattr(f"headrace.adapters.{module}.get_worker_info", lambda: info)
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     steps = strategy.distribute_dataset(hr.Dataset.range(8).batch(4))
     with pytest.raises(FailedPreconditionError, match="num_workers=0"):
@@ -279,18 +281,18 @@ def _distributed(target: str, job: str) -> hr.Dataset:
 def test_worker_processes_that_end_with_each_epoch_read_further_epochs_of_a_job():
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
         named = _distributed(cluster.target, "trainers")
-        kept = DataLoader(hr.torch.loader(named), batch_size=None, num_workers=2, **_forked())
+        one_loader = DataLoader(hr.torch.loader(named), batch_size=None, num_workers=2, **_forked())
         for _ in range(3):
-            assert rows(numbers(kept)) == list(range(N))
-            made_anew = hr.torch.loader(named.map(lambda x: x))
-            workers = DataLoader(made_anew, batch_size=None, num_workers=1, **_forked())
+            assert rows(numbers(one_loader)) == list(range(N))
+            new_loader = hr.torch.loader(named.map(lambda x: x))
+            workers = DataLoader(new_loader, batch_size=None, num_workers=1, **_forked())
             assert rows(numbers(workers)) == list(range(N))
-            # And the epochs of this process come after those of its workers.
+            # The epochs of this process follow those of its workers.
             assert rows(numbers(hr.torch.loader(named))) == list(range(N))
 
 
-class Numbered(IterableDataset[int]):
-    """Yields which epoch a loader begins in a worker process."""
+class EpochNumbers(IterableDataset[int]):
+    """Yields the number of the epoch that a loader begins in a worker process."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -302,7 +304,7 @@ class Numbered(IterableDataset[int]):
 
 def test_worker_processes_of_forked_trainers_agree_on_epoch_numbers():
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
-        loader = Numbered(hr.torch.loader(_distributed(cluster.target, "trainers")))
+        loader = EpochNumbers(hr.torch.loader(_distributed(cluster.target, "trainers")))
         forks = multiprocessing.get_context("fork")
         results = forks.SimpleQueue()
 
@@ -372,10 +374,10 @@ def test_service_datasets_are_not_sharded_by_rank(on_rank: OnRank):
 
 
 class Stateful(IterableDataset[Any]):
-    """Reads a dataset in a worker process as a StatefulDataLoader does.
+    """Reads a dataset in a worker process like a StatefulDataLoader.
 
-    It restores the dataset, makes an iterator, restores that, and sends the states of both along
-    with what it gives.
+    It restores the dataset, makes and restores an iterator, and yields the states of both with each
+    element.
     """
 
     def __init__(self, source: Any, states: dict[int, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which part of a dataset a rank and a process read: arithmetic on plans, without PyTorch."""
+"""Sharding of plans by rank and worker process, without PyTorch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def read(plan: Any) -> list[int]:
     return [int(x) for x in hr.Dataset(plan)]
 
 
-def parts_of(plan: Any, ranks: int, processes: int, **options: Any) -> list[list[list[int]]]:
-    """Return what each process of each rank reads."""
+def read_shards(plan: Any, ranks: int, processes: int, **options: Any) -> list[list[list[int]]]:
+    """Return the elements that each worker process of each rank reads."""
     return [
         [
             read(shard_plan(plan, DataShard(ranks, rank), DataShard(processes, process), **options))
@@ -42,8 +42,8 @@ def parts_of(plan: Any, ranks: int, processes: int, **options: Any) -> list[list
     ]
 
 
-def in_turns(lists: list[list[int]]) -> list[int]:
-    """Return what a DataLoader makes of what its processes give."""
+def interleave_workers(lists: list[list[int]]) -> list[int]:
+    """Interleave the elements of worker processes as a DataLoader does."""
     rounds = itertools.zip_longest(*lists)
     return [x for each in rounds for x in each if x is not None]
 
@@ -54,15 +54,15 @@ def in_turns(lists: list[list[int]]) -> list[int]:
 def test_shards_are_disjoint_and_ranks_get_equal_numbers(size: int, ranks: int, processes: int):
     plan = hr.Dataset.range(size).shuffle(size or 1, seed=1).plan
     whole = read(plan)
-    parts = parts_of(plan, ranks, processes, drop_remainder=True)
-    of_ranks = [in_turns(lists) for lists in parts]
-    assert of_ranks == [whole[: size - size % ranks][rank::ranks] for rank in range(ranks)]
+    parts = read_shards(plan, ranks, processes, drop_remainder=True)
+    by_rank = [interleave_workers(lists) for lists in parts]
+    assert by_rank == [whole[: size - size % ranks][rank::ranks] for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_every_element_is_read_once_if_the_remainder_is_kept(size: int):
     plan = hr.Dataset.range(size).plan
-    parts = parts_of(plan, 3, 2, drop_remainder=False)
+    parts = read_shards(plan, 3, 2, drop_remainder=False)
     found = [x for lists in parts for part in lists for x in part]
     assert sorted(found) == list(range(size))
 
@@ -71,19 +71,19 @@ def test_every_element_is_read_once_if_the_remainder_is_kept(size: int):
 def test_ranks_end_together_if_the_cardinality_is_unknown(size: int):
     mapped: list[int] = []
 
-    def dear(x: Any) -> Any:
+    def negate(x: Any) -> Any:
         mapped.append(int(x))
         return -x
 
-    plan = hr.Dataset.range(size).filter(lambda x: x % 3).map(dear).prefetch(2).plan
+    plan = hr.Dataset.range(size).filter(lambda x: x % 3).map(negate).prefetch(2).plan
     whole = [x for x in range(size) if x % 3]
     rounds = len(whole) // 2
-    parts = parts_of(plan, 2, 2, drop_remainder=True)
-    assert [[-x for x in in_turns(lists)] for lists in parts] == [
+    parts = read_shards(plan, 2, 2, drop_remainder=True)
+    assert [[-x for x in interleave_workers(lists)] for lists in parts] == [
         whole[: 2 * rounds][rank::2] for rank in range(2)
     ]
-    assert sorted(mapped) == sorted(whole[: 2 * rounds])  # each rank runs it for its own
-    kept = parts_of(plan, 2, 1, drop_remainder=False)
+    assert sorted(mapped) == sorted(whole[: 2 * rounds])  # each rank runs it only for its elements
+    kept = read_shards(plan, 2, 1, drop_remainder=False)
     assert sorted(-x for lists in kept for part in lists for x in part) == whole
 
 
@@ -151,7 +151,7 @@ def test_steps_repeated_by_every_reader_are_named():
         )
 
     rows = hr.Dataset.range(9)
-    assert found(rows.map(abs).batch(2)) == ""  # each runs it for its own rows
+    assert found(rows.map(abs).batch(2)) == ""  # each rank runs it only for its rows
     assert found(rows.filter(lambda x: x > 2).map(abs)) == ""
     assert found(rows.filter(lambda x: x > 2).map(abs).batch(2)) == ""
     assert found(rows.map(abs).filter(lambda x: x > 2).batch(2)).startswith("map")
@@ -170,7 +170,7 @@ def test_ranks_with_different_files_may_end_at_different_steps():
 
 def test_another_number_of_ranks_resumes_after_the_read_rounds():
     plan = hr.Dataset.range(20).plan
-    parts = parts_of(plan, 3, 1, drop_remainder=True, start=8)
+    parts = read_shards(plan, 3, 1, drop_remainder=True, start=8)
     assert parts == [[[8, 11, 14, 17]], [[9, 12, 15, 18]], [[10, 13, 16, 19]]]
 
 
@@ -181,19 +181,19 @@ def test_files_are_sharded_with_the_file_policy(tmp_path: Any):
     options = hr.Options()
     options.auto_shard_policy = AutoShardPolicy.FILE
     dataset = hr.TextLineDataset(names).with_options(options)
-    parts = parts_of(dataset.plan, 2, 2, drop_remainder=True)
+    parts = read_shards(dataset.plan, 2, 2, drop_remainder=True)
     assert parts == [[[0, 1], [20, 21]], [[10, 11], [30, 31]]]
     with pytest.raises(hr.errors.InvalidArgumentError, match="4 files"):
-        parts_of(dataset.plan, 5, 1, drop_remainder=True)
+        read_shards(dataset.plan, 5, 1, drop_remainder=True)
     with pytest.raises(FailedPreconditionError, match="restore it on the same rank"):
-        parts_of(dataset.plan, 2, 1, drop_remainder=True, start=4)
+        read_shards(dataset.plan, 2, 1, drop_remainder=True, start=4)
 
 
 def test_a_shard_hint_is_replaced():
     options = hr.Options()
     options.auto_shard_policy = AutoShardPolicy.HINT
     dataset = hr.Dataset.range(8).shard(hr.service.SHARD_HINT, 0).map(lambda x: x * 10)
-    parts = parts_of(dataset.with_options(options).plan, 2, 1, drop_remainder=True)
+    parts = read_shards(dataset.with_options(options).plan, 2, 1, drop_remainder=True)
     assert parts == [[[0, 20, 40, 60]], [[10, 30, 50, 70]]]
 
 
@@ -204,15 +204,15 @@ def test_an_unordered_step_is_not_sharded_by_element():
     dataset = hr.Dataset.range(4).interleave(opened, num_parallel_calls=2, deterministic=False)
     with pytest.raises(FailedPreconditionError, match="order differs between the"):
         shard_plan(dataset.plan, WHOLE_DATASET, DataShard(2, 0), drop_remainder=True)
-    parts = parts_of(dataset.plan, 2, 1, drop_remainder=True)  # rounds keep the order
-    assert in_turns([part for (part,) in parts]) == read(
+    parts = read_shards(dataset.plan, 2, 1, drop_remainder=True)  # rounds keep the order
+    assert interleave_workers([part for (part,) in parts]) == read(
         hr.Dataset.range(4).interleave(opened).plan
     )
     assert (
         len(read(shard_plan(dataset.plan, WHOLE_DATASET, WHOLE_DATASET, drop_remainder=True))) == 12
     )
     mapped = hr.Dataset.range(9).map(lambda x: -x, num_parallel_calls=2, deterministic=False)
-    parts = parts_of(mapped.plan, 2, 2, drop_remainder=False)  # the map runs on each one's part
+    parts = read_shards(mapped.plan, 2, 2, drop_remainder=False)  # the map runs on each one's part
     assert sorted(-x for lists in parts for part in lists for x in part) == list(range(9))
 
 

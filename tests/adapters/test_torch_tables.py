@@ -1,4 +1,4 @@
-"""Tables as layers of PyTorch."""
+"""PyTorch layers with rows of embedding tables."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_prefetched_rows_include_all_earlier_steps(table):
     layer.prefetch(coming)
     layer.prefetch(torch.tensor([77]))
     assert np.allclose(layer(coming)[0].detach().numpy(), first - 1.0)
-    # Each is taken once, and in eval mode nothing is made.
+    # Prefetched rows are used once, and eval mode creates no rows.
     assert layer(torch.tensor([77])).shape == (1, 3)
     layer.eval()
     layer.prefetch(torch.tensor([88]))
@@ -250,9 +250,9 @@ def test_pending_steps_finish_when_the_strategy_is_closed():
 def test_a_copied_layer_shares_the_table_and_has_no_gradients(table):
     layer = hr.torch.Embedding(table)
     layer(torch.tensor([1])).sum().backward()
-    twin = copy.deepcopy(layer)
-    assert twin.table is table
-    assert twin.take_gradients() == []
+    copied = copy.deepcopy(layer)
+    assert copied.table is table
+    assert copied.take_gradients() == []
     assert list(layer.parameters()) == []
     assert layer.state_dict() == {}
     assert "users" in repr(layer)

@@ -106,8 +106,8 @@ class ServerTable:
         """Raise an error: the layer is called where no rows can be looked up."""
         raise FailedPreconditionError(
             f"the layer {self._layer!r} looks up rows on parameter servers, which is possible only "
-            "in fit, evaluate and predict of a model of a ParameterServerStrategy: create the model "
-            "in strategy.scope() and call one of these, or read rows with "
+            "in fit, evaluate and predict of a model of a ParameterServerStrategy: create the "
+            "model in strategy.scope() and call one of these, or read rows with "
             "layer.embeddings.table.gather(ids)"
         )
 
