@@ -305,8 +305,11 @@ def test_subclasses_that_keep_the_rule_are_converted():
             (lambda o, name=name: getattr(o, name)(), f"{name}: its rule needs a whole variable")
             for name in WHOLE_VARIABLE_OPTIMIZERS
         ),
-        (lambda o: o.ScheduleFreeAdamW(), "ScheduleFreeAdamW: what it keeps begins as a copy"),
-        (lambda o: o.MultiOptimizer(lambda v: o.SGD()), "MultiOptimizer: all variables of a model"),
+        (lambda o: o.ScheduleFreeAdamW(), "ScheduleFreeAdamW: its slots start as copies"),
+        (
+            lambda o: o.MultiOptimizer(lambda v: o.SGD()),
+            "MultiOptimizer: they train all variables of a",
+        ),
         (lambda o: SignSGD(0.1), "SignSGD: it overrides update_step"),
         (lambda o: Custom(0.1), "Custom: it overrides update_step"),
         (lambda o: TwiceApplied(o.SGD(0.1)), "TwiceApplied: it overrides apply"),

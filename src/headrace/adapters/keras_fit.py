@@ -175,7 +175,7 @@ def _replace_tensorboard() -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if type(self).summary is kind.summary:  # else it writes with something else
             raise ImportError(
-                "keras.callbacks.TensorBoard needs TensorFlow, which is not installed here: use "
+                "keras.callbacks.TensorBoard requires TensorFlow, which is not installed: use "
                 "hr.keras.TensorBoard, which writes the same without it"
             )
         original(self, *args, **kwargs)

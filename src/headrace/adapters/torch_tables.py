@@ -397,7 +397,7 @@ def _flatten_bags(
     """Return all ids as a 1-D array, the bag index of each, and the number of bags."""
     if isinstance(ids, list):
         if offsets is not None:
-            raise ValueError("a list of bags needs no `offsets`")
+            raise ValueError("`offsets` must be None if the ids are a list of bags")
         parts = [as_array(part).reshape(-1) for part in ids]
         lengths = np.array([len(part) for part in parts], np.int64)
         filled = [part for part in parts if len(part)]
@@ -406,7 +406,7 @@ def _flatten_bags(
     array = as_array(ids)
     if array.ndim == 2:
         if offsets is not None:
-            raise ValueError("ids in two axes are one bag a row, and take no `offsets`")
+            raise ValueError("2-D ids have one bag in each row, so `offsets` must be None")
         return array.reshape(-1), np.repeat(np.arange(len(array)), array.shape[1]), len(array)
     if array.ndim != 1 or offsets is None:
         raise ValueError(

@@ -63,14 +63,14 @@ def join_workers(
     own = {**_process_state(host), "workers": str(size)}
     if own["state"] == "free" and rank == 0:
         assert host is not None
-        own["address"], own["hold"] = jax_coordinator.start_coordinator(size, host)
+        own["address"], own["keep_alive"] = jax_coordinator.start_coordinator(size, host)
     states = exchange(own)
     kinds = {each["state"] for each in states}
     if {each["workers"] for each in states} != {str(size)}:
         return False  # the comparison of the workers' configurations rejects it
     if kinds == {"free"}:
         assert host is not None
-        jax_coordinator.keep_alive(states[0]["hold"])
+        jax_coordinator.keep_alive(states[0]["keep_alive"])
         _initialize(rank, size, host, states[0]["address"], timeout)
     elif not _form_one_program(states):
         if kinds != {"keys"}:

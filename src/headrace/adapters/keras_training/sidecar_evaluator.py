@@ -261,10 +261,10 @@ class SidecarEvaluator:
         _log.info("evaluated the checkpoint %s, step %d: %s", found.path, step, summary)
 
     def _describe_missing(self, waited: float, last: str) -> str:
-        """Return what has not come for so long."""
+        """Describe what the evaluator is waiting for, and for how long."""
         partial = "; ".join(
             f"{os.path.basename(each.path)} is not complete: "
-            f"{self._load_errors.get(each.path, 'it has just changed')}"
+            f"{self._load_errors.get(each.path, 'it was modified a moment ago')}"
             for each in self._watch.candidates()
         )
         text = (
