@@ -469,7 +469,7 @@ def test_values_that_are_not_one_for_each_replica_are_refused_by_a_compiled_step
         with pytest.raises(ValueError, match=f"for {count} replicas, and this strategy has 4"):
             same(PerReplica([np.ones(2)] * count))
     for values in ([1.0, np.ones(1)] * 2, [np.ones(1), 1.0] * 2, [1.0, np.ones(2)] * 2):
-        with pytest.raises(InvalidArgumentError, match=r"of argument 0 has shapes .* one shape"):
+        with pytest.raises(InvalidArgumentError, match=r"of argument 0 has shapes .* same shape"):
             same(PerReplica(list(map(np.asarray, values))))
 
 
