@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.execution.build import build_iterator
-from headrace.execution.open_dataset import OpenDataset
+from headrace.execution.nested_dataset import NestedDataset
 from tests.stopwatch import Stopwatch
 
 from .contract import assert_keeps_contract, copied, plain, read
@@ -210,13 +210,13 @@ def test_elements_that_cost_calls_are_read_one_by_one_from_the_second_of_a_datas
     lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    read_inner = OpenDataset.read
+    read_inner = NestedDataset.read
 
-    def noted(inner: OpenDataset, *wish: object) -> bool:
+    def noted(inner: NestedDataset, *wish: object) -> bool:
         reads.append(inner.number)
         return read_inner(inner, *wish)
 
-    monkeypatch.setattr(OpenDataset, "read", noted)
+    monkeypatch.setattr(NestedDataset, "read", noted)
     dataset = Dataset.range(len(lengths)).interleave(
         lambda n: Dataset.range(lengths[int(n)]).map(lambda x: int(x)), cycle_length=2
     )

@@ -368,14 +368,14 @@ def test_a_place_of_before_failures_were_held_goes_on_with_what_was_left_then():
     plan = dataset.shuffle(4, seed=5).take(12).map(fails_at_four).plan
     read_then = {"from": 0, "read": 7, "failed": 2, "input": {"split": 0, "ordinal": 0}}
     state = {"count": 3, "input": {"drawn": 3, "left": 0, **read_then}}
-    halves = build_both_stages(plan, "ordered, pushed down", seed=7)
+    halves = build_both_stages(plan, "ordered + pushed down", seed=7)
     halves.set_state(state)
     got, _ = read_with_errors(halves, 1)
     assert got == [*map(str, [0, 3, 13, 14, 10, 20, 12, 22]), "error", "24"]
     made = partition_plan(plan, ordered=True, element_bytes=lambda node: 8)
     assert (made.mode, made.worker_mode) == (
-        "ordered, pushed down, deferred errors",
-        "ordered, pushed down",
+        "ordered + pushed down + deferred errors",
+        "ordered + pushed down",
     )
 
 
@@ -410,7 +410,7 @@ def test_in_order_no_step_is_free_though_it_says_so_itself(steps, bound):
 
 @pytest.mark.parametrize("limit", [1, 3, 16])
 @pytest.mark.parametrize("drop_remainder", [False, True])
-@pytest.mark.parametrize("half", ["ordered", "any order"])
+@pytest.mark.parametrize("half", ["ordered", "unordered"])
 def test_a_batch_that_is_a_unit_lacks_what_failed_and_takes_nothing_of_the_next(
     half, drop_remainder, limit
 ):

@@ -173,7 +173,7 @@ def test_what_needs_several_streams_has_them_in_order():
     dataset = FILES.filter(odd).take(2).repeat(3)
     made = partition_plan(dataset.plan, ordered=False)
     assert (made.mode, chain(made.client_stage)) == (
-        "ordered, pushed down",
+        "ordered + pushed down",
         "read_splits take repeat",
     )
 

@@ -44,7 +44,7 @@ def made_by(number: int) -> np.ndarray:
     return np.array([int(number), os.getpid()])
 
 
-HALVES = ["ordered", "ordered, pushed down", "ordered, pushed down, deferred errors"]
+HALVES = ["ordered", "ordered + pushed down", "ordered + pushed down + deferred errors"]
 SHUFFLED = READ.shuffle(25).with_options(hr.Options(seed=5))
 
 
@@ -116,7 +116,7 @@ def test_what_fails_here_is_left_here_and_fails_as_before(service: str) -> None:
 def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
     first: str, service: str
 ) -> None:
-    second = "ordered, pushed down, deferred errors" if first == "ordered" else "ordered"
+    second = "ordered + pushed down + deferred errors" if first == "ordered" else "ordered"
     dataset = SHUFFLED.map(spread).batch(3)
     want = lists(dataset)
     with iter(kept_at(first, in_order(dataset, service))) as iterator:
@@ -132,7 +132,7 @@ def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
         here = iter(dataset)
         here.set_state(after)
         assert got + rest + lists(here) == want
-    assert cut_of(going_on).mode == "ordered, pushed down, deferred errors", (
+    assert cut_of(going_on).mode == "ordered + pushed down + deferred errors", (
         "the state of one reading decides nothing"
     )
 
@@ -185,7 +185,7 @@ def test_consumers_that_chose_otherwise_get_their_elements_of_one_order(service:
         assert first + lists(iterator) == want[index : 2 * rounds : 2]
     assert [state["at"]["half"] for state in states] == [
         "ordered",
-        "ordered, pushed down, deferred errors",
+        "ordered + pushed down + deferred errors",
     ]
     again = [
         in_order(dataset, service, "went on", consumer_index=index, num_consumers=2)

@@ -231,7 +231,7 @@ def _find_unordered_steps(
     plan: Node, options: Options, mode: PartitionMode | None
 ) -> frozenset[int]:
     """Return the unordered steps (`plan.determinism`); none in an ordered mode."""
-    if mode is not None and mode != "any order":
+    if mode is not None and mode != "unordered":
         return frozenset()
     return find_unordered_steps(plan, options.deterministic)
 

@@ -208,7 +208,7 @@ class CacheIterator(ElementIterator):
 
     def _states_in_input(self, first: int, places: States) -> States:
         seed, failed = self._seed, self._has_failed
-        return lambda index: _state(first + index, seed, failed=failed, place=places(index))
+        return lambda index: _state(first + index, seed, failed=failed, input_state=places(index))
 
     def get_state(self) -> State:
         place = self._position if self._input is None else self._input.get_state()
@@ -221,7 +221,7 @@ class CacheIterator(ElementIterator):
             self._count,
             self._seed,
             failed=self._has_failed,
-            place=place,
+            input_state=place,
             ended=self._has_ended,
         )
 
@@ -263,11 +263,11 @@ def _state(
     seed: int | None,
     *,
     failed: bool = False,
-    place: State = None,
+    input_state: State = None,
     ended: bool = False,
 ) -> dict[str, Any]:
     # The input's state is only present if this iterator fills the store: it only saves time.
-    return {"count": count, "seed": seed, "failed": failed, "hint": place, "ended": ended}
+    return {"count": count, "seed": seed, "failed": failed, "hint": input_state, "ended": ended}
 
 
 def _seed_of(context: Context) -> int:

@@ -40,7 +40,7 @@ class ZipIterator(ElementIterator):
         self.has_lazy_rows = len(others) < min(2, len(self._inputs))
         #: Order in which the inputs are read: those that call no functions first. The order is
         #: fixed, because at the end of one input another may fail.
-        self._in_step = sorted(numbers, key=lambda number: _calls_functions(node.inputs[number]))
+        self._read_order = sorted(numbers, key=lambda number: _calls_functions(node.inputs[number]))
 
     @property
     def can_read_ahead(self) -> bool:
@@ -49,7 +49,7 @@ class ZipIterator(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         count = limit
         # The inputs that cost nothing limit how many elements are requested from the others.
-        for number in self._in_step:
+        for number in self._read_order:
             intake = self._inputs[number]
             if intake.peek(count) is None:
                 return None
@@ -75,7 +75,7 @@ class ZipIterator(ElementIterator):
 
     def lazy_rows(self) -> LazyRows | None:
         found: dict[int, LazyRowStream] = {}
-        for number in self._in_step:
+        for number in self._read_order:
             live = self._inputs[number].lazy_rows()
             if live is None:
                 return None
@@ -85,10 +85,10 @@ class ZipIterator(ElementIterator):
         return self._zip_rows(lives), lambda index: [at(index) for at in each]
 
     def _zip_rows(self, lazy_rows: list[LazyRowStream]) -> Iterator[Any]:
-        in_turn = [(number, lazy_rows[number]) for number in self._in_step]
+        in_turn = [(number, lazy_rows[number]) for number in self._read_order]
         joined = tuple if self._is_flat else self._join
         parts: list[Any] = [None] * len(lazy_rows)
-        number, count, has_ended = self._in_step[0], 0, False
+        number, count, has_ended = self._read_order[0], 0, False
         try:
             while not has_ended:
                 for number, live in in_turn:
@@ -107,12 +107,12 @@ class ZipIterator(ElementIterator):
         self._record_consumed(in_turn, number, parts, count)
 
     def _record_consumed(
-        self, in_turn: list[tuple[int, LazyRowStream]], number: int, parts: list[Any], count: int
+        self, streams: list[tuple[int, LazyRowStream]], number: int, parts: list[Any], count: int
     ) -> None:
         """Record `count` joined rows, and that the input `number` yielded no further part."""
-        for _, live in in_turn:
+        for _, live in streams:
             live.num_taken += count
-        for earlier, live in in_turn:
+        for earlier, live in streams:
             if earlier == number:
                 break
             live.put_back(parts[earlier])  # kept for the next call

@@ -234,7 +234,7 @@ class RowsIterator(_IndexedRowsIterator):
         self._read_run = source.gather_run_borrowed if borrows else source.gather_run
         self._can_read_ahead = not node.source.runs_user_code
         #: Elements before this one could not be fetched together.
-        self._one_by_one = 0
+        self._single_reads_end = 0
 
     @property
     def can_read_ahead(self) -> bool:
@@ -243,7 +243,7 @@ class RowsIterator(_IndexedRowsIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
             start, size = self._next, self._size
-            stop = start + (1 if start < self._one_by_one else limit)
+            stop = start + (1 if start < self._single_reads_end else limit)
             if stop > size >= 0:
                 stop = size
             if stop <= start:
@@ -253,7 +253,7 @@ class RowsIterator(_IndexedRowsIterator):
                 columns = self._read_run(first + start, first + stop)
             except Exception:
                 if stop - start > 1:
-                    self._one_by_one = stop
+                    self._single_reads_end = stop
                     continue
                 self._next = stop
                 raise

@@ -38,10 +38,10 @@ class _SelectedInput:
     """One of the inputs: its buffered elements, and a pending error."""
 
     def __init__(self, input_: ElementIterator) -> None:
-        self.intake = InputBuffer(input_)
+        self.input_buffer = InputBuffer(input_)
         self.error: Exception | None = None
-        self._before: States | None = None  # states before the failed element
-        self._after: States | None = None  # states after the last element taken
+        self._states_before_error: States | None = None  # states before the failed element
+        self._next_states: States | None = None  # states after the last element taken
         #: Whether the input is exhausted.
         self.is_at_end = False
         #: Whether the end was reached in a step; until then the input is selected as before.
@@ -50,12 +50,12 @@ class _SelectedInput:
     @property
     def can_look_ahead(self) -> bool:
         """Whether the next element is known or can be read without extra cost."""
-        return self.is_known or self.intake.input.can_read_ahead
+        return self.is_known or self.input_buffer.input.can_read_ahead
 
     @property
     def is_known(self) -> bool:
         """Whether the next element, error or end is known."""
-        return self.intake.chunk is not None or self.error is not None or self.is_at_end
+        return self.input_buffer.chunk is not None or self.error is not None or self.is_at_end
 
     def fill(self, steps: Steps, size: int) -> int:
         """Buffer the elements for the given steps; return how many steps can be made.
@@ -67,11 +67,11 @@ class _SelectedInput:
         wanted = int(np.searchsorted(steps, size))
         if wanted and not self.is_known:
             self._peek(wanted)
-        in_hand = self.intake.num_buffered
+        in_hand = self.input_buffer.num_buffered
         return size if in_hand >= wanted else int(steps[in_hand])
 
     def _peek(self, count: int) -> None:
-        intake = self.intake
+        intake = self.input_buffer
         before = self.states()
         try:
             if intake.input.can_read_ahead:
@@ -79,44 +79,44 @@ class _SelectedInput:
             else:
                 self.is_at_end = intake.peek(count) is None
         except Exception as error:
-            self.error, self._before = error, before
+            self.error, self._states_before_error = error, before
         if self.is_at_end:
-            self._after = None
+            self._next_states = None
 
     def take(self, count: int) -> Chunk:
         """Return buffered elements."""
-        chunk = self.intake.take(count)
+        chunk = self.input_buffer.take(count)
         assert chunk is not None
         states, size = chunk.states, chunk.size
-        self._after = lambda index: states(size)
+        self._next_states = lambda index: states(size)
         return chunk
 
     @property
     def has_lazy_rows(self) -> bool:
         """Whether single rows come next, which are only computed when they are taken."""
-        return self.error is None and self.intake.states is not None
+        return self.error is None and self.input_buffer.states is not None
 
     def start_lazy_rows(self) -> LazyRowStream | None:
         """Return the stream of next single elements, or None if there are none."""
         try:
-            live = self.intake.lazy_rows()
+            live = self.input_buffer.lazy_rows()
         except Exception:
-            self._after = None
+            self._next_states = None
             raise
         if live is None:
-            self.is_at_end, self._after = True, None
+            self.is_at_end, self._next_states = True, None
         return live
 
     def end_lazy_rows(self) -> None:
         """Record that single elements ended, after the last one or an error."""
-        self.intake.end_lazy_rows()
-        self._after = None
+        self.input_buffer.end_lazy_rows()
+        self._next_states = None
 
     def take_error(self) -> Exception:
         """Return the pending error, and clear it."""
         assert self.error is not None
         failure = self.error
-        self.error = self._before = self._after = None
+        self.error = self._states_before_error = self._next_states = None
         return failure
 
     def states(self) -> States:
@@ -124,17 +124,17 @@ class _SelectedInput:
 
         The result is cached, because computing the input's state may be slow.
         """
-        states = self._before or self.intake.states or self._after
+        states = self._states_before_error or self.input_buffer.states or self._next_states
         if states is None:
-            state = self.intake.get_state()
-            states = self._after = lambda index: state
+            state = self.input_buffer.get_state()
+            states = self._next_states = lambda index: state
         return states
 
     def set_state(self, state: State, has_ended: bool) -> None:
         """Restore a state."""
-        self.error = self._before = self._after = None
+        self.error = self._states_before_error = self._next_states = None
         self.is_at_end = self.has_ended = has_ended
-        self.intake.set_state(state)
+        self.input_buffer.set_state(state)
 
 
 class InputSelectionIterator(ElementIterator):
@@ -156,12 +156,12 @@ class InputSelectionIterator(ElementIterator):
 
     @property
     def can_read_ahead(self) -> bool:
-        inputs = [member.intake.input for member in self._inputs]
+        inputs = [member.input_buffer.input for member in self._inputs]
         return self._selector.can_look_ahead and all(input_.can_read_ahead for input_ in inputs)
 
     @property
     def has_lazy_rows(self) -> bool:  # type: ignore[override]
-        return any(member.intake.input.has_lazy_rows for member in self._inputs)
+        return any(member.input_buffer.input.has_lazy_rows for member in self._inputs)
 
     def next_chunk(self, limit: int) -> Chunk | None:
         chooser = self._selector
@@ -307,7 +307,7 @@ class InputSelectionIterator(ElementIterator):
     def close(self) -> None:
         self._selector.close()
         for member in self._inputs:
-            member.intake.close()
+            member.input_buffer.close()
 
 
 _NONE = np.empty(0, np.int64)

@@ -76,17 +76,17 @@ class RandomInputSelector(InputSelector):
         self._weights = np.array(weights, np.float64)
         self._step = 0
         self._ended: Sequence[bool] = ()
-        self._first = 0  # first step in the block
+        self._block_start = 0  # first step in the block
         self._block = np.empty(0, np.int64)
 
     def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
-        offset = self._step - self._first
+        offset = self._step - self._block_start
         if ended != self._ended or not 0 <= offset < len(self._block):
             weights = np.where(ended, 0.0, self._weights)
             if not weights.any():
                 return None
             self._block = self._sampler.sample(self._step, max(count, _BLOCK), weights, sum(ended))
-            self._first, self._ended, offset = self._step, ended, 0
+            self._block_start, self._ended, offset = self._step, ended, 0
         return self._block[offset : offset + count]
 
     def consume(self, count: int) -> None:

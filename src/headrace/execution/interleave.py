@@ -38,7 +38,7 @@ from headrace.execution.iterator import (
     State,
     make_iterator,
 )
-from headrace.execution.open_dataset import ClosedError, OpenDataset
+from headrace.execution.nested_dataset import ClosedError, NestedDataset
 from headrace.execution.open_datasets import DatasetOpener, OpenDatasets
 from headrace.plan.combining import Interleave
 from headrace.plan.partition_nodes import ReadSplits
@@ -75,7 +75,7 @@ class InterleaveIterator(ElementIterator):
     def _reset(self) -> None:
         self._cursor = CycleCursor(0, 0)
         #: Error to raise after the elements before it, and its dataset.
-        self._pending_error: tuple[Exception, OpenDataset] | None = None
+        self._pending_error: tuple[Exception, NestedDataset] | None = None
 
     @property
     def _threads(self) -> int:
@@ -187,14 +187,14 @@ class InterleaveIterator(ElementIterator):
         rounds = turns // len(slots) if is_whole else 1
         return RoundRobinBlock(tuple(slots[:turns]), self._block_length, max(rounds, 1))
 
-    def _current_with_lazy_rows(self) -> OpenDataset | None:
+    def _current_with_lazy_rows(self) -> NestedDataset | None:
         """Return the current dataset if it may yield single rows."""
         inner = self._datasets.slots[self._cursor.slot]
         if inner is None or self._pending_error is not None or not self._has_lazy_rows(inner):
             return None
         return inner
 
-    def _has_lazy_rows(self, dataset: OpenDataset) -> bool:
+    def _has_lazy_rows(self, dataset: NestedDataset) -> bool:
         """Return whether the next elements of a dataset may be single rows."""
         may = not (self._threads or self._wants_element_numbers)
         return may and dataset.iterator.has_lazy_rows and dataset.buffered is None
@@ -236,8 +236,8 @@ class InterleaveIterator(ElementIterator):
         self._record_consumed(rows_block, inners, count)
 
     def _record_consumed(
-        self, rows_block: RoundRobinBlock, datasets: list[OpenDataset], count: int
-    ) -> OpenDataset:
+        self, rows_block: RoundRobinBlock, datasets: list[NestedDataset], count: int
+    ) -> NestedDataset:
         """Record that `count` elements of a block were yielded; return the current dataset."""
         for number, inner in enumerate(datasets):
             inner.index += count_taken(rows_block, number, count)
@@ -387,7 +387,7 @@ class InterleaveIterator(ElementIterator):
         )
         return InterleavedParts(rows_block.per_slot, rows_block.rounds, parts)
 
-    def _read_into_slot(self, slot: int, dataset: OpenDataset, limit: int) -> bool:
+    def _read_into_slot(self, slot: int, dataset: NestedDataset, limit: int) -> bool:
         """Fill the buffer of the current slot; return False if its dataset has ended."""
         datasets = self._datasets
         if (
@@ -405,7 +405,7 @@ class InterleaveIterator(ElementIterator):
         self._datasets.close_slot(slot)
         self._cursor = CycleCursor((slot + 1) % self._cycle_length, 0)
 
-    def _request_size(self, dataset: OpenDataset, limit: int) -> tuple[int, bool]:
+    def _request_size(self, dataset: NestedDataset, limit: int) -> tuple[int, bool]:
         """Return how many elements to request from a dataset, and whether it may return more."""
         if not dataset.iterator.can_read_ahead:
             # Only the elements that come next.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from headrace.element.chunk import States
 from headrace.execution.iterator import State
-from headrace.execution.open_dataset import OpenDataset
+from headrace.execution.nested_dataset import NestedDataset
 
 __all__ = [
     "CLOSED_SLOT",
@@ -147,7 +147,7 @@ def advance_cursor(
 # A chunk is made of several blocks; between them slots are filled, emptied and given other
 # datasets. These events are logged, and replayed when the state before an element is requested.
 
-SlotPosition: TypeAlias = tuple[OpenDataset, States, int]
+SlotPosition: TypeAlias = tuple[NestedDataset, States, int]
 """An open dataset and a position in it: before element i of a chunk with these states."""
 OuterPosition: TypeAlias = tuple[States, int, bool]
 """State before the next outer element, its number, and whether the outer input has ended."""
@@ -167,7 +167,7 @@ class InterleaveLog:
     def __init__(
         self, position: InterleavePosition, cursor: CycleCursor, block_length: int
     ) -> None:
-        self._before = position
+        self._start = position
         self._cursor = cursor
         self._block_length = block_length
         self._events: list[tuple[str, Any]] = []
@@ -180,7 +180,7 @@ class InterleaveLog:
         """Record that the cycle advances without an element."""
         self._events.append(("turn", cursor))
 
-    def record_slot(self, slot: int, dataset: OpenDataset | None) -> None:
+    def record_slot(self, slot: int, dataset: NestedDataset | None) -> None:
         """Record that a slot's dataset or buffered chunk changed."""
         place = None if dataset is None else (dataset, dataset.states, dataset.index)
         self._events.append(("place", (slot, place)))
@@ -195,7 +195,7 @@ class InterleaveLog:
 
     def _replay(self, count: int) -> tuple[InterleavePosition, CycleCursor]:
         """Return the position and the cursor after the first `count` elements."""
-        before, outer = self._before
+        before, outer = self._start
         slots, turn, block = list(before), self._cursor, self._block_length
         for kind, what in self._events:
             if not count:

@@ -13,7 +13,7 @@ from headrace.execution.element_numbers import IdColumn
 from headrace.execution.input_buffer import ChunkSizer, InputBuffer
 from headrace.execution.interleave_order import CLOSED_SLOT, InterleavePosition, OuterPosition
 from headrace.execution.iterator import State, make_iterator
-from headrace.execution.open_dataset import DatasetReadAhead, OpenDataset, OpenResult
+from headrace.execution.nested_dataset import DatasetReadAhead, NestedDataset, OpenResult
 from headrace.plan.combining import Interleave
 from headrace.plan.node import Node
 from headrace.plan.partition_nodes import ReadSplits
@@ -41,7 +41,7 @@ class DatasetOpener(Protocol):
     def open_next(self) -> OpenResult:
         """Open the next dataset."""
 
-    def open_at(self, outer_state: State, number: int) -> OpenDataset:
+    def open_at(self, outer_state: State, number: int) -> NestedDataset:
         """Reopen dataset number `number`, which was opened at `outer_state`."""
 
     def position(self) -> tuple[States, int]:
@@ -99,7 +99,7 @@ class OuterInput:
         except Exception as error:
             return OpenResult(origin, number, error=error)
 
-    def open_at(self, outer_state: State, number: int) -> OpenDataset:
+    def open_at(self, outer_state: State, number: int) -> NestedDataset:
         """Open the dataset of element `number`, which is at `outer_state`."""
         self._input_buffer.set_state(outer_state)
         chunk = self._input_buffer.take(1)
@@ -112,7 +112,7 @@ class OuterInput:
 
     def _open(
         self, row: Any, outer_id: IdColumn | None, outer_states: States, number: int
-    ) -> OpenDataset:
+    ) -> NestedDataset:
         assert outer_id is not None
         function = self._function
         try:
@@ -136,7 +136,7 @@ class OuterInput:
         # The total size of all slots' buffers is bounded.
         most_bytes = min(_MAX_SLOT_BYTES, _MAX_TOTAL_BYTES // self._node.cycle_length)
         pace = ChunkSizer(min_elements=self._node.block_length, max_bytes=most_bytes)
-        return OpenDataset(outer_states, number, iterator, pace, outer_id)
+        return NestedDataset(outer_states, number, iterator, pace, outer_id)
 
     def position(self) -> tuple[States, int]:
         """Return the states from the next element on, and its number."""
@@ -186,7 +186,7 @@ class OpenDatasets:
         calls = node.num_parallel_calls if isinstance(node, Interleave) else None
         self.threads = 0 if calls is None else context.resolve_parallelism(calls)
         self._read_ahead: DatasetReadAhead | None = None
-        self.slots: list[OpenDataset | None] = []
+        self.slots: list[NestedDataset | None] = []
         #: Opened datasets without a slot, next one first.
         self._opened_ahead: deque[OpenResult] = deque()
         self.reset()
@@ -282,7 +282,7 @@ class OpenDatasets:
 
     # --- with threads ---------------------------------------------------------------------------
 
-    def receive(self, dataset: OpenDataset) -> bool:
+    def receive(self, dataset: NestedDataset) -> bool:
         """Buffer a thread's result and start the next read; return False at the end."""
         assert self._read_ahead is not None
         self._read_ahead.wait_for(dataset, self._step)

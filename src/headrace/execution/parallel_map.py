@@ -75,7 +75,7 @@ class ParallelMapIterator(ElementIterator):
             )
             self._position = work.end_position
             work.start()
-        take = self._take_in_order if self._is_ordered else self._take_any_order
+        take = self._take_in_order if self._is_ordered else self._take_unordered
         with work.reader_thread.lock:
             wait: WaitWarning | None = None
             while True:
@@ -115,7 +115,7 @@ class ParallelMapIterator(ElementIterator):
                 and type(results[stop]) is not FailedCall
             ):
                 stop += 1
-            states, places = batch.states, batch.places
+            states, places = batch.states, batch.metadata
             chunk = Chunk.of_rows(
                 results[start:stop],
                 lambda index: states(start + index),
@@ -124,41 +124,41 @@ class ParallelMapIterator(ElementIterator):
         results[start:stop] = [DELIVERED] * (stop - start)
         batch.num_taken = stop
         if type(first) is FailedCall:
-            attach_element_position(first.error, batch.places, start)
+            attach_element_position(first.error, batch.metadata, start)
         self._position = batch.states, stop
         if stop == len(results):
             calls.batches.popleft()
         calls.record_delivered(chunk, stop - start)
         return first if chunk is None else chunk
 
-    def _take_any_order(self, calls: ParallelCalls, limit: int) -> Chunk | FailedCall | None:
+    def _take_unordered(self, calls: ParallelCalls, limit: int) -> Chunk | FailedCall | None:
         rows: list[Element] = []
         numbers: list[int] = []
         places: list[IdColumn] = []
         failure: FailedCall | None = None
-        while calls.done and len(rows) < limit:
-            batch, index = calls.done[0]
+        while calls.completed and len(rows) < limit:
+            batch, index = calls.completed[0]
             result = batch.results[index]
             if type(result) is FailedCall:
                 if rows:
                     break
                 failure = result
-            calls.done.popleft()
+            calls.completed.popleft()
             batch.results[index] = DELIVERED
             batch.num_taken += 1
             numbers.append(batch.first + index)
             if failure is not None:
                 break
             rows.append(result)
-            if batch.places is not None:
-                places.append(batch.places[index : index + 1])
+            if batch.metadata is not None:
+                places.append(batch.metadata[index : index + 1])
         if not numbers:
             self._advance(calls)
             return None
         chunk: Chunk | None = None
         if rows:
             joined = np.concatenate(places) if places else None
-            chunk = Chunk.of_rows(rows, self._any_order_states(calls, numbers), joined)
+            chunk = Chunk.of_rows(rows, self._unordered_states(calls, numbers), joined)
         for number in numbers:
             self._delivered_mask |= 1 << number - self._oldest_undelivered
         self._advance(calls)
@@ -178,7 +178,7 @@ class ParallelMapIterator(ElementIterator):
 
     # --- state ----------------------------------------------------------------------------------
 
-    def _any_order_states(self, calls: ParallelCalls, numbers: list[int]) -> States:
+    def _unordered_states(self, calls: ParallelCalls, numbers: list[int]) -> States:
         """Return the states before each of these elements, which are delivered next."""
         states, index = self._oldest_position(calls)
         gone, oldest = self._delivered_mask, self._oldest_undelivered

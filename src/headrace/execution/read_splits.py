@@ -15,7 +15,7 @@ from headrace.execution.context import Context, WholeSplitSource
 from headrace.execution.input_buffer import ChunkSizer
 from headrace.execution.interleave import InterleaveIterator
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.open_dataset import OpenDataset, OpenResult
+from headrace.execution.nested_dataset import NestedDataset, OpenResult
 from headrace.execution.split_elements import (
     FILTERED_OUT,
     MID_SPLIT_STATE_MESSAGE,
@@ -174,7 +174,7 @@ class _SplitOpener:
             return OpenResult(_count_from(index), index, error=error)
         return OpenResult(_count_from(index), index, dataset=self._make_dataset(index, unit))
 
-    def open_at(self, outer_state: State, number: int) -> OpenDataset:
+    def open_at(self, outer_state: State, number: int) -> NestedDataset:
         """Open the split with number `outer_state` in the epoch.
 
         Raises:
@@ -194,8 +194,8 @@ class _SplitOpener:
             defers_errors=self._defers_errors,
         )
 
-    def _make_dataset(self, index: int, elements: SplitElementsIterator) -> OpenDataset:
-        return OpenDataset(
+    def _make_dataset(self, index: int, elements: SplitElementsIterator) -> NestedDataset:
+        return NestedDataset(
             _count_from(index), index, elements, ChunkSizer(min_elements=self._min_elements), _NONE
         )
 

@@ -109,7 +109,7 @@ class SplitProvider(Protocol):
 
 class _LocatedPositions(NamedTuple):
     leaf: int
-    passes: tuple[int, ...]
+    epochs: tuple[int, ...]
     positions: AssignedPositions
     partial_split: PartialSplit | None
 
@@ -135,7 +135,7 @@ class PositionSplitProvider:
         self._next_splits = next_splits
         self._epochs = epoch
         self._ranges: deque[_LocatedPositions] = deque()
-        self._located = 0  # splits in all ranges, taken or not
+        self._num_located = 0  # splits in all ranges, taken or not
         self._has_ended = False
         self.progress = progress
         self.is_paused = False
@@ -145,10 +145,10 @@ class PositionSplitProvider:
 
     @property
     def num_assigned(self) -> int:
-        return self._ranges[0].positions.num_assigned_before if self._ranges else self._located
+        return self._ranges[0].positions.num_assigned_before if self._ranges else self._num_located
 
     def peek(self) -> tuple[int, tuple[int, ...]] | None:
-        return (self._ranges[0].leaf, self._ranges[0].passes) if self._fetch_next() else None
+        return (self._ranges[0].leaf, self._ranges[0].epochs) if self._fetch_next() else None
 
     @property
     def is_next_partial(self) -> bool:
@@ -197,14 +197,14 @@ class PositionSplitProvider:
     def _locate(self, first: int, stop: int, partial_split: PartialSplit | None) -> None:
         for leaf, passes, start, end in self._split_space.locate(first, stop):
             ((_, _, one_start, one_end),) = self._split_space.locate(first, first + 1)
-            run = AssignedPositions(start, end, one_end - one_start, self._located)
+            run = AssignedPositions(start, end, one_end - one_start, self._num_located)
             self._ranges.append(
                 _LocatedPositions(leaf, (*self._epochs, *passes), run, partial_split)
             )
             units = run.num_finished(end) - run.num_assigned_before
             if self.progress is not None:
-                self.progress.record_assigned(leaf, self._located, units, first)
-            self._located += units
+                self.progress.record_assigned(leaf, self._num_located, units, first)
+            self._num_located += units
             first += units
 
 

@@ -35,12 +35,12 @@ _MARK_INTERVAL = 64
 class KeyedWindow:
     """Elements of one key."""
 
-    __slots__ = ("_ids", "key", "ordinals", "rows", "size")
+    __slots__ = ("_metadata", "key", "ordinals", "rows", "size")
 
     def __init__(self, key: int, element_id: IdColumn | None) -> None:
         self.key = key
         #: Metadata of the first element; of all elements if they have element ids.
-        self._ids = [] if element_id is None else [element_id]
+        self._metadata = [] if element_id is None else [element_id]
         self.rows: list[Element] = []
         #: Ordinals of the elements in the input. Append-only.
         self.ordinals: list[int] = []
@@ -50,12 +50,12 @@ class KeyedWindow:
     @property
     def ids(self) -> IdColumn | None:
         """Metadata of the first element, including the element ids of all elements if tracked."""
-        places = self._ids
+        places = self._metadata
         return group_metadata(concatenate_metadata(places), len(self.rows)) if places else None
 
     def add_id(self, element_id: IdColumn) -> None:
         """Add the element id of another element."""
-        self._ids.append(element_id)
+        self._metadata.append(element_id)
 
 
 class _WindowTable:

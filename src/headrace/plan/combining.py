@@ -14,7 +14,7 @@ import numpy as np
 from headrace.arguments import check_callable, check_flag
 from headrace.element.spec import Spec, relax
 from headrace.element.structure import Structure, unflatten
-from headrace.plan.node import Node, is_any_order_requested
+from headrace.plan.node import Node, is_unordered_requested
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = [
@@ -113,8 +113,8 @@ class Interleave(Node):
     def spec(self, *inputs: Spec) -> Spec | None:
         return None
 
-    def allows_any_order(self, deterministic: bool | None) -> bool:
-        return is_any_order_requested(self.deterministic, deterministic)
+    def allows_unordered(self, deterministic: bool | None) -> bool:
+        return is_unordered_requested(self.deterministic, deterministic)
 
     def cardinality(self, *inputs: int) -> int:
         return 0 if inputs[0] == 0 else UNKNOWN

@@ -128,7 +128,7 @@ def _find_order_requests(
     pending: list[tuple[Node, Node | None]] = [(plan, None)]
     while pending:
         node, keeper = pending.pop()
-        is_wished = node.allows_any_order(deterministic)
+        is_wished = node.allows_unordered(deterministic)
         if is_wished:
             yield node, keeper
         # An unordered step identifies its own input elements by their order.
@@ -155,7 +155,7 @@ def explain_unsavable_state(plan: Node) -> str:
     wish = merged_options(plan).deterministic
     for node in nodes:
         holds = not (node.is_transparent or isinstance(node, _STATELESS_STEPS))
-        if holds or node.allows_any_order(wish):
+        if holds or node.allows_unordered(wish):
             return (
                 f"{step_name(node)} holds elements, over a service that sends them in no order, "
                 "and another time others would be there. Put that step before `distribute`, or "

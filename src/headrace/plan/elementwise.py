@@ -12,7 +12,7 @@ from headrace.arguments import check_callable
 from headrace.element.ownership import take_ownership
 from headrace.element.spec import Spec
 from headrace.element.structure import Element
-from headrace.plan.node import Node, is_any_order_requested
+from headrace.plan.node import Node, is_unordered_requested
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = ["PLAIN_RESULT_TYPES", "Filter", "Map", "Scan", "TakeWhile", "is_true"]
@@ -44,8 +44,8 @@ class Map(Node):
     def spec(self, *inputs: Spec) -> Spec | None:
         return self.output_spec
 
-    def allows_any_order(self, deterministic: bool | None) -> bool:
-        return is_any_order_requested(self.deterministic, deterministic)
+    def allows_unordered(self, deterministic: bool | None) -> bool:
+        return is_unordered_requested(self.deterministic, deterministic)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -151,7 +151,7 @@ def _arguments(node: Node, deterministic: bool | None) -> tuple[str, dict[str, A
     if "deterministic" in arguments:
         del arguments["deterministic"]
         # Only a request that frees the order changes the stream.
-        if node.allows_any_order(deterministic):
+        if node.allows_unordered(deterministic):
             arguments["deterministic"] = False
     return node.kind, arguments
 

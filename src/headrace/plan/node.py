@@ -25,7 +25,7 @@ __all__ = [
     "call_site",
     "describe_function",
     "distinct_nodes",
-    "is_any_order_requested",
+    "is_unordered_requested",
 ]
 
 AUTOTUNE = -1
@@ -163,7 +163,7 @@ class Node:
         """
         return split_size if self.preserves_count else None
 
-    def allows_any_order(self, deterministic: bool | None) -> bool:
+    def allows_unordered(self, deterministic: bool | None) -> bool:
         """Return whether elements may come as they are ready, in an order that is not reproducible.
 
         They do so if the step has threads. Without threads the state has the same form, so that
@@ -215,7 +215,7 @@ def distinct_nodes(plans: Iterable[Node]) -> list[Node]:
     return found
 
 
-def is_any_order_requested(step_setting: bool | None, deterministic: bool | None) -> bool:
+def is_unordered_requested(step_setting: bool | None, deterministic: bool | None) -> bool:
     """Return whether the user frees a step's order; the step's own argument takes precedence.
 
     Args:

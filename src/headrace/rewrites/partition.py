@@ -16,7 +16,7 @@ it is an ordinary plan:
   (`plan.splits`).
 * `repeat` and `concatenate` above others are in both stages: on workers they define the splits.
 
-In "any order" mode, steps that propagate element ids run on workers: batches, shuffles of values,
+In "unordered" mode, steps that propagate element ids run on workers: batches, shuffles of values,
 buckets. A batch that drops its remainder runs on workers with the remainder, and again in the
 client, where remainders are joined. If the client stage needs several streams, the ordered mode is
 used anyway; the same holds for an `enumerate` over splits of a fixed number of elements
@@ -74,17 +74,17 @@ __all__ = [
     "DEFAULT_MAX_SHUFFLE_BYTES",
     "PartitionMode",
     "PlanPartition",
-    "StepPlacement",
+    "StagePlacement",
     "partition_plan",
     "partition_with_mode",
 ]
 
 PartitionMode: TypeAlias = Literal[
-    "any order",
+    "unordered",
     "ordered",
-    "ordered, pushed down",
-    "ordered, deferred errors",
-    "ordered, pushed down, deferred errors",
+    "ordered + pushed down",
+    "ordered + deferred errors",
+    "ordered + pushed down + deferred errors",
 ]
 """How a plan is partitioned: all that a worker needs to know. "pushed down": one-to-one steps run
 below shuffles of values. "deferred errors": elements that fail in steps pushed down below
@@ -95,7 +95,7 @@ DEFAULT_MAX_SHUFFLE_BYTES = 1 << 30
 """Maximum bytes of processed elements that shuffles of values may hold in a client."""
 
 
-class StepPlacement(NamedTuple):
+class StagePlacement(NamedTuple):
     """Where a step runs, and why."""
 
     step: str
@@ -117,7 +117,7 @@ class PlanPartition:
     """Number of splits of `worker_stage`, or INFINITE."""
     options: Options
     """Options of the whole plan."""
-    placements: tuple[StepPlacement, ...] = ()
+    placements: tuple[StagePlacement, ...] = ()
     """Placement of each step, inputs first; for `explain`."""
     client_shuffle_bytes: int | None = 0
     """Bytes of processed elements in shuffles of values in the client.
@@ -139,7 +139,7 @@ class PlanPartition:
     @property
     def is_ordered(self) -> bool:
         """Whether elements arrive in the order of a single process."""
-        return self.mode != "any order"
+        return self.mode != "unordered"
 
     @property
     def wants_element_numbers(self) -> bool:
@@ -171,12 +171,12 @@ def partition_plan(
     """
     prepared = _prepare(plan, step_seeds)
     if not ordered:
-        made = partition_with_mode(prepared, "any order")
+        made = partition_with_mode(prepared, "unordered")
         if not made.is_ordered:
             return made
     sunk, unsunk = (
-        partition_with_mode(prepared, "ordered, pushed down, deferred errors"),
-        partition_with_mode(prepared, "ordered, deferred errors"),
+        partition_with_mode(prepared, "ordered + pushed down + deferred errors"),
+        partition_with_mode(prepared, "ordered + deferred errors"),
     )
     if sunk.placements == unsunk.placements:
         return sunk
@@ -202,14 +202,14 @@ def partition_with_mode(prepared: CanonicalPlan, mode: PartitionMode) -> PlanPar
         )
     if deal.is_single_split:
         above = ReadSplits(num_splits=1, element_spec=element_spec(prepared.plan))
-        placed = [StepPlacement(step_name(node), "workers") for node in walk(prepared.plan)]
+        placed = [StagePlacement(step_name(node), "workers") for node in walk(prepared.plan)]
         return PlanPartition(prepared.plan, above, mode, 1, prepared.options, tuple(placed))
-    if mode == "any order":
+    if mode == "unordered":
         cutter = _Partitioner(prepared, ordered=False, pushes_below_shuffles=False)
         made = cutter.partition(mode)
         if made is not None:
             return made
-        mode = "ordered, deferred errors"
+        mode = "ordered + deferred errors"
     made = _partition_ordered(prepared, mode)
     if not mode.endswith(_DEFERRED_ERRORS):
         return made
@@ -222,7 +222,7 @@ def partition_with_mode(prepared: CanonicalPlan, mode: PartitionMode) -> PlanPar
     return replace(made, worker_mode_override=plain) if is_same else made
 
 
-_DEFERRED_ERRORS = ", deferred errors"
+_DEFERRED_ERRORS = " + deferred errors"
 
 
 def _partition_ordered(prepared: CanonicalPlan, mode: PartitionMode) -> PlanPartition:
@@ -299,7 +299,7 @@ class _Partitioner:
         )
         self._leaf_split_sizes = find_leaf_split_sizes(prepared.plan)
         self._streams: list[_SplitStream] = []
-        self._placements: list[StepPlacement] = []
+        self._placements: list[StagePlacement] = []
         #: Whether a step pairs elements with numbers that are only defined in a single process.
         self._needs_order = False
 
@@ -439,7 +439,7 @@ class _Partitioner:
     def _record_placement(
         self, node: Node, runs_on: Literal["workers", "client", "both"], reason: str = ""
     ) -> None:
-        self._placements.append(StepPlacement(step_name(node), runs_on, reason))
+        self._placements.append(StagePlacement(step_name(node), runs_on, reason))
 
     # --- streams --------------------------------------------------------------------------------
 

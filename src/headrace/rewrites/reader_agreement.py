@@ -27,7 +27,7 @@ def with_deterministic_order(plan: Node) -> Node:
     wish = merged_options(plan).deterministic
 
     def kept(node: Node) -> Node:
-        return node.with_parameters(deterministic=True) if node.allows_any_order(wish) else node
+        return node.with_parameters(deterministic=True) if node.allows_unordered(wish) else node
 
     return transform(plan, kept)
 

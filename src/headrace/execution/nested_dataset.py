@@ -27,7 +27,7 @@ from headrace.execution.threads import (
     close_quietly,
 )
 
-__all__ = ["ClosedError", "DatasetReadAhead", "OpenDataset", "OpenResult"]
+__all__ = ["ClosedError", "DatasetReadAhead", "NestedDataset", "OpenResult"]
 
 _logger = logging.getLogger("headrace")
 
@@ -36,7 +36,7 @@ class ClosedError(Exception):
     """Another thread has closed the object of a wait."""
 
 
-class OpenDataset:
+class NestedDataset:
     """An open dataset: its buffered elements, and the state before its next element.
 
     Args:
@@ -192,7 +192,7 @@ class OpenResult:
     outer_states: States
     """Number 0 is the state before the outer element."""
     number: int
-    dataset: OpenDataset | None = None
+    dataset: NestedDataset | None = None
     error: Exception | None = None
     is_end: bool = False
     """Whether the outer input has ended."""
@@ -207,14 +207,14 @@ class DatasetReadAhead:
         self._changed = threading.Condition(self._lock)
         self._is_closed = False
 
-    def read(self, dataset: OpenDataset) -> None:
+    def read(self, dataset: NestedDataset) -> None:
         """Start reading the next chunk of a dataset."""
         if self._is_closed:
             return
         dataset.is_busy = True
         self._threads.submit(lambda: self._read(dataset))
 
-    def _read(self, dataset: OpenDataset) -> None:
+    def _read(self, dataset: NestedDataset) -> None:
         chunk: Chunk | None = None
         error: BaseException | None = None
         after: State = None
@@ -235,13 +235,13 @@ class DatasetReadAhead:
         if is_left:
             close_quietly(dataset.iterator)
 
-    def wait_for(self, dataset: OpenDataset, step: str) -> None:
+    def wait_for(self, dataset: NestedDataset, step: str) -> None:
         """Wait for the result of a dataset; start reading if necessary."""
         if dataset.result is None and not dataset.is_busy:
             self.read(dataset)
         self._wait(lambda: dataset.is_ready, f"the dataset of element {dataset.number} of {step}")
 
-    def wait_for_any(self, datasets: Sequence[OpenDataset], step: str) -> None:
+    def wait_for_any(self, datasets: Sequence[NestedDataset], step: str) -> None:
         """Wait until one of these datasets has a result."""
         for inner in datasets:
             if inner.result is None and not inner.is_busy:
@@ -258,7 +258,7 @@ class DatasetReadAhead:
         if not is_over():
             raise ClosedError
 
-    def close(self, datasets: Sequence[OpenDataset], step: str) -> None:
+    def close(self, datasets: Sequence[NestedDataset], step: str) -> None:
         """Close these datasets; a thread that does not return closes its dataset later."""
         with self._lock:
             self._is_closed = True
@@ -280,7 +280,7 @@ class DatasetReadAhead:
             if inner not in left:
                 inner.close()
 
-    def _wait_until_idle(self, datasets: Sequence[OpenDataset]) -> list[OpenDataset]:
+    def _wait_until_idle(self, datasets: Sequence[NestedDataset]) -> list[NestedDataset]:
         """Return the datasets still in use after a short wait; their threads close them."""
         deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
         with self._lock:
