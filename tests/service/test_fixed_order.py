@@ -68,10 +68,10 @@ def test_another_program_goes_on_from_a_state_in_its_order(cluster, plan, began,
     with made(began) as first, made(goes_on) as second:
         came = numbers(next(first) for _ in range(TAKEN))
         state = saved(first)
-        assert len(state["fixed"]) == 1
+        assert len(state["fixed_seeds"]) == 1
         rest = numbers(first)
         second.set_state(state)
-        assert saved(second)["fixed"] == state["fixed"]
+        assert saved(second)["fixed_seeds"] == state["fixed_seeds"]
         found = numbers(second)
     if ordered or {began, goes_on} == {"here"}:
         assert found == rest
@@ -189,6 +189,6 @@ def test_a_client_that_goes_on_in_another_order_than_that_of_the_job_is_refused(
 def test_a_state_without_the_seeds_of_such_steps_is_refused():
     with iter(shuffled(Dataset.range(COUNT))) as iterator:
         state = saved(iterator)
-        del state["fixed"]
-        with pytest.raises(hr.errors.FailedPreconditionError, match="'fixed'"):
+        del state["fixed_seeds"]
+        with pytest.raises(hr.errors.FailedPreconditionError, match="'fixed_seeds'"):
             iterator.set_state(state)

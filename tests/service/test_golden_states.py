@@ -111,7 +111,7 @@ def test_a_state_in_order_is_read_with_the_same_rest(
 ) -> None:
     state, rest = kept(f"in order: {name}")
     assert rest
-    assert state["at"].keys() == {"units", "half"}
+    assert state["position"].keys() == {"splits", "partition_mode"}
     assert rest_of(PLANS[name](), state) == rest
     assert rest_of(share(True)(PLANS[name]()), state) == rest
 
@@ -122,7 +122,7 @@ def test_a_state_in_no_order_is_read_with_the_same_elements(
 ) -> None:
     state, rest = kept(f"in no order: {name}")
     assert rest
-    assert state["at"].keys() == {"positions"}
+    assert state["position"].keys() == {"positions"}
     assert numbers_in(rest_of(PLANS[name](), state)) == numbers_in(rest)
     assert numbers_in(rest_of(share(False)(PLANS[name]()), state)) == numbers_in(rest)
 
@@ -138,6 +138,6 @@ def test_a_state_of_steps_after_distribute_is_read_with_the_same_elements(
     make, step = AFTER[name]
     state, rest = kept(f"{'in order' if is_ordered else 'in no order'}: {name}")
     assert rest
-    assert state["at"].keys() == {"stream", "served"}
+    assert state["position"].keys() == {"stream", "service_steps"}
     found = rest_of(step(share(is_ordered)(make())), state)
     assert found == rest if is_ordered else numbers_in(found) == numbers_in(rest)

@@ -141,7 +141,7 @@ def test_a_restored_iterator_stays_in_its_iteration(target: str, job: str, order
     taken = numbers(next(first) for _ in range(4))
     state = first.get_state()
     first.close()
-    assert state["pass"] == 2
+    assert state["epoch"] == 2
     # As after a restart: another process counts from 0, and another job is not begun yet.
     again = ten(target, f"{job}, again", ordered=ordered)
     second = iter(again)

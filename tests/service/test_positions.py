@@ -101,7 +101,7 @@ def test_a_state_of_rows_is_small_however_far_it_is(service: str) -> None:
     for count in (1, 5000, 60_000):
         taken(iterator, count)
         state = iterator.get_state()
-        assert state["at"].keys() == {"positions"}
+        assert state["position"].keys() == {"positions"}
         assert len(json.dumps(state)) < 8192
     iterator.close()
 
@@ -183,7 +183,7 @@ def test_a_state_of_other_data_is_refused_by_the_number_of_units(service: str) -
     taken(iterator, 390)
     state = iterator.get_state()
     iterator.close()
-    state["at"]["positions"]["delivered"] = [[395, 420]]
+    state["position"]["positions"]["delivered"] = [[395, 420]]
     again = restored(hr.Dataset.from_tensor_slices(rows), json.dumps(state))
     with pytest.raises(FailedPreconditionError, match=r"up to 420 were delivered.* 400"):
         next(again)

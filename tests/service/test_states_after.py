@@ -94,7 +94,7 @@ def test_a_state_of_steps_after_distribute_is_no_state_of_one_process_nor_the_ot
         except FailedPreconditionError:
             assert dataset is whole, "it has no states: the client runs a step of the whole stream"
     for state in kept:
-        is_after = state["at"].get("served") == [2]
+        is_after = state["position"].get("service_steps") == [2]
         others = [here, whole] if is_after else [over]
         for dataset in others:
             with iter(dataset) as iterator:

@@ -115,7 +115,7 @@ class DatasetEpochs:
         elif state["parts"] == parts:
             elements.set_state(state["place"])
         else:
-            seed, fixed = state["place"]["seed"], state["place"].get("fixed")
+            seed, fixed = state["place"]["seed"], state["place"].get("fixed_seeds")
             elements.set_state(_initial_state(plan, seed, number, fixed))
         return OpenedEpoch(elements, elements.epoch, parts, start, taken, failed)
 
@@ -287,12 +287,12 @@ def _initial_state(
     plan: Node, seed: int, number: int, seeds_of_fixed_steps: list[int] | None = None
 ) -> dict[str, Any]:
     """Return the state in which an iterator begins a pass as one of another process does."""
-    state = {"version": VERSION, "plan": identity(plan), "seed": seed, "pass": number}
-    state["at"] = {"stream": None}
+    state = {"version": VERSION, "plan": identity(plan), "seed": seed, "epoch": number}
+    state["position"] = {"stream": None}
     seeds_of_fixed_steps = (
         collect_fixed_seeds(plan) if seeds_of_fixed_steps is None else seeds_of_fixed_steps
     )
-    return state | {"fixed": seeds_of_fixed_steps} if seeds_of_fixed_steps else state
+    return state | {"fixed_seeds": seeds_of_fixed_steps} if seeds_of_fixed_steps else state
 
 
 def _elements_read_by_all(state: dict[str, Any]) -> int:

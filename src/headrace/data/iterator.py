@@ -398,26 +398,26 @@ class DatasetIterator:
         stream = position.state
         for keeper in self._replay_buffers:
             stream = keeper.export_state(stream)
-        seed, at = self._position_to_json(stream)
+        seed, saved_position = self._position_to_json(stream)
         state = {
             "version": VERSION,
             "plan": self._identity,
             "seed": seed,
-            "pass": self.epoch,
-            "at": at,
+            "epoch": self.epoch,
+            "position": saved_position,
         }
         if self._fixed_seeds:
-            state["fixed"] = list(self._fixed_seeds)
+            state["fixed_seeds"] = list(self._fixed_seeds)
         return state
 
     def _position_to_json(self, state: State) -> tuple[int, dict[str, Any]]:
         """Return the seed and the position in a form that every reader of this dataset accepts."""
         if self._partition_mode:
-            return self._seed, {"units": state, "half": self._partition_mode}
+            return self._seed, {"splits": state, "partition_mode": self._partition_mode}
         if self._resumes_unordered:
             return self._seed, {"positions": state}
         if self._service_steps:
-            return self._seed, {"stream": state, "served": self._service_steps}
+            return self._seed, {"stream": state, "service_steps": self._service_steps}
         if self._remote_source is None:
             return self._seed, {"stream": state}
         # If nothing was read yet, the position is the start, whichever process reads.
@@ -448,45 +448,51 @@ class DatasetIterator:
         check_state_format(state)
         self._check_has_states()
         check_state(state, self._plan, self._service_steps)
-        fixed = state.get("fixed", ())
+        fixed = state.get("fixed_seeds", ())
         if not fixed and merged_options(self._plan).seed is not None:
             fixed = collect_fixed_seeds(self._plan)  # derived from the options
         if len(fixed) != len(self._fixed_seeds):
             raise FailedPreconditionError(
-                "the state lacks 'fixed', which says the order of steps that draw the same in each "
-                "pass: restore one that was saved in full, or begin the pass again"
+                "the state lacks 'fixed_seeds', the seeds of steps that use the same order in each "
+                "epoch: restore an unmodified state of `get_state`, or start the epoch again"
             )
         self.close()
         self._seed = state["seed"]
-        self._iteration.resume_at(state["pass"])
+        self._iteration.resume_at(state["epoch"])
         self._fixed_seeds = list(fixed)
-        at = state["at"]
+        position = state["position"]
         if self._remote_source is not None:
-            self._seek(self._remote_state(at))
+            self._seek(self._remote_state(position))
             return
-        self._partition_mode = cast(PartitionMode, at["half"]) if "units" in at else None
-        self._resumes_unordered = "positions" in at
-        self._seek(next(at[name] for name in POSITION_KINDS if name in at))
+        self._partition_mode = (
+            cast(PartitionMode, position["partition_mode"]) if "splits" in position else None
+        )
+        self._resumes_unordered = "positions" in position
+        self._seek(next(position[name] for name in POSITION_KINDS if name in position))
 
-    def _remote_state(self, at: dict[str, Any]) -> State:
+    def _remote_state(self, saved_position: dict[str, Any]) -> State:
         """Return the state of the remote source for a position from any kind of reader."""
         source = self._remote_source
         assert source is not None
-        place = next(at[name] for name in POSITION_KINDS if name in at)
-        if place is None:
+        inner_state = next(
+            saved_position[name] for name in POSITION_KINDS if name in saved_position
+        )
+        if inner_state is None:
             return None
-        if "positions" in at:
+        if "positions" in saved_position:
             if source.has_order:
                 raise FailedPreconditionError(UNORDERED_STATE_MESSAGE)
-            position: dict[str, Any] = {"positions": place, "seed": self._seed}
+            position: dict[str, Any] = {"positions": inner_state, "seed": self._seed}
         else:
-            half = at.get("half") or source.ordered_partition_mode
-            why = source.explain_unusable_position(half, is_single_process="stream" in at)
-            if why:
-                raise FailedPreconditionError(why)
-            position = {"units": place, "half": half, "seed": self._seed}
-            if "raised" in at:  # by an ordered consumer, for the next round
-                position["raised"] = at["raised"]
+            mode = saved_position.get("partition_mode") or source.ordered_partition_mode
+            reason = source.explain_unusable_position(
+                mode, is_single_process="stream" in saved_position
+            )
+            if reason:
+                raise FailedPreconditionError(reason)
+            position = {"splits": inner_state, "partition_mode": mode, "seed": self._seed}
+            if "raised" in saved_position:  # by an ordered consumer, for the next round
+                position["raised"] = saved_position["raised"]
         fresh = build_iterator(self._plan, seed=self._seed)
         at_start: dict[str, Any] = fresh.get_state()
         fresh.close()

@@ -1,14 +1,16 @@
 """Format and validation of saved iterator states.
 
-    {"version": 2, "plan": identity, "seed": s, "pass": n, "fixed": [...], "at": position}
+    {"version": 3, "plan": identity, "seed": s, "epoch": n, "fixed_seeds": [...],
+     "position": position}
 
 A position has one of these forms. Only a `stream` may depend on where the plan was read:
 
-* `{"stream": state}`: state of the steps of one process. With `"served": [n, ...]`, of the steps
-  after `distribute`; the first n steps of the plan as written run on workers.
-* `{"units": state, "half": mode}`: position in splits of an ordered reading, for any reader.
-* `{"positions": {"watermark", "delivered", "parts"}}`: position of an unordered reading, for any
+* `{"stream": state}`: state of the steps of one process. With `"service_steps": [n, ...]`, of the
+  steps after `distribute`; the first n steps of the plan as written run on workers.
+* `{"splits": state, "partition_mode": mode}`: position in splits of an ordered reading, for any
   reader.
+* `{"positions": {"watermark", "delivered", "partial_splits"}}`: position of an unordered reading,
+  for any reader.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ __all__ = [
 
 
 VERSION = 3
-POSITION_KINDS = ("units", "positions", "stream")
+POSITION_KINDS = ("splits", "positions", "stream")
 """Keys of the forms of a position."""
 
 
@@ -75,14 +77,14 @@ def check_state_format(state: Any) -> None:
             "taken from: a loader, a distributed iterator, an iterator of JAX or a dataset of Keras"
         )
     check_state_version(state["version"], VERSION)
-    missing = [name for name in ("plan", "seed", "pass", "at") if name not in state]
+    missing = [name for name in ("plan", "seed", "epoch", "position") if name not in state]
     if missing:
         raise FailedPreconditionError(
             f"the state lacks {', '.join(map(repr, missing))}: it is no whole `get_state`; "
             "restore one that was saved in full, or begin the pass again"
         )
-    fixed = state.get("fixed", [])
-    for name, value, kind in [("plan", state["plan"], list), ("fixed", fixed, int)]:
+    fixed = state.get("fixed_seeds", [])
+    for name, value, kind in [("plan", state["plan"], list), ("fixed_seeds", fixed, int)]:
         if not _is_list(value, kind):
             raise FailedPreconditionError(
                 f"`{name}` of the state is {value!r:.80}, which is no list of the kind; "
@@ -93,28 +95,30 @@ def check_state_format(state: Any) -> None:
             raise FailedPreconditionError(
                 f"the {name} of the state is {value!r:.80}, which is no seed; {_RESTORE_HINT}"
             )
-    if type(state["pass"]) is not int or state["pass"] < 0:
+    if type(state["epoch"]) is not int or state["epoch"] < 0:
         raise FailedPreconditionError(
-            f"the pass of the state is {state['pass']!r:.80}, which is no pass; {_RESTORE_HINT}"
-        )
-    at = state["at"]
-    if not isinstance(at, dict) or not at.keys() & {*POSITION_KINDS}:
-        raise FailedPreconditionError(
-            f"the state does not say where the reading stood: `at` is {at!r:.80}; {_RESTORE_HINT}"
-        )
-    if "units" in at and at.get("half") not in get_args(PartitionMode):
-        raise FailedPreconditionError(
-            f"the state does not say which units its place is in: `half` is "
-            f"{at.get('half')!r:.80}, and must be one of {', '.join(get_args(PartitionMode))}; "
+            f"`epoch` of the state must be an integer of at least 0, got {state['epoch']!r:.80}; "
             f"{_RESTORE_HINT}"
         )
-    if not _is_list(at.get("served", []), int):
+    position = state["position"]
+    if not isinstance(position, dict) or not position.keys() & {*POSITION_KINDS}:
         raise FailedPreconditionError(
-            f"the state does not say where `distribute` stood: `served` is {at['served']!r:.80}; "
-            f"{_RESTORE_HINT}"
+            "`position` of the state must be a dict with one of the keys "
+            f"{', '.join(map(repr, POSITION_KINDS))}, got {position!r:.80}; {_RESTORE_HINT}"
         )
-    if "positions" in at:
-        DeliveredElements.from_json(at["positions"])
+    mode = position.get("partition_mode")
+    if "splits" in position and mode not in get_args(PartitionMode):
+        raise FailedPreconditionError(
+            f"`partition_mode` of the state must be one of {', '.join(get_args(PartitionMode))}, "
+            f"got {mode!r:.80}; {_RESTORE_HINT}"
+        )
+    if not _is_list(position.get("service_steps", []), int):
+        raise FailedPreconditionError(
+            "`service_steps` of the state must be a list of integers, got "
+            f"{position['service_steps']!r:.80}; {_RESTORE_HINT}"
+        )
+    if "positions" in position:
+        DeliveredElements.from_json(position["positions"])
 
 
 def check_state(state: dict[str, Any], plan: Node, service_steps: Sequence[int]) -> None:
@@ -135,7 +139,7 @@ def check_state(state: dict[str, Any], plan: Node, service_steps: Sequence[int])
             f"the state was taken from a dataset with other steps: {difference}; restore it into "
             "the dataset that it was taken from"
         )
-    was = state["at"].get("served", [])
+    was = state["position"].get("service_steps", [])
     if was != [*service_steps]:
         kinds = [entry[0] for entry in identity(plan)]
         raise FailedPreconditionError(

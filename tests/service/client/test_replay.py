@@ -93,7 +93,7 @@ class Placed(Listed):
 def test_a_place_is_said_so_that_others_can_go_on_from_there() -> None:
     keeper, reader = ReplayRegistry(), Placed("one")
     keeper.add(reader)
-    state = {"failed": 0, "input": {"reader": "one", "received": 7, "pass": [0]}}
+    state = {"failed": 0, "input": {"reader": "one", "received": 7, "epoch": [0]}}
     assert keeper.export_state({"a": [state, 3]}) == {
         "a": [{"failed": 0, "input": {"positions": 7}}, 3]
     }

@@ -280,7 +280,7 @@ class RemoteReader:
 
     def _position(self, received: int) -> Position:
         return {
-            "pass": list(self._opening.epoch),
+            "epoch": list(self._opening.epoch),
             "received": received,
             "reader": self.name,
         }

@@ -293,7 +293,7 @@ class RemoteSource(Source):
         number = tuple((position or {}).get("iteration", pass_number)) or (0,)
         if self.counter is not None:  # set by a position in a dataset that a function opened
             self.counter.advance(number[0])
-        if self.remote_plan is not None and (self.partition_mode or "units" in (position or ())):
+        if self.remote_plan is not None and (self.partition_mode or "splits" in (position or ())):
             return self._client_stage_reader(self.remote_plan, position, number)
         if self.replay_buffers.can_reopen:
             kept = self.replay_buffers.reopen(position, number)
@@ -392,7 +392,7 @@ class RemoteSource(Source):
             prepare(with_fixed_seeds(written, self.fixed_seeds)),
             self._partition_mode_at(position or {}),
         )
-        at, own = place.get("units"), made.options.seed
+        at, own = place.get("splits"), made.options.seed
         opening = self._make_open_request(epoch)
         if not made.is_ordered:
             arriving = FromSource(
@@ -440,7 +440,7 @@ class RemoteSource(Source):
             left,
         )
         self._latest.reader = units
-        named: dict[str, Any] = {"half": made.mode, "seed": opening.seed}
+        named: dict[str, Any] = {"partition_mode": made.mode, "seed": opening.seed}
         if self.counter is not None:
             named["iteration"] = list(epoch)
 
@@ -465,15 +465,15 @@ class RemoteSource(Source):
 
     def _partition_mode_at(self, position: dict[str, Any]) -> PartitionMode:
         """Return the partition mode for reading from a position; {} is the start."""
-        half = cast(PartitionMode, position.get("half", self.partition_mode))
-        if not half.startswith("ordered"):
-            return half
+        mode = cast(PartitionMode, position.get("partition_mode", self.partition_mode))
+        if not mode.startswith("ordered"):
+            return mode
         assert self.ordered_partition is not None
-        if "half" not in position:
+        if "partition_mode" not in position:
             return self.ordered_partition.mode
         if self.job_name is not None:
-            self.ordered_partition.fix_mode(half)  # all epochs of a job have the same partition
-        return half
+            self.ordered_partition.fix_mode(mode)  # all epochs of a job have the same partition
+        return mode
 
     def _create_runner(self, session: ReadSession, target: TargetWorkers) -> ReaderRunner:
         return ReaderRunner(

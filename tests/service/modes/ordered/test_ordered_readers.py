@@ -75,7 +75,7 @@ def test_each_round_has_an_element_for_each_and_a_place_at_its_end(
 
 class PartOfAJob(Listed):
     def place(self, number: int) -> dict[str, Any]:
-        return {"units": {"split": number, "ordinal": 0}, "seed": 9}
+        return {"splits": {"split": number, "ordinal": 0}, "seed": 9}
 
 
 class PartsOfAJob:

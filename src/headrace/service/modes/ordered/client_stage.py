@@ -101,7 +101,7 @@ class ClientStageReader:
         return None if self._position is None else self._make_position(self._position)
 
     def _make_position(self, place: Any) -> Position:
-        return place if self._state_fields is None else {"units": place, **self._state_fields}
+        return place if self._state_fields is None else {"splits": place, **self._state_fields}
 
     def close(self) -> None:
         """Close the iterator and its input."""

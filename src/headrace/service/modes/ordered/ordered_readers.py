@@ -272,9 +272,12 @@ class ConsumerReader:
         # A position without splits is the start with a given seed.
         position = None
         if self._keeps_seed:
-            position = {"half": partition_plan(plan, ordered=True).mode, "seed": self._seed}
+            position = {
+                "partition_mode": partition_plan(plan, ordered=True).mode,
+                "seed": self._seed,
+            }
             if failed:
-                position["units"] = {"split": 0, "ordinal": 0, "failed": failed}
+                position["splits"] = {"split": 0, "ordinal": 0, "failed": failed}
         return source.open(0, 1, position, pass_number=self._epoch)
 
     def _take_seed(self) -> None:
@@ -286,7 +289,7 @@ class ConsumerReader:
 
     def _advance_to(self, place: Position) -> None:
         """Record how far the part was read."""
-        if place is not None and place.get("units") is not None:
+        if place is not None and place.get("splits") is not None:
             self._element, self._raised = self._find_round(place)
             self._is_at_beginning = False
 
@@ -305,7 +308,7 @@ class ConsumerReader:
             units: Step that converts a position saved by a single process; None if there is none.
             position: The position.
         """
-        found = position["units"]
+        found = position["splits"]
         if units is not None and not (isinstance(found, dict) and "split" in found):
             found = units.convert_state(found)
         if found is None:
@@ -322,7 +325,7 @@ class ConsumerReader:
     def _make_position(self, element: int, raised: RaisedErrors = _NONE) -> Position:
         unit = {"split": element, "ordinal": 0}
         return raised.add_to_position(
-            {"units": unit, "half": self._partition_mode, "seed": self._seed}
+            {"splits": unit, "partition_mode": self._partition_mode, "seed": self._seed}
         )
 
     def get_position(self) -> Position:
