@@ -132,7 +132,7 @@ class ParallelCalls:
             input_,
             self._free_space,
             self._add_result,
-            "headrace-map-feeder",
+            "headrace-map-reader",
             max_bytes=_MAX_BYTES_AT_ONCE,
         )
         self._is_filling = False  # the reader thread reads until there is no space
@@ -267,8 +267,8 @@ class ParallelCalls:
         try:
             number = element_position(batch.states(index), batch.first + index)
             return FailedCall(self._function.wrap_error(error, number, batch.rows[index]))
-        except BaseException as escape:
-            return FailedCall(escape)
+        except BaseException as failure:
+            return FailedCall(failure)
 
     def _has_enough(self) -> bool:
         if self._is_ordered:
@@ -288,8 +288,8 @@ class ParallelCalls:
         """Request a notification when about `limit` results are done. Requires the lock."""
         # Few while the window grows, which happens as results are taken: the first results come
         # soon.
-        most = self.read_size if self._is_growing else max(1, self.window // 2)
-        self._num_expected = min(limit, most, self.num_read - self.num_delivered)
+        max_expected = self.read_size if self._is_growing else max(1, self.window // 2)
+        self._num_expected = min(limit, max_expected, self.num_read - self.num_delivered)
         if self._is_ordered:
             self._awaited_results = self._first_and_last(self._num_expected)
         self.is_awaited = True
@@ -300,11 +300,11 @@ class ParallelCalls:
         for batch in self.batches:
             if not found:
                 found.append((batch, batch.num_taken))
-            left = len(batch.results) - batch.num_taken
-            if count <= left:
+            remaining = len(batch.results) - batch.num_taken
+            if count <= remaining:
                 found.append((batch, batch.num_taken + count - 1))
                 break
-            count -= left
+            count -= remaining
         return found
 
     def record_delivered(self, chunk: Chunk | None, count: int) -> None:
@@ -313,13 +313,15 @@ class ParallelCalls:
         if chunk is not None:
             # Measure one element: measuring each would take longer than many functions do.
             self._bytes_out = max(self._bytes_out * 0.9, frame_bytes(chunk.slice(0, 1)))
-        each = self._seconds / self._num_timed if self._num_timed else _READ_AHEAD_SECONDS
-        wished = max(_MIN_READ_AHEAD, min(_READ_AHEAD_SECONDS / (each + 1e-9), _MAX_READ_AHEAD))
+        seconds_each = self._seconds / self._num_timed if self._num_timed else _READ_AHEAD_SECONDS
+        wanted = max(
+            _MIN_READ_AHEAD, min(_READ_AHEAD_SECONDS / (seconds_each + 1e-9), _MAX_READ_AHEAD)
+        )
         affordable = _MAX_BYTES / (self._bytes_in + self._bytes_out + 1)
         threads = self._num_threads
-        most = min(threads * wished, affordable)
-        self._is_growing = 2 * self.window < most
-        self.window = int(max(threads, min(most, 2 * self.window)))
+        max_window = min(threads * wanted, affordable)
+        self._is_growing = 2 * self.window < max_window
+        self.window = int(max(threads, min(max_window, 2 * self.window)))
         if self._free_space():
             self.reader_thread.changed.notify_all()
 

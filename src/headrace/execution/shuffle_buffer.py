@@ -75,9 +75,9 @@ class SlotDraws:
         rng = np.random.Generator(np.random.Philox(key=self._key ^ np.uint64(1)))
         return rng.permutation(count)
 
-    def _bounded(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def _bounded(self, random_bits: NDArray[np.uint64]) -> NDArray[np.int64]:
         # Multiply and shift instead of a remainder: the bias is below size / 2**32.
-        return (((words >> np.uint64(32)) * self._size) >> np.uint64(32)).astype(np.int64)
+        return (((random_bits >> np.uint64(32)) * self._size) >> np.uint64(32)).astype(np.int64)
 
 
 class SlotExchange:
@@ -97,12 +97,12 @@ class SlotExchange:
         bits = (count - 1).bit_length()
         order = np.sort(slots << bits | np.arange(count))
         slot_of, draw = order >> bits, order & (1 << bits) - 1
-        again = slot_of[1:] == slot_of[:-1]
+        is_repeated = slot_of[1:] == slot_of[:-1]
         #: Draws that yield an element of an earlier draw in this sequence, and that draw.
-        self._repeated_draws, self._source_draws = draw[1:][again], draw[:-1][again]
-        last = np.append(~again, True)
+        self._repeated_draws, self._source_draws = draw[1:][is_repeated], draw[:-1][is_repeated]
+        is_last = np.append(~is_repeated, True)
         #: The distinct drawn slots, and the last draw that filled each.
-        self._filled_slots, self._last_draws = slot_of[last], draw[last]
+        self._filled_slots, self._last_draws = slot_of[is_last], draw[is_last]
 
     def apply(self, contents: NDArray[Any], incoming: NDArray[Any]) -> NDArray[Any]:
         """Return the yielded contents, and update `contents` in place.
@@ -137,8 +137,8 @@ def slot_ordinals(draws: SlotDraws, drawn: int, filled: int) -> NDArray[np.int64
         ordinals[found] = latest[found] + draws.size
         missing -= int(found.sum())
         stop = start
-    untouched = ordinals < 0
-    ordinals[untouched] = np.flatnonzero(untouched)
+    is_untouched = ordinals < 0
+    ordinals[is_untouched] = np.flatnonzero(is_untouched)
     return ordinals
 
 
@@ -195,20 +195,20 @@ class SlotContents:
             slots: The drawn slots, as many as there are incoming elements.
             incoming: The elements that replace them.
         """
-        held, new = self._metadata, [] if incoming.metadata is None else [incoming.metadata]
+        metadata, new = self._metadata, [] if incoming.metadata is None else [incoming.metadata]
         if self._columns is not None:
             leaves = self._matching_columns(incoming)
             if leaves is not None:
-                out = _exchange_columns(slots, [*self._columns, *held], [*leaves, *new])
-                places = out.pop() if held else None
-                return self._chunk(out, len(slots), places)
+                out = _exchange_columns(slots, [*self._columns, *metadata], [*leaves, *new])
+                id_column = out.pop() if metadata else None
+                return self._chunk(out, len(slots), id_column)
             self._become_rows()
         rows, yielded = self.rows, []
         for slot, row in zip(slots.tolist(), _unpinned_row_list(incoming), strict=True):
             yielded.append(rows[slot])
             rows[slot] = row
-        places = _exchange_columns(slots, held, new)[0] if held else None
-        return Chunk.of_rows(yielded, None, places)
+        id_column = _exchange_columns(slots, metadata, new)[0] if metadata else None
+        return Chunk.of_rows(yielded, None, id_column)
 
     @property
     def are_rows(self) -> bool:
@@ -217,10 +217,10 @@ class SlotContents:
 
     def get(self, slots: NDArray[np.int64]) -> Chunk:
         """Return the contents of these slots."""
-        places = self._metadata[0][slots] if self._metadata else None
+        metadata = self._metadata[0][slots] if self._metadata else None
         if self._columns is not None:
-            return self._chunk([leaf[slots] for leaf in self._columns], len(slots), places)
-        return Chunk.of_rows([self.rows[slot] for slot in slots.tolist()], None, places)
+            return self._chunk([leaf[slots] for leaf in self._columns], len(slots), metadata)
+        return Chunk.of_rows([self.rows[slot] for slot in slots.tolist()], None, metadata)
 
     def _chunk(
         self, leaves: list[NDArray[Any]], size: int, metadata: IdColumn | None = None
@@ -236,8 +236,8 @@ class SlotContents:
         leaves, structure = flatten(chunk.columns())
         if structure != self._structure:
             return None
-        for held, new in zip(self._columns, leaves, strict=True):
-            if held.dtype != new.dtype or held.shape[1:] != new.shape[1:]:
+        for column, new in zip(self._columns, leaves, strict=True):
+            if column.dtype != new.dtype or column.shape[1:] != new.shape[1:]:
                 return None
         return leaves
 
@@ -248,16 +248,16 @@ class SlotContents:
 
 
 def _exchange_columns(
-    slots: NDArray[np.int64], held: Sequence[NDArray[Any]], incoming: Sequence[NDArray[Any]]
+    slots: NDArray[np.int64], columns: Sequence[NDArray[Any]], incoming: Sequence[NDArray[Any]]
 ) -> list[NDArray[Any]]:
     """Return the yielded values of slot columns, and store the incoming values in place."""
     if len(slots) == 1:  # no slot is drawn twice
-        out = [column[slots] for column in held]
-        for column, new in zip(held, incoming, strict=True):
+        out = [column[slots] for column in columns]
+        for column, new in zip(columns, incoming, strict=True):
             column[slots] = new
         return out
     exchange = SlotExchange(slots)
-    return [exchange.apply(column, new) for column, new in zip(held, incoming, strict=True)]
+    return [exchange.apply(column, new) for column, new in zip(columns, incoming, strict=True)]
 
 
 def _unpinned_row_list(chunk: Chunk) -> list[Any]:

@@ -221,7 +221,9 @@ def validate_weights(weights: Any, count: int) -> tuple[float, ...]:
     except (TypeError, ValueError):
         raise TypeError(f"`weights` must be numbers, but got {weights!r:.80}") from None
     if len(made) != count:
-        raise ValueError(f"`weights` must be one for each of {count} datasets, but got {len(made)}")
+        raise ValueError(
+            f"`weights` must have {count} values, one for each dataset, but got {len(made)}"
+        )
     if any(weight < 0 or not math.isfinite(weight) for weight in made) or not any(made):
         raise ValueError(
             f"`weights` must be finite, at least 0, and not all 0, but got {list(made)}"

@@ -134,6 +134,6 @@ def is_true(result: Any) -> bool:
     if is_number or (hasattr(result, "shape") and kind not in ("S", "U", "O")):
         return bool(result)
     raise TypeError(
-        f"it returned {result!r:.80}, which is neither true nor false; return a bool, as in "
-        "`return x > 0` or `return bool(...)`"
+        f"it returned {result!r:.80}, which is not a truth value; return a bool, as in `return x "
+        "> 0` or `return bool(...)`"
     )
