@@ -42,13 +42,13 @@ def test_the_saved_form():
     next(iterator)
     state = iterator.get_state()
     assert state == json.loads(json.dumps(state))
-    assert {key: state[key] for key in ("version", "seed", "pass")} == {
+    assert {key: state[key] for key in ("version", "seed", "epoch")} == {
         "version": 3,
         "seed": 11,
-        "pass": 0,
+        "epoch": 0,
     }
     assert [step[0] for step in state["plan"]] == ["RangeSource", "filter", "shuffle"]
-    assert list(state["at"]) == ["stream"]
+    assert list(state["position"]) == ["stream"]
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,11 @@ def test_what_is_no_state_of_this_version_is_refused():
     with pytest.raises(FailedPreconditionError, match="version 1, and this Headrace reads"):
         iterator.set_state(old)
     with pytest.raises(FailedPreconditionError, match="directions"):
-        iterator.set_state({**state, "at": {"directions": {}}})
-    with pytest.raises(FailedPreconditionError, match="does not say which elements"):
-        iterator.set_state({**state, "at": {"positions": {}}})
+        iterator.set_state({**state, "position": {"directions": {}}})
+    with pytest.raises(
+        FailedPreconditionError, match="does not contain a set of delivered elements"
+    ):
+        iterator.set_state({**state, "position": {"positions": {}}})
 
 
 def test_a_function_whose_code_changed_is_warned_of():
@@ -125,7 +127,7 @@ def test_the_state_of_an_index_plan_is_small_however_large_the_buffer():
     iterator = iter(Dataset.range(10**7).shuffle(50_000).repeat().batch(256))
     for _ in range(100):
         next(iterator)
-    assert iterator.get_state()["at"] == {"stream": 100}
+    assert iterator.get_state()["position"] == {"stream": 100}
     assert len(json.dumps(iterator.get_state())) < 500
 
 
@@ -219,7 +221,7 @@ def test_an_unfinished_iterator_is_quiet_at_exit():
 
 @pytest.mark.parametrize("state", [{"version": 3}, {"version": 3, "plan": [], "seed": 1}])
 def test_a_state_that_is_not_whole_is_refused(state):
-    with pytest.raises(hr.errors.FailedPreconditionError, match="'at'"):
+    with pytest.raises(hr.errors.FailedPreconditionError, match="'position'"):
         iter(hr.Dataset.range(3)).set_state(state)
 
 
@@ -228,25 +230,31 @@ def test_a_state_that_is_not_whole_is_refused(state):
     [
         ({"seed": "x"}, "the seed of the state is 'x', which is no seed; restore"),
         ({"seed": 1 << 80}, "the seed of the state is 1208"),
-        ({"fixed": ["x"]}, r"`fixed` of the state is \['x'\]"),
-        ({"fixed": [1 << 80]}, "the fixed seed of the state is 1208"),
+        ({"fixed_seeds": ["x"]}, r"`fixed_seeds` of the state is \['x'\]"),
+        ({"fixed_seeds": [1 << 80]}, "the fixed seed of the state is 1208"),
         ({"plan": 5}, "`plan` of the state is 5"),
         ({"plan": [5]}, r"`plan` of the state is \[5\]"),
-        ({"at": {"stream": 3, "served": "x"}}, "`served` is 'x'"),
-        ({"at": {"stream": 3, "served": [99]}}, r"stands after step 99 \(which is none\)"),
-        ({"pass": -1}, "the pass of the state is -1"),
-        ({"at": {}}, r"does not say where the reading stood: `at` is \{\}; restore"),
-        ({"at": 5}, "does not say where the reading stood: `at` is 5"),
-        ({"at": {"units": 3}}, "`half` is None, and must be one of any order"),
-        ({"at": {"units": 3, "half": "left"}}, "`half` is 'left'"),
-        ({"at": {"positions": {"watermark": -3}}}, "does not say which elements were delivered"),
+        ({"position": {"stream": 3, "service_steps": "x"}}, "`service_steps` .* got 'x'"),
         (
-            {"at": {"positions": {"watermark": 0, "delivered": [[4, 2]]}}},
-            "does not say which elements were delivered",
+            {"position": {"stream": 3, "service_steps": [99]}},
+            r"stands after step 99 \(which is none\)",
+        ),
+        ({"epoch": -1}, "`epoch` of the state must .* got -1"),
+        ({"position": {}}, r"`position` of the state must be .* got \{\}; restore"),
+        ({"position": 5}, "`position` of the state must be .* got 5"),
+        ({"position": {"splits": 3}}, "`partition_mode` .* must be one of .* got None"),
+        ({"position": {"splits": 3, "partition_mode": "left"}}, "`partition_mode` .* got 'left'"),
+        (
+            {"position": {"positions": {"watermark": -3}}},
+            "does not contain a set of delivered elements",
         ),
         (
-            {"at": {"positions": {"watermark": 0, "parts": [[-1, 1, [[0, 1]]]]}}},
-            "does not say which elements were delivered",
+            {"position": {"positions": {"watermark": 0, "delivered": [[4, 2]]}}},
+            "does not contain a set of delivered elements",
+        ),
+        (
+            {"position": {"positions": {"watermark": 0, "partial_splits": [[-1, 1, [[0, 1]]]]}}},
+            "does not contain a set of delivered elements",
         ),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_state_is_gone_on_from_in_its_half_wherever_the_other_was_chosen(
     with iter(kept_at(first, in_order(dataset, service))) as iterator:
         got = lists(next(iterator) for _ in range(7))
         state = json.loads(json.dumps(iterator.get_state()))
-    assert state["at"]["half"] == first
+    assert state["position"]["partition_mode"] == first
     for going_on in (kept_at(second, in_order(dataset, service)), in_order(dataset, service)):
         there = iter(going_on)
         there.set_state(state)
@@ -155,7 +155,7 @@ def test_a_place_of_one_process_is_gone_on_from_in_any_half(service: str) -> Non
     dataset = hr.Dataset.range(60).filter(lambda x: x % 3 > 0).shuffle(9, seed=2).map(spread)
     want = lists(dataset)
     here = iter(dataset)
-    here.set_state({**here.get_state(), "pass": 0})
+    here.set_state({**here.get_state(), "epoch": 0})
     got = lists(next(here) for _ in range(11))
     state = here.get_state()
     for half in HALVES:
@@ -183,7 +183,7 @@ def test_consumers_that_chose_otherwise_get_their_elements_of_one_order(service:
         first = lists(next(iterator) for _ in range(4))
         states.append(iterator.get_state())
         assert first + lists(iterator) == want[index : 2 * rounds : 2]
-    assert [state["at"]["half"] for state in states] == [
+    assert [state["position"]["partition_mode"] for state in states] == [
         "ordered",
         "ordered + pushed down + deferred errors",
     ]

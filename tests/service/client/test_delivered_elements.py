@@ -23,12 +23,12 @@ def test_of_an_answer_in_part_those_units_are_whole_whose_last_element_was_given
     origins = ((0, 3, 0, 3), (0, 3, 3, END_ORDINAL - 3))
     progress.add(1, answer_of(num_elements=9, origins=origins, assigned=UNITS_FROM_50), 0, 9)
     assert said(progress, 0) == {"watermark": 0}
-    assert said(progress, 2) == {"watermark": 0, "parts": [[50, 1, [[0, 2]]]]}
+    assert said(progress, 2) == {"watermark": 0, "partial_splits": [[50, 1, [[0, 2]]]]}
     assert said(progress, 3) == {"watermark": 0, "delivered": [[50, 51]]}
     assert said(progress, 7) == {
         "watermark": 0,
         "delivered": [[50, 52]],
-        "parts": [[52, 1, [[0, 1]]]],
+        "partial_splits": [[52, 1, [[0, 1]]]],
     }
     assert said(progress, 9) == {"watermark": 0, "delivered": [[50, 53]]}
 
@@ -45,11 +45,11 @@ def test_an_end_is_heard_of_in_the_answer_after_the_unit_counts_as_done() -> Non
         num_done=1,
     )
     progress.add(1, late, 2, 1)
-    assert said(progress, 2) == {"watermark": 0, "parts": [[50, 1, [[0, 2]]]]}
+    assert said(progress, 2) == {"watermark": 0, "partial_splits": [[50, 1, [[0, 2]]]]}
     assert said(progress, 3) == {
         "watermark": 0,
         "delivered": [[50, 51]],
-        "parts": [[51, 1, [[0, 1]]]],
+        "partial_splits": [[51, 1, [[0, 1]]]],
     }
 
 
@@ -61,5 +61,5 @@ def test_elements_that_have_several_origins_each_count_with_all_of_them() -> Non
         num_elements=2, origins=origins, assigned=UNITS_FROM_50, ids_per_element=(3, 1)
     )
     progress.add(1, answer, 0, 2)
-    assert said(progress, 1) == {"watermark": 0, "parts": [[50, 1, [[0, 3]]]]}
+    assert said(progress, 1) == {"watermark": 0, "partial_splits": [[50, 1, [[0, 3]]]]}
     assert said(progress, 2) == {"watermark": 0, "delivered": [[50, 51]]}

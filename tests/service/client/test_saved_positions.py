@@ -103,7 +103,7 @@ def test_who_goes_on_from_a_place_asks_for_what_is_left() -> None:
         "positions": {
             "watermark": 3,
             "delivered": [[5, 7]],
-            "parts": [[8, 1, [[0, 2], [4, None]]]],
+            "partial_splits": [[8, 1, [[0, 2], [4, None]]]],
         },
         "seed": 9,
     }

@@ -41,7 +41,7 @@ def test_a_step_of_unknown_size_sinks_where_a_few_elements_say_that_it_fits() ->
     assert fn.count == 4
     assert "map (test_ordered_partition.py:" in chosen.explain()
     assert "100 bytes an element, measured" in chosen.explain()
-    assert "shuffles at the client: 1,000,000 bytes" in chosen.explain()
+    assert "shuffles in the client: 1,000,000 bytes" in chosen.explain()
     assert (chosen.mode, fn.count) == ("ordered + pushed down + deferred errors", 4)
 
 
@@ -60,7 +60,7 @@ def test_the_largest_of_what_was_made_counts_with_all_its_bytes(
 ) -> None:
     chosen = OrderedPartition(READ.shuffle(1000).map(Called(make)).plan)
     assert f" {size:,} bytes an element" in chosen.explain()
-    assert f" {size * 1000:,} bytes of finished elements" in chosen.explain()
+    assert f" {size * 1000:,} bytes of processed elements" in chosen.explain()
 
 
 def test_what_does_not_fit_stays_at_the_client() -> None:
@@ -71,7 +71,7 @@ def test_what_does_not_fit_stays_at_the_client() -> None:
     )
     chosen = OrderedPartition(READ.shuffle(1025).map(fn).plan)
     assert chosen.mode == "ordered"
-    assert "does not fit the bound" in chosen.explain()
+    assert "would exceed the memory limit" in chosen.explain()
 
 
 def test_a_function_that_raises_here_stays_at_the_client() -> None:
@@ -154,7 +154,7 @@ def test_what_has_no_elements_near_its_beginning_is_left_alone() -> None:
 def test_two_shuffles_over_each_other_hold_what_the_steps_above_both_make() -> None:
     fn, last = Called(), Called(lambda n: np.zeros(50, np.uint8))
     chosen = OrderedPartition(READ.shuffle(10).map(fn).shuffle(20).map(last).plan)
-    assert f" {30 * 50:,} bytes of finished elements" in chosen.explain()
+    assert f" {30 * 50:,} bytes of processed elements" in chosen.explain()
     assert last.count == 4
 
 
