@@ -90,7 +90,9 @@ def test_what_is_no_state_of_this_version_is_refused():
         iterator.set_state(old)
     with pytest.raises(FailedPreconditionError, match="directions"):
         iterator.set_state({**state, "position": {"directions": {}}})
-    with pytest.raises(FailedPreconditionError, match="does not say which elements"):
+    with pytest.raises(
+        FailedPreconditionError, match="does not contain a set of delivered elements"
+    ):
         iterator.set_state({**state, "position": {"positions": {}}})
 
 
@@ -246,15 +248,15 @@ def test_a_state_that_is_not_whole_is_refused(state):
         ({"position": {"splits": 3, "partition_mode": "left"}}, "`partition_mode` .* got 'left'"),
         (
             {"position": {"positions": {"watermark": -3}}},
-            "does not say which elements were delivered",
+            "does not contain a set of delivered elements",
         ),
         (
             {"position": {"positions": {"watermark": 0, "delivered": [[4, 2]]}}},
-            "does not say which elements were delivered",
+            "does not contain a set of delivered elements",
         ),
         (
-            {"position": {"positions": {"watermark": 0, "parts": [[-1, 1, [[0, 1]]]]}}},
-            "does not say which elements were delivered",
+            {"position": {"positions": {"watermark": 0, "partial_splits": [[-1, 1, [[0, 1]]]]}}},
+            "does not contain a set of delivered elements",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_private_names_are_absent_without_a_word():
 
 
 def test_a_dtype_of_strings_is_named_with_what_to_write():
-    with pytest.raises(ValueError, match="got 'string'; for strings write bytes, or str"):
+    with pytest.raises(ValueError, match="got 'string'; for strings use bytes, or str"):
         hr.io.FixedLenFeature([], "string")
     with pytest.raises(ValueError, match="dtype must be bytes, str"):
         hr.io.VarLenFeature("complex64")
