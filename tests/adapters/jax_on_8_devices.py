@@ -67,7 +67,7 @@ def lists(iterator) -> list:
         over(2, 4, spec=P(None, None)),
     ],
 )
-def test_arrays_are_those_of_the_dataset_whatever_the_mesh(sharding, prefetch):
+def test_arrays_have_the_dataset_values_on_every_mesh(sharding, prefetch):
     dataset = images(40, 8)
     iterator = hr.jax.device_iterator(dataset, sharding, prefetch)
     for batch, expected in zip(iterator, dataset, strict=True):
@@ -80,7 +80,7 @@ def test_arrays_are_those_of_the_dataset_whatever_the_mesh(sharding, prefetch):
     assert next(iterator, None) is None
 
 
-def test_it_takes_a_device_and_follows_the_default_device():
+def test_sharding_accepts_a_device_and_defaults_to_the_default_device():
     device = jax.devices()[3]
     (batch,) = hr.jax.device_iterator(hr.Dataset.range(4).batch(4), device)
     assert batch.devices() == {device}
@@ -111,7 +111,7 @@ def test_elements_keep_their_structure(element):
     assert made.x.shape == (8,)
 
 
-def test_one_device_takes_elements_that_are_no_batches():
+def test_one_device_accepts_elements_that_are_no_batches():
     dataset = hr.Dataset.range(3).map(lambda x: {"n": x, "odd": x % 2 == 1})
     assert lists(hr.jax.device_iterator(dataset))[2] == {"n": 2, "odd": False}
     everywhere = over(8, spec=P())
@@ -121,10 +121,10 @@ def test_one_device_takes_elements_that_are_no_batches():
     ]
 
 
-# --- what cannot be shared evenly ---------------------------------------------------------------
+# --- batches that cannot be split evenly --------------------------------------------------------
 
 
-def test_shares_that_differ_are_an_error_at_their_step_by_default():
+def test_unequal_shards_raise_at_their_step_by_default():
     iterator = hr.jax.device_iterator(images(22, 8), over(4, 2))
     assert next(iterator)["y"].tolist() == list(range(8))
     assert next(iterator)["y"].tolist() == list(range(8, 16))
@@ -135,7 +135,7 @@ def test_shares_that_differ_are_an_error_at_their_step_by_default():
 
 @pytest.mark.parametrize("count", [16, 17, 19, 22, 23])
 @pytest.mark.parametrize("sharding", [None, over(4, 2), over(8), over(4, 2, spec=P())])
-def test_padding_fills_batches_up_so_that_all_have_one_shape_and_the_mask_tells(count, sharding):
+def test_padding_gives_all_batches_one_shape_and_a_mask_of_real_rows(count, sharding):
     seen = []
     iterator = hr.jax.device_iterator(images(count, 8), sharding, remainder="pad")
     for batch in iterator:
@@ -148,13 +148,13 @@ def test_padding_fills_batches_up_so_that_all_have_one_shape_and_the_mask_tells(
     assert seen == list(range(count))
 
 
-def test_padding_goes_to_a_multiple_where_the_size_of_batches_is_unknown():
+def test_padding_rounds_up_to_the_shard_count_if_the_batch_size_is_unknown():
     ragged = hr.Dataset.range(1, 7).map(lambda n: np.arange(n))
     shapes = [x.shape for x, mask in hr.jax.device_iterator(ragged, over(4, 2), remainder="pad")]
     assert shapes == [(4,), (4,), (4,), (4,), (8,), (8,)]
 
 
-def test_dropping_leaves_out_the_batches_that_cannot_be_shared():
+def test_remainder_drop_skips_batches_that_cannot_be_split_evenly():
     dropped = hr.jax.device_iterator(images(22, 8), over(4, 2), remainder="drop")
     assert [batch["y"].tolist() for batch in dropped] == [list(range(8)), list(range(8, 16))]
     even = hr.jax.device_iterator(images(20, 8), over(4, 2), remainder="drop")
@@ -171,7 +171,7 @@ def test_dropping_leaves_out_the_batches_that_cannot_be_shared():
         (images(4, 4).map(lambda row: {**row, "n": 1}), r"\['n'\] is a scalar.*`batch`"),
         (
             hr.Dataset.from_tensors({"x": np.zeros((8, 1)), "y": np.zeros(4)}),
-            r"\['x'\] has 8 rows and component \['y'\] has 4",
+            r"\['x'\] has 8 rows, but component \['y'\] has 4",
         ),
         (hr.Dataset.from_tensors({"x": np.zeros((8, 3))}), r"\['x'\] of shape \(8, 3\) cannot be"),
         (hr.Dataset.from_tensors({"s": np.array(["a"] * 8)}), r"\['s'\] holds bytes or str|str"),
@@ -179,14 +179,14 @@ def test_dropping_leaves_out_the_batches_that_cannot_be_shared():
         (hr.Dataset.range(8).map(lambda n: b"a").batch(8), "holds bytes"),
     ],
 )
-def test_what_cannot_be_shared_at_all_is_an_error_that_names_the_leaf(dataset, words):
+def test_a_leaf_that_cannot_be_sharded_is_named_in_the_error(dataset, words):
     with pytest.raises(InvalidArgumentError, match=words):
         list(hr.jax.device_iterator(dataset, over(4, 2, spec=P("data", "model"))))
 
 
-def test_a_mask_that_is_there_already_is_an_error():
+def test_padding_an_element_with_a_mask_raises():
     dataset = hr.Dataset.from_tensors({"x": np.zeros(8), "mask": np.zeros(8)})
-    with pytest.raises(InvalidArgumentError, match="call it otherwise"):
+    with pytest.raises(InvalidArgumentError, match="rename yours with"):
         list(hr.jax.device_iterator(dataset, over(8), remainder="pad"))
 
 
@@ -204,7 +204,7 @@ PIPELINES = {
 
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("prefetch", [0, 2, 4])
-def test_a_state_counts_what_was_yielded_and_not_what_is_under_way(name, prefetch):
+def test_states_count_yielded_batches_and_not_prefetched_ones(name, prefetch):
     dataset = PIPELINES[name]()
     iterator = hr.jax.device_iterator(dataset, over(4, 2), prefetch)
     states, batches = [iterator.get_state()], []
@@ -216,7 +216,7 @@ def test_a_state_counts_what_was_yielded_and_not_what_is_under_way(name, prefetc
         fresh = hr.jax.device_iterator(dataset, over(8), 3 - min(prefetch, 3))
         fresh.load_state_dict(state)
         assert lists(fresh) == batches[count:], count
-    # In the iterator itself, too, and back and forth.
+    # The iterator can also restore its own earlier and later states.
     iterator.set_state(states[2])
     assert lists([next(iterator)]) == batches[2:3]
     iterator.set_state(states[0])
@@ -224,7 +224,7 @@ def test_a_state_counts_what_was_yielded_and_not_what_is_under_way(name, prefetc
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_a_closed_iterator_says_what_was_yielded(prefetch):
+def test_a_closed_iterator_still_has_the_state_of_yielded_batches(prefetch):
     for count in range(4):
         with hr.jax.device_iterator(images(24, 8), over(8), prefetch) as iterator:
             for _ in range(count):
@@ -234,7 +234,7 @@ def test_a_closed_iterator_says_what_was_yielded(prefetch):
         assert [x for batch in rest for x in batch["y"].tolist()] == list(range(8 * count, 24))
 
 
-def test_a_state_of_a_strategy_goes_on_here_and_one_of_here_there():
+def test_states_are_exchangeable_with_those_of_a_strategy():
     strategy = hr.distribute.MirroredStrategy([f"cpu:{n}" for n in range(4)])
     distributed = strategy.distribute_dataset(images(40, 8))
     with iter(distributed) as there:
@@ -249,7 +249,7 @@ def test_a_state_of_a_strategy_goes_on_here_and_one_of_here_there():
         assert next(again)["y"].values[0].tolist() == [24, 25]
 
 
-def test_a_state_in_the_middle_of_a_batch_goes_on_with_its_rest():
+def test_a_state_within_a_batch_resumes_with_the_remaining_rows():
     dataset = images(32, 16)
     iterator = hr.jax.device_iterator(dataset, over(8))
     state = iterator.get_state()
@@ -261,7 +261,7 @@ def test_a_state_in_the_middle_of_a_batch_goes_on_with_its_rest():
     assert [batch["y"].tolist() for batch in whole] == [list(range(8, 16)), list(range(16, 32))]
 
 
-def test_a_batch_that_is_lost_after_its_first_rows_takes_none_of_the_next():
+def test_a_failed_partly_consumed_batch_skips_no_rows_of_the_next():
     fails = [False]
 
     def picky(x):
@@ -279,10 +279,10 @@ def test_a_batch_that_is_lost_after_its_first_rows_takes_none_of_the_next():
     assert lists(iterator) == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_a_state_of_something_else_is_refused():
+def test_a_state_of_another_kind_or_dataset_is_rejected():
     iterator = hr.jax.device_iterator(images(16, 8))
     for wrong in (None, {}, {"version": 1}, 3):
-        with pytest.raises(TypeError, match="DeviceIterator's `get_state`"):
+        with pytest.raises(TypeError, match=r"result of DeviceIterator\.get_state"):
             iterator.set_state(wrong)
     state = iterator.get_state()
     with pytest.raises(FailedPreconditionError, match="version 7"):
@@ -292,11 +292,11 @@ def test_a_state_of_something_else_is_refused():
         other.set_state(state)
     two = {"inputs": [None, None], "rows": 0}
     twice = {"version": 1, "distributed": {"streams": [two]}}
-    with pytest.raises(FailedPreconditionError, match="places of 2 datasets"):
+    with pytest.raises(FailedPreconditionError, match="positions of 2 datasets"):
         iterator.set_state(twice)
 
 
-def test_each_iterator_is_a_pass_that_draws_again():
+def test_each_iterator_reads_one_epoch_and_shuffles_again():
     dataset = hr.Dataset.range(64).shuffle(64, seed=5).batch(8)
     first, second = (lists(hr.jax.device_iterator(dataset, over(8))) for _ in range(2))
     assert first != second
@@ -307,7 +307,7 @@ def test_each_iterator_is_a_pass_that_draws_again():
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_an_error_comes_in_its_turn_and_the_next_step_is_the_one_after_it(prefetch):
+def test_an_error_is_raised_at_its_step_and_the_next_step_follows(prefetch):
     def refuse_16(x):
         if x[0] == 16:
             raise ValueError("sixteen")
@@ -330,7 +330,7 @@ def test_an_error_comes_in_its_turn_and_the_next_step_is_the_one_after_it(prefet
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
-def test_an_interruption_loses_nothing(prefetch):
+def test_an_interruption_loses_no_batch(prefetch):
     raised = []
 
     def interrupt_once(x):
@@ -353,7 +353,7 @@ def test_an_interruption_loses_nothing(prefetch):
     assert "interrupted" in found
 
 
-def test_an_interruption_while_a_batch_is_put_on_devices_loses_nothing(monkeypatch):
+def test_an_interruption_during_placement_loses_no_batch(monkeypatch):
     calls = []
 
     def put(*arguments, **named):
@@ -380,7 +380,7 @@ def readers() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("headrace")]
 
 
-def test_closed_or_dropped_it_leaves_no_thread():
+def test_a_closed_or_deleted_iterator_leaves_no_thread():
     dataset = hr.Dataset.range(400).batch(8)
     with hr.jax.device_iterator(dataset, over(8), 3) as iterator:
         next(iterator)
@@ -395,12 +395,12 @@ def test_closed_or_dropped_it_leaves_no_thread():
     assert readers() == []
 
 
-def test_the_end_comes_again_and_again_and_an_empty_dataset_ends_at_once():
+def test_next_after_the_end_raises_stop_iteration_again():
     iterator = hr.jax.device_iterator(hr.Dataset.range(0).batch(8), over(8))
     assert [next(iterator, "end") for _ in range(3)] == ["end"] * 3
 
 
-def test_no_more_is_read_than_prefetch_says():
+def test_at_most_prefetch_batches_are_read_ahead():
     read = []
     dataset = hr.Dataset.range(400).batch(8).map(lambda x: (read.append(x), x)[1])
     for prefetch in (0, 1, 2, 4):
@@ -412,8 +412,8 @@ def test_no_more_is_read_than_prefetch_says():
         iterator.close()
 
 
-class Batches(DatasetInputSteps):
-    """Says of the next batch whether it is there already, whatever the reader says."""
+class FixedReadiness(DatasetInputSteps):
+    """Reports a given readiness of the next batch, independently of the reader."""
 
     is_ready = False
     reads = 0
@@ -424,10 +424,8 @@ class Batches(DatasetInputSteps):
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
-def test_a_batch_that_was_waited_for_is_given_before_the_one_after_it_is_there(
-    is_ready, monkeypatch
-):
-    monkeypatch.setattr(jax_process_input, "DatasetInputSteps", Batches)
+def test_a_ready_batch_does_not_wait_for_the_next_one(is_ready, monkeypatch):
+    monkeypatch.setattr(jax_process_input, "DatasetInputSteps", FixedReadiness)
     with hr.jax.device_iterator(images(64, 8), over(8), 2) as iterator:
         iterator._steps.is_ready = is_ready
         counts = []
@@ -442,7 +440,7 @@ def test_a_batch_that_was_waited_for_is_given_before_the_one_after_it_is_there(
 
 @pytest.mark.parametrize("replicas", [1, 2, 8])
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_distributed_dataset_has_a_share_for_each_device(replicas, prefetch):
+def test_a_distributed_dataset_puts_one_shard_on_each_device(replicas, prefetch):
     strategy = hr.distribute.MirroredStrategy([f"cpu:{n}" for n in range(replicas)])
     distributed = strategy.distribute_dataset(images(32, 8, drop_remainder=True))
     iterator = hr.jax.device_iterator(distributed, prefetch=prefetch)
@@ -459,12 +457,12 @@ def test_a_distributed_dataset_has_a_share_for_each_device(replicas, prefetch):
     assert next(again)["y"].tolist() == batches[2]
 
 
-def test_a_distributed_dataset_with_too_many_replicas_or_another_mesh_is_an_error():
+def test_replicas_that_do_not_match_the_devices_raise():
     strategy = hr.distribute.MirroredStrategy([f"cpu:{n}" for n in range(16)])
     distributed = strategy.distribute_dataset(images(32, 16))
-    with pytest.raises(ValueError, match=r"16 replicas .* 8 devices"):
+    with pytest.raises(ValueError, match=r"16 replicas .* 8 local devices"):
         hr.jax.device_iterator(distributed)
-    with pytest.raises(InvalidArgumentError, match=r"16 replicas .* 4 shares"):
+    with pytest.raises(InvalidArgumentError, match=r"16 replicas .* 4 shards"):
         next(hr.jax.device_iterator(distributed, over(4, 2)))
 
 
@@ -476,7 +474,7 @@ def test_partial_batches_of_a_distributed_dataset_are_padded():
 
 
 @pytest.mark.heavy
-def test_a_dataset_over_the_service_is_read_once_and_its_state_goes_on():
+def test_a_service_dataset_is_read_once_and_resumes_from_a_state():
     with hr.service.LocalCluster(num_workers=1) as cluster:
         moved = hr.service.distribute("distributed_epoch", cluster.target, ordered=True)
         dataset = images(64, 8).apply(moved)
@@ -497,22 +495,22 @@ def test_a_dataset_over_the_service_is_read_once_and_its_state_goes_on():
         assert seen == list(range(64))
 
 
-def test_each_leaf_may_have_a_sharding_of_its_own():
+def test_leaves_can_have_different_shardings():
     shardings = {"y": over(4, 2), "x": over(4, 2, spec=P("data", "model"))}
     iterator = hr.jax.device_iterator(images(16, 8), shardings, remainder="pad")
     batch = next(iterator)
     assert batch["x"].sharding.spec == P("data", "model")
     assert batch["y"].sharding.spec == batch["mask"].sharding.spec == P("data")
-    with pytest.raises(ValueError, match="in one way"):
+    with pytest.raises(ValueError, match="in the same way"):
         hr.jax.device_iterator(images(16, 8), {"x": over(8), "y": over(4, 2)})
     with pytest.raises(hr.errors.InvalidElementError):
         next(hr.jax.device_iterator(images(16, 8), {"x": over(8)}))
 
 
-# --- arguments, words ---------------------------------------------------------------------------
+# --- arguments and messages ---------------------------------------------------------------------
 
 
-def test_wrong_arguments_are_refused_where_they_are_written():
+def test_wrong_arguments_are_rejected_immediately():
     dataset = images(16, 8)
     for wrong in ([1, 2], np.arange(4), None, iter(dataset)):
         with pytest.raises(TypeError, match="must be a Dataset"):
@@ -528,7 +526,7 @@ def test_wrong_arguments_are_refused_where_they_are_written():
         hr.jax.device_iterator(dataset, remainder="keep")
 
 
-def test_that_64_bits_become_32_is_said_once(caplog, monkeypatch):
+def test_narrowing_to_32_bits_warns_once(caplog, monkeypatch):
     monkeypatch.setattr(jax_placement, "_has_warned_about_narrowing", False)
     with caplog.at_level(logging.WARNING, "headrace"):
         for _ in range(2):
@@ -539,14 +537,14 @@ def test_that_64_bits_become_32_is_said_once(caplog, monkeypatch):
     assert "jax_enable_x64" in said
 
 
-def test_with_64_bits_enabled_they_stay():
+def test_dtypes_stay_64_bit_if_x64_is_enabled():
     with jax.enable_x64(True):
         iterator = hr.jax.device_iterator(hr.Dataset.range(2**40, 2**40 + 8).batch(8), over(8))
         assert iterator.element_spec.dtype == np.int64
         assert next(iterator)[0] == 2**40
 
 
-def test_the_examples_in_docstrings_give_what_they_say():
+def test_docstring_examples_pass():
     result = doctest.testmod(jax_iterator, extraglobs={"hr": hr, "np": np})
     assert result.attempted > 0
     assert result.failed == 0

@@ -1,8 +1,8 @@
-"""A training program with backups, which ends itself at a batch if it is told to.
+"""A training program with backups that can end itself at a given batch.
 
     python keras_backup_program.py DIRECTORY MODE WHERE SERVERS [END_AT SIGNAL]
 
-WHERE is "processes" or "threads": what workers and servers are.
+WHERE is "processes" or "threads": how workers and servers run.
 
 It prints a digest of the final weights, and the history.
 """
@@ -24,11 +24,11 @@ MODES = {"sync": {"mode": "sync", "round_size": 2}, "ordered": {"staleness": 0}}
 
 
 class End(keras.callbacks.Callback):
-    """Ends the program after some batches in all."""
+    """Ends the program after a total number of batches."""
 
     def __init__(self, at: int, signal: int) -> None:
         super().__init__()
-        # With an object, so that it is no state that a backup restores.
+        # A list with an object is not state that a backup restores.
         self._of_this_program = [object(), at, signal, 0]
 
     def on_train_batch_end(self, batch, logs=None):
@@ -39,7 +39,7 @@ class End(keras.callbacks.Callback):
 
 
 class Model(keras.Model):
-    """Its rows of embeddings are in tables, and their ids are computed."""
+    """A model with embedding rows in tables and computed ids."""
 
     def __init__(self):
         super().__init__()

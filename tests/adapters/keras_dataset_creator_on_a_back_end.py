@@ -13,7 +13,7 @@ import pytest
 import headrace as hr
 from headrace.adapters.keras_training import training_data
 
-# What Keras itself does to tensors of PyTorch.
+# A warning that Keras itself causes with PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
@@ -29,7 +29,7 @@ def model() -> keras.Model:
 
 
 class Creator:
-    """A creator that notes what its function was called with and which rows were read."""
+    """A creator that records the arguments of its function and the rows that were read."""
 
     def __init__(self, dataset):
         self.contexts = []
@@ -66,18 +66,18 @@ def test_fit_evaluate_and_predict_read_the_dataset_of_one_pipeline():
     assert made.contexts == [alone] * 4
 
 
-def test_an_endless_dataset_goes_on_from_epoch_to_epoch_and_its_threads_end_with_fit():
+def test_an_infinite_dataset_continues_across_epochs_and_fit_ends_its_threads():
     made = Creator(rows(6).batch(2).repeat())
     before = set(threading.enumerate())
     model().fit(made.creator, epochs=2, steps_per_epoch=2, verbose=0)
     assert made.read[:4] == [[0, 1], [2, 3], [4, 5], [0, 1]]
     with pytest.raises(RuntimeError, match="stop here") as error:
         model().fit(made.creator, steps_per_epoch=2, verbose=0, callbacks=[Fail()])
-    assert error.tb is not None  # it holds what fit had
+    assert error.tb is not None  # it refers to local variables of fit
     assert [t for t in threading.enumerate() if t not in before and "headrace" in t.name] == []
 
 
-def test_an_endless_dataset_needs_a_number_of_steps():
+def test_an_infinite_dataset_requires_a_number_of_steps():
     creator = hr.keras.DatasetCreator(lambda context: rows(6).batch(2).repeat())
     net = model()
     with pytest.raises(ValueError, match="`steps_per_epoch` is not given"):
@@ -89,7 +89,7 @@ def test_an_endless_dataset_needs_a_number_of_steps():
             method(creator)
 
 
-def test_class_weights_count_and_arguments_that_keras_would_ignore_are_refused():
+def test_class_weights_apply_and_ignored_arguments_are_rejected():
     def make(context):
         y = np.array([[0], [1]], np.int64)
         return hr.Dataset.from_tensor_slices((np.zeros((2, 1), np.float32), y)).batch(2)
@@ -101,7 +101,7 @@ def test_class_weights_count_and_arguments_that_keras_would_ignore_are_refused()
         model().fit(creator, batch_size=2)
 
 
-def test_a_fit_that_was_looked_up_before_the_creator_was_made_takes_it():
+def test_fit_accepts_a_creator_made_in_its_argument_list():
     made = Creator(rows(6).batch(2).repeat())
     net = model()
     keras_fit = inspect.unwrap(keras.Model.fit)
@@ -114,7 +114,7 @@ def test_a_fit_that_was_looked_up_before_the_creator_was_made_takes_it():
     finite.creator.close()
 
 
-def test_what_is_no_function_no_options_or_no_dataset_is_refused():
+def test_wrong_functions_options_and_datasets_are_rejected():
     with pytest.raises(TypeError, match=r"`dataset_fn` must be a function, but got 2 of type int"):
         hr.keras.DatasetCreator(2)
     with pytest.raises(TypeError, match="`input_options` must be an InputOptions"):
@@ -130,5 +130,5 @@ def test_what_is_no_function_no_options_or_no_dataset_is_refused():
     assert hr.keras.DatasetCreator(lambda context: rows(1), options).input_options is options
 
 
-def test_the_example_gives_what_it_says():
+def test_the_docstring_example_passes():
     assert doctest.testmod(training_data).failed == 0

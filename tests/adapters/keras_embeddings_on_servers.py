@@ -11,7 +11,7 @@ from headrace.errors import InvalidArgumentError
 from tests.adapters import keras_on_parameter_servers
 from tests.adapters.keras_on_parameter_servers import ROWS, assert_same_weights, both
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 cluster = keras_on_parameter_servers.cluster
@@ -48,7 +48,7 @@ def masked():
 
 
 def two_towers():
-    """Two layers that look up the same ids, of which one is called twice."""
+    """Two layers that look up the same ids; one is called twice."""
     left = keras.Input((6,), dtype="int32", name="left")
     right = keras.Input((2,), dtype="int32", name="right")
     first = keras.layers.Embedding(VOCABULARY, 4)
@@ -60,7 +60,7 @@ def two_towers():
 
 
 class Hashed(keras.Model):
-    """Its ids are computed in `call`, and negative ones are among them."""
+    """A model whose ids are computed in `call`, some of them negative."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ class Hashed(keras.Model):
 
 
 class Chained(keras.Model):
-    """The ids of one layer depend on rows of another."""
+    """A model in which ids of one layer depend on rows of another."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ class Chained(keras.Model):
 
 
 class Tied(keras.Model):
-    """Uses the matrix in another way, too."""
+    """A model that also uses the whole matrix."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ class Tied(keras.Model):
 
 
 class Regularized(keras.Model):
-    """One of its layers has a regularizer, and so a gradient of all rows."""
+    """A model with a regularized layer, whose gradient has all rows."""
 
     def __init__(self):
         super().__init__()
@@ -118,7 +118,7 @@ def embedding_inputs(make):
 
 
 def kinds_of_gradients(monkeypatch):
-    """Return a list that gets, for each gradient of an `Embedding`, whether it is of rows."""
+    """Return a list that records for each `Embedding` gradient whether it has only some rows."""
     pushed = []
     apply = hr.optimizers.Optimizer.apply_gradients
 
@@ -178,7 +178,7 @@ def test_rows_of_embeddings_are_looked_up(make_strategy, monkeypatch, make, name
         lambda: keras.optimizers.RMSprop(0.01, global_clipnorm=0.1),
     ],
 )
-def test_rows_that_are_in_each_batch_or_in_none_train_as_keras_does(make_strategy, make_optimizer):
+def test_rows_in_every_batch_or_no_batch_train_as_in_keras(make_strategy, make_optimizer):
     def compile_model(model):
         model.compile(make_optimizer(), "mse")
 
@@ -191,7 +191,7 @@ def test_rows_that_are_in_each_batch_or_in_none_train_as_keras_does(make_strateg
     assert_same_weights(alone, placed)
 
 
-def test_rows_of_a_round_of_two_workers_are_those_of_one_step(make_strategy):
+def test_a_gradient_round_of_two_workers_updates_rows_as_one_step(make_strategy):
     strategy = make_strategy(mode="sync", round_size=2)
 
     def compile_model(model):
@@ -216,7 +216,7 @@ def test_rows_in_half_precision_and_asynchronous_steps_learn(make_strategy):
     assert losses[-1] < losses[0] / 2
 
 
-def test_ids_that_are_out_of_range_are_refused_by_name(make_strategy):
+def test_out_of_range_ids_raise_and_name_the_layer(make_strategy):
     with make_strategy().scope():
         model = embedded()
     model.compile("sgd", "mse")

@@ -127,7 +127,7 @@ def test_a_loop_trains_as_in_one_process(make_coordinator, optimizer):
     assert float(metric.result()) == pytest.approx(float(error.result()), rel=1e-4)
     assert int(np.asarray(applies.iterations)) == 12
 
-    # The same weights train on with fit, and functions go on with what fit has changed.
+    # The same weights can be trained with fit, and functions see the changes.
     model.compile(applies, "mse")
     model.fit(X, Y, batch_size=10, verbose=0)
     assert int(np.asarray(applies.iterations)) == 18
@@ -137,7 +137,7 @@ def test_a_loop_trains_as_in_one_process(make_coordinator, optimizer):
         np.testing.assert_array_equal(other, one)
 
 
-def test_a_step_in_a_longer_function_reads_what_the_one_before_it_wrote(make_coordinator):
+def test_steps_within_a_function_read_the_writes_of_earlier_steps(make_coordinator):
     coordinator = make_coordinator(staleness=0)
     model, optimizer, metric = made(coordinator.strategy)
     again, _, _ = made(coordinator.strategy)
@@ -168,7 +168,9 @@ def test_metrics_of_all_workers_add_up_and_reset(make_coordinator):
 
     for _ in range(2):
         values = [coordinator.schedule(count, args=(float(n),)) for n in range(40)]
-        assert coordinator.fetch(values) == [float(n) for n in range(40)]  # each call's own
+        assert coordinator.fetch(values) == [
+            float(n) for n in range(40)
+        ]  # a separate one for each call
         assert float(mean.result()) == 19.5
         assert float(mean.count.value) == 80
         mean.reset_state()
@@ -190,7 +192,7 @@ def test_the_end_of_the_data_loses_no_metric(make_coordinator):
     assert float(seen.result()) == 28
 
 
-def test_the_coordinator_sets_learning_rates_and_weights(make_coordinator):
+def test_learning_rates_and_weights_set_by_the_coordinator_apply(make_coordinator):
     coordinator = make_coordinator(staleness=0)
     with coordinator.strategy.scope():
         variable = keras.Variable(np.zeros(3, "f4"), name="values")
@@ -229,14 +231,14 @@ def test_each_optimizer_counts_its_own_steps(make_coordinator):
         return int(keras.ops.convert_to_numpy(second.iterations.value))
 
     counts = []
-    for _ in range(2):  # servers that other tests have used do not begin at 0
+    for _ in range(2):  # other tests have used the servers, so it does not start at 0
         last = coordinator.schedule(step).fetch()
         counts.append([int(first.iterations.value), int(second.iterations.value)])
         assert counts[-1][1] == last
     assert np.diff(counts, axis=0).tolist() == [[1, 2]]
 
 
-def test_another_coordinator_of_the_strategy_goes_on(make_coordinator):
+def test_another_coordinator_of_the_strategy_continues_training(make_coordinator):
     coordinator = make_coordinator(staleness=0)
     model, optimizer, metric = made(coordinator.strategy)
     step = make_step(model, optimizer, [metric])
@@ -270,7 +272,7 @@ def test_a_round_is_a_step_of_all_of_its_batches(make_coordinator):
     assert float(mean.result()) == 4.0
 
 
-def test_slots_of_a_trained_optimizer_go_on_in_functions_and_in_files(make_coordinator, tmp_path):
+def test_optimizer_slots_continue_in_functions_and_files(make_coordinator, tmp_path):
     def rule():
         return keras.optimizers.Adagrad(0.1)  # no other test uses its slots on these servers
 
@@ -306,7 +308,7 @@ def test_slots_of_a_trained_optimizer_go_on_in_functions_and_in_files(make_coord
         coordinator.schedule(lambda: trained.apply([np.ones(1, "f4")], [weight]))
 
 
-def test_a_layer_that_is_frozen_later_is_frozen_in_new_functions(make_coordinator):
+def test_freezing_a_layer_applies_to_new_functions(make_coordinator):
     coordinator = make_coordinator(staleness=0)
     model, _, _ = made(coordinator.strategy)
 
@@ -330,7 +332,7 @@ def test_values_of_this_program_replace_those_of_an_earlier_one(make_coordinator
         assert model.get_weights()[0].tolist() == [[value]]
 
 
-def test_layers_and_variables_of_a_model_are_the_models(make_coordinator):
+def test_layers_and_variables_in_functions_belong_to_the_model(make_coordinator):
     coordinator = make_coordinator(staleness=0)
     model, optimizer, _ = made(coordinator.strategy)
     variables = model.trainable_variables
@@ -391,7 +393,7 @@ def test_a_step_of_another_model_loses_no_assignment(make_coordinator, reads_aga
     assert keras.ops.convert_to_numpy(statistic.value).tolist() == [expected] * 2
 
 
-def test_a_function_may_name_a_module_with_a_class_of_its_own(make_coordinator):
+def test_functions_can_use_module_classes_of_the_program(make_coordinator):
     torch = pytest.importorskip("torch")
 
     def add():
@@ -441,7 +443,7 @@ def test_a_killed_worker_counts_no_step_twice():
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_a_model_that_is_not_of_the_strategy_is_refused(make_coordinator):
+def test_a_model_of_no_strategy_is_rejected_in_functions(make_coordinator):
     coordinator = make_coordinator()
     model = make_model()
     with pytest.raises(FailedPreconditionError, match=r"hr\.keras\.distribute\(model, strategy\)"):
@@ -456,7 +458,7 @@ def test_a_model_that_is_not_of_the_strategy_is_refused(make_coordinator):
         coordinator.schedule(lambda: without_shape(X))
 
 
-def test_what_cannot_work_says_so(make_coordinator):
+def test_unsupported_uses_in_functions_raise(make_coordinator):
     coordinator = make_coordinator()
     strategy = coordinator.strategy
     model, optimizer, metric = made(strategy)
@@ -498,7 +500,7 @@ def test_what_cannot_work_says_so(make_coordinator):
         coordinator.schedule(lambda: lamb.apply([], []))
 
 
-def test_workers_with_several_threads_are_refused(make_coordinator):
+def test_workers_with_several_threads_are_rejected(make_coordinator):
     coordinator = make_coordinator(threads_per_worker=2)
     model, _, _ = made(coordinator.strategy)
     with pytest.raises(FailedPreconditionError, match="threads_per_worker=1"):

@@ -12,7 +12,7 @@ import headrace as hr
 from headrace.errors import FailedPreconditionError
 from tests.coordinator.in_process import coordinating
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X = np.ones((8, 2), np.float32)
@@ -46,7 +46,7 @@ def functional() -> keras.Model:
 # --- capture --------------------------------------------------------------------------------------
 
 
-def test_keras_state_that_is_not_of_a_strategy_is_refused_in_scheduled_functions():
+def test_keras_objects_of_no_strategy_are_rejected_in_scheduled_functions():
     model, built = sequential(), keras.layers.Dense(1)
     built.build((None, 2))
     optimizer, metric = keras.optimizers.SGD(0.1), keras.metrics.Mean()
@@ -125,7 +125,7 @@ def assert_refused(model: keras.Model) -> None:
 
 
 @pytest.mark.parametrize("make", [sequential, functional, Linear])
-def test_models_made_elsewhere_refuse_to_train_in_a_scope_with_replicas(make):
+def test_models_made_outside_a_scope_with_replicas_do_not_train_in_it(make):
     with hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
         model = compiled(make())
         model.fit(X, Y, verbose=0)
@@ -146,13 +146,15 @@ def test_one_replica_trains_in_its_scope():
     assert model.evaluate(X, Y, verbose=0) >= 0
 
 
-def test_datasets_that_workers_read_are_refused():
+def test_datasets_distributed_to_workers_are_rejected():
     with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
         strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
         with strategy.scope():
             model = compiled(sequential())
         distributed = strategy.distribute_dataset(hr.Dataset.from_tensor_slices((X, Y)).batch(4))
         for call in (hr.keras.dataset, compiled(sequential()).fit, model.fit):
-            with pytest.raises(TypeError, match=r"workers read it|whose workers read"):
+            with pytest.raises(
+                TypeError, match=r"read by workers|workers read it|whose workers read"
+            ):
                 call(distributed)
         strategy.close()

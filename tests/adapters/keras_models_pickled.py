@@ -21,7 +21,7 @@ from headrace.adapters.keras_training.model_pickling import (
 )
 from headrace.errors import FailedPreconditionError
 
-# What Keras itself does to its variables and to tensors of PyTorch.
+# Warnings that Keras itself causes with its variables and PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 LOCK = threading.Lock()
@@ -49,7 +49,7 @@ def same(one, other):
     return len({id(one), id(other)}) == 1
 
 
-def test_unbuilt_model_is_refused():
+def test_unbuilt_model_is_rejected():
     with pytest.raises(FailedPreconditionError, match=r"not built.*model\.build\(.*first batch"):
         dump_model(keras.Sequential([layers.Dense(1)]))
 
@@ -76,7 +76,7 @@ def test_lock_that_a_lambda_uses_is_named():
         dump_model(dense(layers.Lambda(lambda x: x + lock.locked(), name="shift")))
 
 
-def test_other_versions_and_back_ends_are_refused_and_both_named():
+def test_other_versions_and_back_ends_are_rejected_and_named():
     data = dump_model(dense())
     header, _, rest = data.partition(b"\n")
     _, _, python, version, back_end = header.split(b" ")
@@ -90,7 +90,7 @@ def test_other_versions_and_back_ends_are_refused_and_both_named():
 
 
 @pytest.mark.parametrize("data", [b"", b"headrace-keras-model 99 3.11 3.15 jax\n", b"\x80\x05N."])
-def test_bytes_of_another_format_are_refused(data):
+def test_bytes_of_another_format_are_rejected(data):
     with pytest.raises(FailedPreconditionError, match="reads pickled Keras models of format 1"):
         load_objects(data)
 
@@ -140,7 +140,7 @@ def test_shared_layers_variables_and_objects_stay_shared():
     shared = layers.Dense(1)
     first = Holder(None)
     second = Holder({"layer": shared, "first": first})
-    first.held = SimpleNamespace(other=second)  # which Keras does not look into
+    first.held = SimpleNamespace(other=second)  # in which Keras does not look for layers
     loaded = load_objects(dump_model(dense(shared, first, second, shared)))
     layer, one, two, again = loaded.layers[2:]
     assert same(layer, again)
@@ -206,7 +206,7 @@ def test_arrays_and_tensors_that_are_no_variables_keep_their_values():
 
 
 class Scaled(keras.optimizers.SGD):
-    """Has a number that is a variable, and constructor arguments without a config."""
+    """An optimizer with a variable number, and constructor arguments without a config."""
 
     def __init__(self, factor, fn):
         super().__init__(0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Loads the models that `keras_models_sent.py` wrote and compares what they compute; a program.
+"""A program that loads the models of `keras_models_sent.py` and compares their results.
 
     python keras_models_received.py FOLDER
 
@@ -63,7 +63,7 @@ def problems(record):
 
 
 def unlike_fresh(optimizer, variables):
-    """Say how an optimizer differs from one that was just made."""
+    """Describe how an optimizer differs from a new one."""
     fresh = type(optimizer).from_config(optimizer.get_config())
     numbers = []
     for each in (optimizer, fresh):

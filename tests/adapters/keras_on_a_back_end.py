@@ -22,7 +22,7 @@ import headrace as hr
 from headrace.adapters import keras_dataset
 from headrace.errors import FailedPreconditionError, InvalidArgumentError, UserFunctionError
 
-# What Keras itself does to tensors of PyTorch.
+# A warning that Keras itself causes with PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -33,8 +33,8 @@ class Record:
     x: object
 
 
-class Seen(keras.layers.Layer):
-    """A layer that is the identity, so that predictions show what came."""
+class Identity(keras.layers.Layer):
+    """The identity, so that predictions show the inputs."""
 
     def call(self, inputs):
         return inputs
@@ -47,12 +47,12 @@ def lines(count: int) -> hr.Dataset:
 
 def linear(model: keras.Model | None = None) -> keras.Model:
     model = model or keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
-    # Eagerly, since to compile takes longer than the few steps of these tests.
+    # Eager, because compiling takes longer than the few steps of these tests.
     model.compile(keras.optimizers.SGD(0.0), "mse", run_eagerly=True)
     return model
 
 
-class Count(keras.callbacks.Callback):
+class CountBatches(keras.callbacks.Callback):
     """Counts the training batches of each epoch."""
 
     def __init__(self):
@@ -67,8 +67,8 @@ class Count(keras.callbacks.Callback):
         self.epochs[-1] += 1
 
 
-class Keep(keras.callbacks.Callback):
-    """Takes a state of what is trained on after each batch."""
+class RecordStates(keras.callbacks.Callback):
+    """Records a state of the training data after each batch."""
 
     def __init__(self, data, states):
         super().__init__()
@@ -79,13 +79,13 @@ class Keep(keras.callbacks.Callback):
         self.states.append(json.loads(json.dumps(self.data.get_state())))
 
 
-def fitted(data, model=None, **options) -> list[int]:
-    count = Count()
+def batches_per_epoch(data, model=None, **options) -> list[int]:
+    count = CountBatches()
     (model or linear()).fit(data, verbose=0, callbacks=[count], **options)
     return count.epochs
 
 
-def watched(dataset: hr.Dataset, seen: list) -> hr.Dataset:
+def record_rows(dataset: hr.Dataset, seen: list) -> hr.Dataset:
     def note(*batch):
         seen.append(batch[0][:, 0].astype(int).tolist())
         return batch if len(batch) > 1 else batch[0]
@@ -93,68 +93,72 @@ def watched(dataset: hr.Dataset, seen: list) -> hr.Dataset:
     return dataset.map(note)
 
 
-# --- numbers of batches, passes -------------------------------------------------------------------
+# --- numbers of batches, epochs -------------------------------------------------------------------
 
 
-def test_an_epoch_is_a_pass_with_its_last_partial_batch():
-    assert fitted(hr.keras.dataset(lines(10).batch(4)), epochs=3) == [3, 3, 3]
-    assert fitted(hr.keras.dataset(lines(10).batch(4, drop_remainder=True)), epochs=2) == [2, 2]
-    assert fitted(hr.keras.adapter(lines(4).batch(4)), epochs=2) == [1, 1]
+def test_an_epoch_reads_the_dataset_once_with_its_last_partial_batch():
+    assert batches_per_epoch(hr.keras.dataset(lines(10).batch(4)), epochs=3) == [3, 3, 3]
+    assert batches_per_epoch(
+        hr.keras.dataset(lines(10).batch(4, drop_remainder=True)), epochs=2
+    ) == [2, 2]
+    assert batches_per_epoch(hr.keras.adapter(lines(4).batch(4)), epochs=2) == [1, 1]
     assert len(hr.keras.dataset(lines(10).batch(4))) == 3
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_no_batch_comes_twice_in_a_pass_and_building_the_model_costs_none(prefetch):
+def test_each_batch_is_read_once_per_epoch_although_one_builds_the_model(prefetch):
     seen: list = []
-    data = hr.keras.dataset(watched(lines(12).batch(4), seen), prefetch=prefetch)
-    assert fitted(data, epochs=2) == [3, 3]
+    data = hr.keras.dataset(record_rows(lines(12).batch(4), seen), prefetch=prefetch)
+    assert batches_per_epoch(data, epochs=2) == [3, 3]
     assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]] * 2
 
 
-def test_each_epoch_is_shuffled_as_the_dataset_says():
+def test_each_epoch_is_shuffled_by_the_dataset():
     seen: list = []
-    dataset = watched(lines(16).shuffle(16, seed=1).batch(16), seen)
-    fitted(hr.keras.dataset(dataset, prefetch=0), epochs=3)
+    dataset = record_rows(lines(16).shuffle(16, seed=1).batch(16), seen)
+    batches_per_epoch(hr.keras.dataset(dataset, prefetch=0), epochs=3)
     again: list = []
-    fitted(hr.keras.dataset(watched(lines(16).shuffle(16, seed=1).batch(16), again)), epochs=3)
+    batches_per_epoch(
+        hr.keras.dataset(record_rows(lines(16).shuffle(16, seed=1).batch(16), again)), epochs=3
+    )
     assert seen == again
-    # A model of one batch is built of a pass of its own.
+    # A model that is built from a single batch reads an additional epoch.
     assert len({tuple(batch) for batch in seen}) == len(seen) >= 3
     fixed: list = []
     same = lines(16).shuffle(16, seed=1, reshuffle_each_iteration=False).batch(8)
-    fitted(hr.keras.dataset(watched(same, fixed), prefetch=0), epochs=2)
+    batches_per_epoch(hr.keras.dataset(record_rows(same, fixed), prefetch=0), epochs=2)
     assert fixed[:2] == fixed[2:]
 
 
-def test_without_end_an_epoch_has_the_steps_that_fit_is_given_and_one_pass_goes_on():
+def test_epochs_of_an_infinite_dataset_continue_one_iteration():
     seen: list = []
-    data = hr.keras.dataset(watched(lines(8).batch(4).repeat(), seen), prefetch=0)
+    data = hr.keras.dataset(record_rows(lines(8).batch(4).repeat(), seen), prefetch=0)
     assert data.num_batches is None
-    assert fitted(data, epochs=3, steps_per_epoch=3) == [3, 3, 3]
+    assert batches_per_epoch(data, epochs=3, steps_per_epoch=3) == [3, 3, 3]
     assert seen == ([[0, 1, 2, 3], [4, 5, 6, 7]] * 5)[:9]
 
 
-def test_steps_say_the_number_where_the_dataset_does_not_know_it():
+def test_steps_sets_the_epoch_length_if_the_cardinality_is_unknown():
     unknown = lines(10).filter(lambda x, y: True).batch(4)
     assert hr.keras.dataset(unknown).num_batches is None
-    assert fitted(hr.keras.dataset(unknown, steps=3), epochs=2) == [3, 3]
-    assert fitted(hr.keras.dataset(unknown, steps=2), epochs=2) == [2, 2]
+    assert batches_per_epoch(hr.keras.dataset(unknown, steps=3), epochs=2) == [3, 3]
+    assert batches_per_epoch(hr.keras.dataset(unknown, steps=2), epochs=2) == [2, 2]
     with pytest.warns(UserWarning, match="ran out of data"):
-        assert fitted(hr.keras.dataset(unknown), epochs=1)[0] >= 3
+        assert batches_per_epoch(hr.keras.dataset(unknown), epochs=1)[0] >= 3
 
 
-def test_steps_per_epoch_beyond_the_data_end_with_the_warning_of_keras():
+def test_steps_per_epoch_beyond_the_data_gives_the_warning_of_keras():
     with pytest.warns(UserWarning, match="ran out of data"):
-        fitted(hr.keras.dataset(lines(8).batch(4)), epochs=2, steps_per_epoch=3)
+        batches_per_epoch(hr.keras.dataset(lines(8).batch(4)), epochs=2, steps_per_epoch=3)
 
 
-def test_fit_evaluate_and_predict_have_a_pass_each_and_may_alternate():
+def test_fit_evaluate_and_predict_each_read_an_epoch_and_can_alternate():
     seen: list = []
-    train = hr.keras.dataset(watched(lines(8).batch(4), seen), prefetch=0)
+    train = hr.keras.dataset(record_rows(lines(8).batch(4), seen), prefetch=0)
     held: list = []
-    test = hr.keras.dataset(watched(lines(6).batch(4), held), prefetch=0)
+    test = hr.keras.dataset(record_rows(lines(6).batch(4), held), prefetch=0)
     model = linear()
-    assert fitted(train, model, epochs=2, validation_data=test) == [2, 2]
+    assert batches_per_epoch(train, model, epochs=2, validation_data=test) == [2, 2]
     assert held == [[0, 1, 2, 3], [4, 5]] * 2
     model.evaluate(test, verbose=0)
     assert held == [[0, 1, 2, 3], [4, 5]] * 3
@@ -164,7 +168,7 @@ def test_fit_evaluate_and_predict_have_a_pass_each_and_may_alternate():
     assert seen[-2:] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_an_epoch_goes_on_after_a_pass_over_the_same_data_within_it():
+def test_an_epoch_continues_after_predict_on_the_same_data():
     data = hr.keras.dataset(lines(20).batch(4), prefetch=0)
     states = []
 
@@ -182,11 +186,11 @@ def test_an_epoch_goes_on_after_a_pass_over_the_same_data_within_it():
         rest.set_state(state)
         assert next(rest.get_numpy_iterator())[0][0] == 4 * count % 20, count
     steps = {"steps_per_epoch": 2, "validation_data": data, "validation_steps": 1}
-    assert fitted(data, epochs=2, **steps) == [2, 2]
+    assert batches_per_epoch(data, epochs=2, **steps) == [2, 2]
     abandoned = data.get_numpy_iterator()
     next(abandoned)
-    assert fitted(data, epochs=2) == [5, 5]
-    assert data.get_state()["at"] is None
+    assert batches_per_epoch(data, epochs=2) == [5, 5]
+    assert data.get_state()["iterator"] is None
 
 
 def test_training_learns_and_evaluation_measures_every_row():
@@ -205,8 +209,8 @@ def test_training_learns_and_evaluation_measures_every_row():
 # --- elements -------------------------------------------------------------------------------------
 
 
-def test_predictions_are_those_of_the_rows_in_their_order():
-    model = keras.Sequential([Seen()])
+def test_predictions_have_the_order_of_the_rows():
+    model = keras.Sequential([Identity()])
     rows = np.arange(10, dtype=np.float32)[:, None]
     bare = hr.Dataset.from_tensor_slices(rows).batch(4)
     for dataset in (bare, bare.map(lambda x: (x,)), lines(10).batch(4)):
@@ -222,17 +226,17 @@ def test_inputs_and_labels_may_be_dicts_and_tuples():
     inputs = {"b": np.ones((6, 2), np.float32), "a": np.ones((6, 1), np.float32)}
     labels = {"sum": np.ones((6, 1), np.float32)}
     dataset = hr.Dataset.from_tensor_slices((inputs, labels)).batch(4)
-    assert fitted(hr.keras.dataset(dataset), model) == [2]
+    assert batches_per_epoch(hr.keras.dataset(dataset), model) == [2]
     pairs = hr.Dataset.from_tensor_slices(Pair(inputs, labels)).batch(4)
-    assert fitted(hr.keras.dataset(pairs), model) == [2]
+    assert batches_per_epoch(hr.keras.dataset(pairs), model) == [2]
     only = hr.Dataset.from_tensor_slices(inputs).batch(4)
     assert model.predict(hr.keras.dataset(only), verbose=0)["sum"].shape == (6, 1)
     two = linear(keras.Model([a, b], keras.layers.Dense(1)(total)))
     tuples = dataset.map(lambda x, y: ((x["a"], x["b"]), y["sum"]))
-    assert fitted(hr.keras.dataset(tuples), two) == [2]
+    assert batches_per_epoch(hr.keras.dataset(tuples), two) == [2]
 
 
-def test_sample_weights_and_class_weights_count():
+def test_sample_weights_and_class_weights_apply():
     x, y = np.ones((4, 1), np.float32), np.float32([[0], [0], [1], [1]])
     weights = np.float32([0, 0, 1, 1])
     rows = hr.Dataset.from_tensor_slices((x, y, weights)).batch(2)
@@ -244,18 +248,18 @@ def test_sample_weights_and_class_weights_count():
     one_hot = hr.Dataset.from_tensor_slices((x, np.eye(2, dtype="f4")[[0, 0, 1, 1]])).batch(4)
     (batch,) = hr.keras.dataset(one_hot, class_weight={0: 5.0}).get_numpy_iterator()
     assert batch[2].tolist() == [5, 5, 1, 1]
-    with pytest.raises(InvalidArgumentError, match="`class_weight` is for elements"):
-        fitted(hr.keras.dataset(rows, class_weight={0: 1.0}))
+    with pytest.raises(InvalidArgumentError, match="`class_weight` requires elements"):
+        batches_per_epoch(hr.keras.dataset(rows, class_weight={0: 1.0}))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "float64", "float16", "bool", ">f4"])
-def test_other_dtypes_are_taken(dtype):
+def test_other_dtypes_are_accepted(dtype):
     x = np.ones((4, 1)).astype(dtype)
     dataset = hr.Dataset.from_tensor_slices((x, x)).batch(4)
-    assert fitted(hr.keras.dataset(dataset)) == [1]
+    assert batches_per_epoch(hr.keras.dataset(dataset)) == [1]
 
 
-def test_arrays_are_handed_over_without_a_copy():
+def test_arrays_are_passed_to_keras_without_a_copy():
     data = hr.keras.dataset(lines(4).batch(4))
     batch = (np.ones((4, 1), np.float32), np.ones(4, np.float32))
     assert data._prepare_batch(batch) is batch
@@ -280,12 +284,12 @@ def test_arrays_are_handed_over_without_a_copy():
         (hr.Dataset.range(2).map(lambda i: (i, i)), r"\[0\] is a scalar.*`batch`"),
     ],
 )
-def test_what_is_no_batch_is_an_error_that_names_the_part(dataset, words):
+def test_elements_that_are_no_batches_raise_and_name_the_component(dataset, words):
     with pytest.raises(InvalidArgumentError, match=words):
-        fitted(hr.keras.dataset(dataset))
+        batches_per_epoch(hr.keras.dataset(dataset))
 
 
-def test_wrong_arguments_are_refused_where_they_are_written():
+def test_wrong_arguments_are_rejected_immediately():
     for wrong in (np.ones(3), [1], None, iter(lines(2))):
         with pytest.raises(TypeError, match="must be a Dataset"):
             hr.keras.dataset(wrong)
@@ -302,7 +306,7 @@ def test_wrong_arguments_are_refused_where_they_are_written():
         hr.keras.dataset(lines(4).batch(2)).get_tf_dataset()
 
 
-def test_an_error_of_the_users_arrives_and_the_next_fit_begins_again():
+def test_user_errors_propagate_and_the_next_fit_starts_over():
     calls = []
 
     def fail_once(x, y):
@@ -313,14 +317,14 @@ def test_an_error_of_the_users_arrives_and_the_next_fit_begins_again():
 
     data = hr.keras.dataset(lines(12).batch(4).map(fail_once), prefetch=0)
     with pytest.raises(UserFunctionError, match="no"):
-        fitted(data)
-    assert fitted(data) == [3]
+        batches_per_epoch(data)
+    assert batches_per_epoch(data) == [3]
 
 
 # --- states, ends ---------------------------------------------------------------------------------
 
 
-def test_a_state_goes_on_in_the_middle_of_a_pass_and_then_with_the_next_pass():
+def test_a_state_resumes_within_an_epoch_and_continues_with_the_next():
     def shuffled():
         return lines(24).shuffle(24, seed=2).batch(4)
 
@@ -337,12 +341,12 @@ def test_a_state_goes_on_in_the_middle_of_a_pass_and_then_with_the_next_pass():
         rest = [[x.ravel().tolist() for x, _ in second.get_numpy_iterator()] for _ in range(2)]
         expected = [epochs[0][count:], epochs[1]] if count < 6 else epochs[1:]
         assert rest == expected, count
-    whole.set_state(state)  # of one that was read further
+    whole.set_state(state)  # also in a dataset that was read further
     assert [[x.ravel().tolist() for x, _ in whole.get_numpy_iterator()] for _ in range(2)] == rest
 
 
 @pytest.mark.parametrize("framework", [None, keras.backend.backend()])
-def test_batches_of_a_strategy_are_the_rows_of_its_replicas_and_have_states(framework):
+def test_batches_of_a_strategy_hold_rows_of_all_replicas_and_have_states(framework):
     def plain():
         return lines(22).shuffle(22, seed=2).batch(4)
 
@@ -367,32 +371,32 @@ def test_batches_of_a_strategy_are_the_rows_of_its_replicas_and_have_states(fram
     for data in (distributed(), used):
         data.set_state(state)
         assert [rows(data) for _ in range(2)] == [epochs[0][2:], epochs[1]]
-    assert fitted(distributed(), epochs=2) == [6, 6]
+    assert batches_per_epoch(distributed(), epochs=2) == [6, 6]
 
 
-def test_a_state_that_a_callback_takes_says_which_batches_were_trained_on():
+def test_a_state_taken_in_a_callback_follows_the_last_trained_batch():
     seen: list = []
-    data = hr.keras.dataset(watched(lines(16).batch(4), seen), prefetch=2)
+    data = hr.keras.dataset(record_rows(lines(16).batch(4), seen), prefetch=2)
     states = []
 
-    class Keep(keras.callbacks.Callback):
+    class RecordStates(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             states.append(data.state_dict())
 
     model = linear()
-    model.fit(data, verbose=0, callbacks=[Keep()])
-    again = hr.keras.dataset(watched(lines(16).batch(4), seen), prefetch=0)
+    model.fit(data, verbose=0, callbacks=[RecordStates()])
+    again = hr.keras.dataset(record_rows(lines(16).batch(4), seen), prefetch=0)
     again.load_state_dict(states[1])
     seen.clear()
     with pytest.warns(UserWarning, match="ran out of data"):
-        assert fitted(again, model) == [2]
+        assert batches_per_epoch(again, model) == [2]
     assert seen == [[8, 9, 10, 11], [12, 13, 14, 15]]
-    assert fitted(again, model) == [4]
+    assert batches_per_epoch(again, model) == [4]
 
 
 @pytest.mark.parametrize("steps", [None, 4, 6])
 @pytest.mark.parametrize("is_known", [True, False])
-def test_epochs_after_a_state_of_any_batch_are_those_without_an_interruption(steps, is_known):
+def test_epochs_resumed_at_any_batch_equal_uninterrupted_ones(steps, is_known):
     def made():
         rows = lines(24).shuffle(24, seed=3)
         batches = (rows if is_known else rows.filter(lambda x, y: True)).batch(4)
@@ -405,9 +409,9 @@ def test_epochs_after_a_state_of_any_batch_are_those_without_an_interruption(ste
     states, length = [], steps or 6
     expected = epochs(made(), 4)
     data = made()
-    ends_untold = not is_known and steps is None
-    with pytest.warns(UserWarning, match="ran out") if ends_untold else contextlib.nullcontext():
-        linear().fit(data, epochs=2, verbose=0, callbacks=[Keep(data, states)])
+    end_is_unknown = not is_known and steps is None
+    with pytest.warns(UserWarning, match="ran out") if end_is_unknown else contextlib.nullcontext():
+        linear().fit(data, epochs=2, verbose=0, callbacks=[RecordStates(data, states)])
     assert len(states) == 2 * length
     for count, state in enumerate(states, 1):
         resumed = made()
@@ -416,19 +420,19 @@ def test_epochs_after_a_state_of_any_batch_are_those_without_an_interruption(ste
         assert epochs(resumed, 2) == expected[count : (count // length + 2) * length]
 
 
-def test_training_goes_on_from_a_state_at_an_end_that_nobody_knew():
+def test_training_resumes_from_a_state_at_an_unknown_end():
     unknown = lines(8).filter(lambda x, y: True).batch(4)
     data = hr.keras.dataset(unknown)
     states: list = []
     with pytest.warns(UserWarning, match="ran out of data"):
-        linear().fit(data, verbose=0, callbacks=[Keep(data, states)])
+        linear().fit(data, verbose=0, callbacks=[RecordStates(data, states)])
     data = hr.keras.dataset(unknown)
     data.set_state(states[-1])
     with pytest.warns(UserWarning, match="ran out of data"):
-        assert fitted(data)[0] >= 2
+        assert batches_per_epoch(data)[0] >= 2
 
 
-def test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_built():
+def test_the_batch_that_built_the_model_is_not_counted_in_a_state():
     data = hr.keras.dataset(lines(16).batch(4))
     states: list = []
     look = keras.callbacks.LambdaCallback(
@@ -438,7 +442,7 @@ def test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_bu
     resumed = hr.keras.dataset(lines(16).batch(4))
     resumed.set_state(states[0])
     assert [x[0, 0] for x, _ in resumed.get_numpy_iterator()] == [0, 4, 8, 12]
-    resumed.set_state({**states[0], "at": None})
+    resumed.set_state({**states[0], "iterator": None})
     batches = resumed.get_numpy_iterator()
     for _ in range(2):
         next(batches)
@@ -448,7 +452,7 @@ def test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_bu
     assert [x[0, 0] for x, _ in resumed.get_numpy_iterator()] == [8, 12]
 
 
-def test_a_model_that_is_built_of_the_last_batch_of_an_epoch_leaves_it_to_the_epoch():
+def test_building_a_model_from_the_last_batch_does_not_consume_it():
     def made():
         return hr.keras.dataset(lines(16).batch(4), steps=2)
 
@@ -463,7 +467,7 @@ def test_a_model_that_is_built_of_the_last_batch_of_an_epoch_leaves_it_to_the_ep
     assert states == [first.get_state()]
 
 
-def test_data_without_batches_is_named(caplog):
+def test_data_without_batches_raise_or_warn(caplog):
     for empty in (lines(8).take(0).batch(4), lines(3).batch(4, drop_remainder=True)):
         with pytest.raises(InvalidArgumentError, match="no batches"):
             hr.keras.dataset(empty)
@@ -472,13 +476,13 @@ def test_data_without_batches_is_named(caplog):
     assert "has no batches" in caplog.text
 
 
-def test_a_state_of_something_else_is_refused():
+def test_a_state_of_another_kind_or_dataset_is_rejected():
     data = hr.keras.dataset(lines(8).batch(4))
     for wrong in (None, {}, 3):
         with pytest.raises(TypeError, match="`state` must"):
             data.set_state(wrong)
-    with pytest.raises(ValueError, match="'pass'"):
-        data.set_state({**data.get_state(), "pass": -3})
+    with pytest.raises(ValueError, match="'epoch'"):
+        data.set_state({**data.get_state(), "epoch": -3})
     with pytest.raises(FailedPreconditionError, match="version 9"):
         data.set_state({**data.get_state(), "version": 9})
     next(data.get_numpy_iterator())
@@ -491,41 +495,41 @@ def readers() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("headrace")]
 
 
-def test_closed_it_leaves_no_thread_and_nothing_is_said():
+def test_a_closed_dataset_leaves_no_thread_and_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with hr.keras.dataset(lines(48).batch(4)) as data:
             model = linear()
-            fitted(data, model, steps_per_epoch=3)
+            batches_per_epoch(data, model, steps_per_epoch=3)
             assert readers()
         assert readers() == []
-        fitted(data, model, steps_per_epoch=12)
-        fitted(data, model)
+        batches_per_epoch(data, model, steps_per_epoch=12)
+        batches_per_epoch(data, model)
     data.close()
     assert readers() == []
 
 
 @pytest.mark.heavy
-def test_a_shared_job_gives_each_batch_once_and_the_model_is_built_of_none_of_them():
+def test_a_shared_job_trains_on_each_batch_once():
     with hr.service.LocalCluster(num_workers=1) as cluster:
         moved = hr.service.distribute("distributed_epoch", cluster.target, job_name="train")
         seen: list = []
-        dataset = watched(lines(24).batch(4).apply(moved), seen)
+        dataset = record_rows(lines(24).batch(4).apply(moved), seen)
         data = hr.keras.dataset(dataset, steps=6, prefetch=0)
-        assert fitted(data, epochs=2) == [6, 6]
+        assert batches_per_epoch(data, epochs=2) == [6, 6]
         assert (
             sorted(seen[:6]) == sorted(seen[6:]) == [list(range(n, n + 4)) for n in range(0, 24, 4)]
         )
         data.close()
-        # Nobody has seen the ends of its epochs, for the steps were counted.
-        restarted = watched(lines(24).batch(4).apply(moved), [])
+        # The epochs are read without reaching their ends, because the steps are counted.
+        restarted = record_rows(lines(24).batch(4).apply(moved), [])
         with pytest.raises(
             FailedPreconditionError, match=r"job 'train', epoch \d: no elements left"
         ):
-            fitted(hr.keras.dataset(restarted))
+            batches_per_epoch(hr.keras.dataset(restarted))
 
 
-def test_the_examples_in_docstrings_give_what_they_say():
+def test_docstring_examples_pass():
     result = doctest.testmod(keras_dataset, extraglobs={"hr": hr, "np": np})
     assert result.attempted > 0
     assert result.failed == 0
@@ -534,7 +538,7 @@ def test_the_examples_in_docstrings_give_what_they_say():
 # --- arguments of fit, evaluate and predict -------------------------------------------------------
 
 
-def test_class_weight_of_fit_weighs_the_training_batches_alone():
+def test_class_weight_of_fit_applies_only_to_training_batches():
     x, y = np.float32([[1], [1], [2], [2]]), np.float32([[0], [0], [1], [1]])
     rows = hr.Dataset.from_tensor_slices((x, y)).batch(2)
     weights = {0: 0.5, 1: 3.0}
@@ -549,16 +553,16 @@ def test_class_weight_of_fit_weighs_the_training_batches_alone():
     states: list = []
     data = hr.keras.dataset(hr.Dataset.from_tensor_slices((x, y)).batch(2))
     same = {"validation_data": data, "class_weight": weights}
-    keep = [Keep(data, states)]
+    keep = [RecordStates(data, states)]
     again = linear().fit(data, epochs=2, verbose=0, callbacks=keep, **same)
     assert again.history == losses.history
-    assert [state["pass"] for state in states] == [0, 1, 2, 3]
+    assert [state["epoch"] for state in states] == [0, 1, 2, 3]
     twice = hr.keras.dataset(rows, class_weight=weights)
-    with pytest.raises(ValueError, match=r"`class_weight` of fit is .*give it once"):
-        fitted(twice, class_weight=weights)
+    with pytest.raises(ValueError, match=r"`class_weight` of fit is .*pass it once"):
+        batches_per_epoch(twice, class_weight=weights)
 
 
-def test_arguments_that_keras_ignores_beside_a_dataset_are_refused():
+def test_arguments_that_keras_would_ignore_are_rejected():
     rows = lines(8).batch(4)
     data, model, x = hr.keras.dataset(rows), linear(), np.ones((8, 1), np.float32)
     for words, call in [
@@ -571,7 +575,7 @@ def test_arguments_that_keras_ignores_beside_a_dataset_are_refused():
         (r"`batch_size` of predict", lambda: model.predict(data, 4)),
         (r"`validation_batch_size` of fit",
          lambda: model.fit(x, x, validation_data=data, validation_batch_size=4)),
-        (r"`validation_data` of fit .* beside labels",
+        (r"`validation_data` of fit has labels",
          lambda: model.fit(x, x, validation_data=(data, x))),
         (r"`x` is a Dataset.*hr\.keras\.dataset", lambda: model.fit(rows)),
         (r"`x` is a DatasetIterator.*hr\.keras\.dataset", lambda: model.fit(iter(rows))),
@@ -592,7 +596,7 @@ def test_arguments_that_keras_ignores_beside_a_dataset_are_refused():
     assert len(model.fit(x, x, **with_arrays).history["val_loss"]) == 1
 
 
-def test_the_first_use_may_be_inside_the_call_of_fit():
+def test_arguments_are_checked_if_hr_keras_is_first_used_in_the_call():
     program = """
 import os, sys, warnings
 import keras, numpy
@@ -617,7 +621,7 @@ model.fit(hr.keras.dataset(rows), class_weight={0: 2.0})
         assert re.search(f"ValueError: .*{words}", done.stderr), done.stderr
 
 
-def test_an_endless_dataset_needs_a_number_of_steps():
+def test_an_infinite_dataset_requires_a_number_of_steps():
     x, endless = np.ones((8, 1), np.float32), hr.keras.dataset(lines(8).batch(4).repeat())
     model = linear()
     for words, call in [
@@ -629,8 +633,10 @@ def test_an_endless_dataset_needs_a_number_of_steps():
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             call()
-    assert fitted(endless, model, steps_per_epoch=3) == [3]
+    assert batches_per_epoch(endless, model, steps_per_epoch=3) == [3]
     given = {"validation_data": endless, "validation_steps": 2}
-    assert fitted(hr.keras.dataset(lines(8).batch(4).repeat(), steps=2), model, **given) == [2]
+    assert batches_per_epoch(
+        hr.keras.dataset(lines(8).batch(4).repeat(), steps=2), model, **given
+    ) == [2]
     assert model.predict(endless, steps=3, verbose=0).shape == (12, 1)
     assert model.evaluate(endless, steps=3, verbose=0) >= 0

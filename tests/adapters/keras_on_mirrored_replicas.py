@@ -9,7 +9,7 @@ import pytest
 import headrace as hr
 from headrace.errors import FailedPreconditionError
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 ROWS = 23
@@ -19,7 +19,7 @@ WEIGHTS = np.linspace(0.5, 2.0, ROWS).astype(np.float32)
 
 
 class Rows(keras.metrics.Metric):
-    """How many rows were seen: each once, if training and evaluation are exact."""
+    """Metric that counts rows; exact training and evaluation count each row once."""
 
     def __init__(self, name="rows"):
         super().__init__(name=name)
@@ -33,7 +33,7 @@ class Rows(keras.metrics.Metric):
 
 
 class Largest(keras.metrics.Metric):
-    """A metric that is no sum."""
+    """A metric whose variable is not a sum."""
 
     def __init__(self):
         super().__init__(name="largest")
@@ -67,7 +67,7 @@ def mirrored(replicas):
 
 
 def both(make_model, compile_model, replicas):
-    """Return two equal models, of which the second one has several replicas."""
+    """Return two equal models; the second one has several replicas."""
     models = []
     for strategy in (hr.distribute.OneDeviceStrategy(), mirrored(replicas)):
         keras.utils.set_random_seed(5)
@@ -100,7 +100,7 @@ def assert_same_history(expected, found):
     ("make_model", "replicas", "batch_size"),
     [(sequential, 2, 5), (sequential, 3, 4), (Subclassed, 4, 3)],
 )
-def test_uneven_parts_and_a_short_last_batch_train_as_one_device(make_model, replicas, batch_size):
+def test_uneven_shards_and_a_short_last_batch_train_as_one_device(make_model, replicas, batch_size):
     def compile_model(model):
         settings = {"use_ema": True, "weight_decay": 0.01} if replicas == 4 else {}
         optimizer = keras.optimizers.SGD(0.02, momentum=0.9, clipnorm=0.5, **settings)
@@ -124,7 +124,7 @@ def test_uneven_parts_and_a_short_last_batch_train_as_one_device(make_model, rep
 
 
 @pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
-def test_losses_with_sample_weights_are_reduced_as_they_say(reduction):
+def test_losses_with_sample_weights_apply_their_reduction(reduction):
     def compile_model(model):
         loss = keras.losses.MeanSquaredError(reduction=reduction)
         model.compile(keras.optimizers.SGD(0.005), loss, weighted_metrics=["mae"])
@@ -208,7 +208,7 @@ def test_a_loss_scale_in_half_precision_works():
     assert_same_weights(alone, placed)
 
 
-# --- what replicas have of their own --------------------------------------------------------------
+# --- state of individual replicas -----------------------------------------------------------------
 
 
 def test_batch_normalization_has_the_moments_of_each_replica():
@@ -243,14 +243,14 @@ def test_batch_normalization_has_the_moments_of_each_replica():
     np.testing.assert_allclose(values, [[mean], [variance]], rtol=1e-5)
 
 
-def test_replicas_drop_different_units_and_seeds_go_on():
+def test_replicas_have_different_dropout_masks_and_seeds_advance():
     with mirrored(2).scope():
         drop = keras.layers.Dropout(0.5, seed=3)
         scale = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
         model = keras.Sequential([keras.Input((64,)), drop, scale])
     model.compile(keras.optimizers.SGD(1.0), "mse")
     model.fit(np.ones((2, 64)), np.ones((2, 1)), batch_size=2, verbose=0)
-    # Of a unit: not at all, by one replica, or by both.
+    # A unit is dropped by no replica, by one, or by both.
     kernel = keras.ops.convert_to_numpy(scale.kernel.value)[:, 0]
     assert len(np.unique(kernel.round(4))) == 3
     (seed,) = [each for each in model.non_trainable_variables if "seed" in each.path]
@@ -259,7 +259,7 @@ def test_replicas_drop_different_units_and_seeds_go_on():
     assert keras.ops.convert_to_numpy(seed.value).tolist() == [3, 7]
 
 
-def test_counters_add_up():
+def test_counters_are_summed_over_replicas():
     class Counting(keras.layers.Layer):
         def build(self, shape):
             self.rows = self.add_weight(shape=(), dtype="int32", trainable=False, name="rows")
@@ -276,7 +276,7 @@ def test_counters_add_up():
     assert int(keras.ops.convert_to_numpy(counting.rows.value)) == ROWS
 
 
-# --- callbacks, and steps of the user's -----------------------------------------------------------
+# --- callbacks and custom steps -------------------------------------------------------------------
 
 
 class Recorder(keras.callbacks.Callback):
@@ -314,7 +314,7 @@ def test_callbacks_see_batches_set_the_rate_and_stop_training(tmp_path):
     assert np.array_equal(other.get_weights()[0], kept[0][0])
 
 
-def test_several_steps_of_an_execution_are_as_keras_has_them():
+def test_steps_per_execution_equals_that_of_keras():
     model = on_replicas()
     model.compile("sgd", "mse", metrics=[Rows()], steps_per_execution=2)
     recorder = Recorder()
@@ -327,7 +327,7 @@ def test_several_steps_of_an_execution_are_as_keras_has_them():
     assert len(recorder.ended) == 3
 
 
-def test_a_number_of_steps_goes_on_in_the_data():
+def test_epochs_with_a_number_of_steps_continue_in_the_data():
     model = on_replicas(3)
     model.compile("sgd", "mse", metrics=[Rows()])
     data = hr.Dataset.from_tensor_slices((X, Y)).repeat().batch(4)
@@ -337,7 +337,7 @@ def test_a_number_of_steps_goes_on_in_the_data():
         model.fit(data, verbose=0)
 
 
-def test_a_function_makes_the_dataset():
+def test_a_dataset_creator_can_make_the_dataset():
     model = on_replicas(2)
     model.compile("sgd", "mse", metrics=[Rows()])
 
@@ -351,7 +351,7 @@ def test_a_function_makes_the_dataset():
 
 
 class OwnStep(keras.Model):
-    """A model with a `train_step`, which returns a log of its own."""
+    """A model with a `train_step` that returns an additional log."""
 
     def __init__(self):
         super().__init__()
@@ -381,7 +381,7 @@ def test_logs_of_a_train_step_are_means_over_rows():
     assert logs[1]["mean"][0] == pytest.approx(float(X[:5].mean()), rel=1e-5)
 
 
-def test_a_step_that_changes_weights_by_itself_is_refused():
+def test_a_train_step_that_assigns_weights_itself_is_rejected():
     class Wrong(OwnStep):
         def train_step(self, *args):
             if keras.backend.backend() == "jax":
@@ -393,11 +393,11 @@ def test_a_step_that_changes_weights_by_itself_is_refused():
 
     model = on_replicas(2, Wrong)
     model.compile("sgd", "mse")
-    with pytest.raises(FailedPreconditionError, match="by other means than"):
+    with pytest.raises(FailedPreconditionError, match="changes weights without"):
         model.fit(X, Y, verbose=0)
 
 
-# --- compiling, single batches, models that exist -------------------------------------------------
+# --- compiling, single batches, existing models ---------------------------------------------------
 
 
 def test_single_batches_train_as_on_one_device():
@@ -412,7 +412,7 @@ def test_single_batches_train_as_on_one_device():
     assert_same_weights(alone, placed)
 
 
-def test_frozen_layers_and_a_new_compile_count():
+def test_frozen_layers_and_a_new_compile_apply():
     model = on_replicas()
     model.compile(keras.optimizers.SGD(0.05), "mse")
     model.fit(X, Y, verbose=0)
@@ -426,7 +426,7 @@ def test_frozen_layers_and_a_new_compile_count():
     assert not np.array_equal(before[2], after[2])
 
 
-def test_a_model_that_exists_gets_replicas():
+def test_an_existing_model_can_get_replicas():
     class Parts(keras.layers.Layer):
         def call(self, x):
             sizes.append(x.shape[0])
@@ -449,6 +449,6 @@ def test_a_model_that_exists_gets_replicas():
         hr.keras.distribute(model, "cpu:0")
 
 
-def test_a_model_that_is_not_compiled_is_refused_in_the_words_of_keras():
+def test_an_uncompiled_model_raises_the_error_of_keras():
     with pytest.raises(ValueError, match="compile"):
         on_replicas().fit(X, Y)

@@ -13,7 +13,7 @@ import pytest
 import headrace as hr
 from headrace.errors import FailedPreconditionError
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 ROWS = 96
@@ -43,7 +43,7 @@ def make_strategy(cluster):
 
 
 class Rows(keras.metrics.Metric):
-    """How many rows were seen: each once, if training and evaluation are exact."""
+    """Metric that counts rows; exact training and evaluation count each row once."""
 
     def __init__(self, name="rows"):
         super().__init__(name=name)
@@ -100,7 +100,7 @@ def optimizer(name):
 
 
 def both(make_model, compile_model, strategy):
-    """Return two equal models, of which the second one trains under the strategy."""
+    """Return two equal models; the second one trains under the strategy."""
     keras.utils.set_random_seed(5)
     alone = make_model()
     keras.utils.set_random_seed(5)
@@ -121,7 +121,7 @@ def assert_same_weights(first, second, tolerance=1e-5):
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("make", [sequential, subclassed])
-def test_one_step_after_the_other_trains_as_keras_does(make_strategy, make, name):
+def test_sequential_steps_train_as_in_keras(make_strategy, make, name):
     partitioner = hr.distribute.partitioners.FixedShardsPartitioner(2)
     strategy = make_strategy(staleness=0, variable_partitioner=partitioner)
 
@@ -136,7 +136,7 @@ def test_one_step_after_the_other_trains_as_keras_does(make_strategy, make, name
     assert found["rows"] == [ROWS] * 3
     for metric, values in expected.items():
         np.testing.assert_allclose(found[metric], values, rtol=1e-4)
-    # Of a bias before BatchNormalization the gradient is rounding, which Adam divides by itself.
+    # The gradient of a bias before BatchNormalization is rounding noise, which Adam amplifies.
     tolerance = 1e-5 if make is sequential else 1e-4
     assert_same_weights(alone, placed, tolerance)
     assert int(np.asarray(placed.optimizer.iterations)) == 30
@@ -148,7 +148,7 @@ def test_one_step_after_the_other_trains_as_keras_does(make_strategy, make, name
         assert of_placed[metric] == pytest.approx(value, rel=1e-4)
 
 
-def test_several_inputs_and_outputs_weights_and_class_weights(make_strategy):
+def test_several_inputs_outputs_and_weights_train_as_in_keras(make_strategy):
     strategy = make_strategy(staleness=0)
 
     def compile_model(model):
@@ -173,7 +173,7 @@ def test_several_inputs_and_outputs_weights_and_class_weights(make_strategy):
         np.testing.assert_allclose(outputs[name], value, atol=1e-5)
 
 
-def test_a_round_of_two_workers_is_one_step_of_a_batch_of_twice_the_size(make_strategy):
+def test_a_gradient_round_of_two_workers_equals_one_step_of_a_double_batch(make_strategy):
     strategy = make_strategy(mode="sync", round_size=2)
 
     def compile_model(model):
@@ -186,7 +186,7 @@ def test_a_round_of_two_workers_is_one_step_of_a_batch_of_twice_the_size(make_st
     assert int(np.asarray(placed.optimizer.iterations)) == 18
 
 
-def test_a_train_step_of_the_user_trains(make_strategy):
+def test_a_custom_train_step_is_used(make_strategy):
     class Doubled(keras.Model):
         def __init__(self):
             super().__init__()
@@ -213,7 +213,7 @@ def test_a_train_step_of_the_user_trains(make_strategy):
     assert_same_weights(alone, placed)
 
 
-def test_dropout_depends_on_the_step_alone(make_strategy):
+def test_dropout_masks_depend_only_on_the_step(make_strategy):
     def trained(**settings):
         keras.utils.set_random_seed(5)
         with make_strategy(**settings).scope():
@@ -284,7 +284,7 @@ def test_callbacks_read_weights_set_the_rate_and_stop_training(make_strategy, tm
     assert len((tmp_path / "log.csv").read_text().splitlines()) == len(history["loss"]) + 1
 
 
-def test_weights_that_are_set_between_two_fits_count(make_strategy):
+def test_weights_set_between_two_fits_are_used(make_strategy):
     with make_strategy().scope():
         model = sequential()
     model.compile(keras.optimizers.SGD(0.0), "mse")
@@ -336,7 +336,7 @@ def test_gradients_in_half_precision_are_scaled(make_strategy):
 # --- data -----------------------------------------------------------------------------------------
 
 
-def test_a_number_of_steps_goes_on_in_the_data(make_strategy):
+def test_epochs_with_a_number_of_steps_continue_in_the_data(make_strategy):
     with make_strategy().scope():
         model = sequential()
     model.compile("sgd", "mse", metrics=[Rows()])
@@ -390,7 +390,7 @@ def test_predictions_come_in_order(make_strategy):
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_distributed_is_refused_by_name(make_strategy):
+def test_unsupported_models_and_arguments_are_rejected_by_name(make_strategy):
     class Largest(keras.metrics.Metric):
         def __init__(self):
             super().__init__(name="largest")
@@ -415,7 +415,7 @@ def test_what_cannot_be_distributed_is_refused_by_name(make_strategy):
     with pytest.raises(FailedPreconditionError, match=r"Lamb.*They run Adadelta"):
         model.fit(X, Y, verbose=0)
     measured.compile("sgd", "mse", metrics=[Largest()])
-    with pytest.raises(FailedPreconditionError, match=r"metric 'largest' .*begin at zero"):
+    with pytest.raises(FailedPreconditionError, match=r"metric 'largest' .*start at zero"):
         measured.fit(X, Y, verbose=0)
     bounded.compile("sgd", "mse")
     with pytest.raises(FailedPreconditionError, match="constraint"):
@@ -449,7 +449,7 @@ class Autoencoder(keras.Model):
         return super().compute_metrics(x, x, y_pred, sample_weight)
 
 
-def test_a_model_may_compute_its_loss_without_labels_until_its_strategy_is_closed(make_strategy):
+def test_a_loss_without_labels_works_until_the_strategy_is_closed(make_strategy):
     strategy = make_strategy()
     with strategy.scope():
         model = Autoencoder()
@@ -463,7 +463,7 @@ def test_a_model_may_compute_its_loss_without_labels_until_its_strategy_is_close
         model.fit(X, verbose=0)
 
 
-def test_models_of_one_name_and_coordinators_may_follow_each_other(make_strategy):
+def test_models_of_one_name_and_several_coordinators_work_in_sequence(make_strategy):
     strategy = make_strategy(staleness=0)
     losses = []
     for _ in range(2):
@@ -484,7 +484,7 @@ class FirstLabel(keras.metrics.Sum):
         super().update_state(y_true[0, 0])
 
 
-def test_steps_of_validation_begin_at_the_start_of_the_data(make_strategy):
+def test_validation_steps_start_at_the_beginning_of_the_data(make_strategy):
     with make_strategy().scope():
         model = sequential()
     model.compile("sgd", "mse", metrics=[FirstLabel("first")])
@@ -529,15 +529,15 @@ class Clipped(keras.Model):
         return logs, ([keras.ops.clip(each, -0.1, 0.1) for each in weights], *rest)
 
 
-def test_weights_that_a_step_changes_by_itself_are_refused(make_strategy):
+def test_a_train_step_that_assigns_weights_itself_is_rejected(make_strategy):
     with make_strategy().scope():
         model = Clipped()
     model.compile("sgd", "mse", run_eagerly=True)
-    with pytest.raises(FailedPreconditionError, match="by other means"):
+    with pytest.raises(FailedPreconditionError, match="changes weights without"):
         model.fit(X, Y, verbose=0)
 
 
-def test_a_model_that_exists_is_distributed(make_strategy):
+def test_an_existing_model_can_be_distributed(make_strategy):
     model = sequential()
     model.compile(keras.optimizers.SGD(0.05), "mse")
     model.fit(X, Y, verbose=0)
@@ -550,10 +550,10 @@ def test_a_model_that_exists_is_distributed(make_strategy):
         hr.keras.distribute(model, hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]))
 
 
-# --- optimizers that were trained elsewhere -------------------------------------------------------
+# --- optimizers that were trained without servers -------------------------------------------------
 
 
-def test_slots_of_an_optimizer_move_to_the_servers_and_into_files(make_strategy, tmp_path):
+def test_optimizer_slots_move_to_the_servers_and_into_files(make_strategy, tmp_path):
     def make():
         keras.utils.set_random_seed(5)
         model = sequential()
@@ -583,14 +583,14 @@ def test_slots_of_an_optimizer_move_to_the_servers_and_into_files(make_strategy,
     assert int(np.asarray(moved.optimizer.iterations)) == 20
     assert_close(fit(saved(moved)), third)
     assert_close(fit(moved), third)
-    # One that was made in the scope has no slots in this process before it is saved.
+    # An optimizer made in the scope has no slots in this process until it is saved.
     with strategy.scope():
         made = make()
     assert_close(fit(made), first)
     assert_close(fit(saved(made)), second)
 
 
-def test_changes_of_an_optimizer_between_two_fits_count_as_in_keras(make_strategy, tmp_path):
+def test_optimizer_changes_between_two_fits_apply_as_in_keras(make_strategy, tmp_path):
     path = tmp_path / "model.weights.h5"
 
     def train(model):
@@ -612,7 +612,7 @@ def test_changes_of_an_optimizer_between_two_fits_count_as_in_keras(make_strateg
             model = sequential()
         model.compile(keras.optimizers.Adam(0.05), "mse")
         for steps, _ in enumerate(train(model), 1):
-            model.train_function = None  # Keras keeps a compiled one with the settings in it
+            model.train_function = None  # Keras caches a compiled function with the settings
             model.fit(X, Y, batch_size=10, shuffle=False, verbose=0)
             expected = {5: 13, 6: 40}.get(steps, steps * 10)
             assert int(np.asarray(model.optimizer.iterations)) == expected
@@ -623,7 +623,7 @@ def test_changes_of_an_optimizer_between_two_fits_count_as_in_keras(make_strateg
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_a_changed_optimizer_goes_on_in_functions(make_strategy):
+def test_a_changed_optimizer_continues_in_functions(make_strategy):
     strategy = make_strategy(staleness=0)
     with strategy.scope():
         model = sequential()
@@ -648,7 +648,7 @@ def test_a_changed_optimizer_goes_on_in_functions(make_strategy):
 # --- failures -------------------------------------------------------------------------------------
 
 
-def wait_for(condition, seconds=300):  # workers import Keras first, on a busy machine slowly
+def wait_for(condition, seconds=300):  # workers import Keras first, which is slow on a busy machine
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -656,7 +656,7 @@ def wait_for(condition, seconds=300):  # workers import Keras first, on a busy m
 
 
 @pytest.mark.timeout(400)
-def test_killed_workers_and_servers_lose_and_repeat_no_step():
+def test_killed_workers_and_servers_neither_lose_nor_repeat_a_step():
     with hr.distribute.LocalCluster(num_workers=2, num_ps=2) as cluster:
         strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver, replication=2)
         with strategy.scope():

@@ -17,7 +17,7 @@ from headrace.adapters.keras_training import sidecar_evaluator, training_checkpo
 from headrace.adapters.keras_training.training_checkpoints import FoundCheckpoint
 from headrace.errors import InvalidArgumentError
 
-# What Keras itself does to tensors of PyTorch.
+# A warning that Keras itself causes with PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X, Y = np.ones((8, 1), np.float32), np.zeros((8, 1), np.float32)
@@ -46,7 +46,7 @@ def written(path: Path, weight: float, iterations: int | None = None) -> None:
         made.optimizer.iterations.assign(iterations)
     made.save(path) if path.suffix == ".keras" else made.save_weights(path)
     written.count += 1
-    # Times of files are coarse.
+    # File times are coarse.
     os.utime(path, ns=(written.count * 10**9, written.count * 10**9))
 
 
@@ -54,7 +54,7 @@ written.count = 0
 
 
 class Seen(keras.callbacks.Callback):
-    """Notes the step and the loss of each evaluation, and may do something after it."""
+    """Records step and loss of each evaluation, and can call a function after it."""
 
     def __init__(self, *then):
         super().__init__()
@@ -78,20 +78,20 @@ def evaluated(folder: Path, *then, callbacks=(), **options) -> list[tuple[int, f
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_only_the_newest_is_evaluated_and_then_those_that_come(tmp_path, suffix):
+def test_the_newest_checkpoint_and_then_new_ones_are_evaluated(tmp_path, suffix):
     for epoch in (1, 2):
         written(tmp_path / f"ckpt-{epoch}{suffix}", epoch, iterations=10 * epoch)
     found = evaluated(tmp_path, lambda: written(tmp_path / f"ckpt-3{suffix}", 3, iterations=30))
     assert found == [(20, 4.0), (30, 9.0)]
 
 
-def test_a_file_that_is_overwritten_is_a_new_checkpoint(tmp_path):
+def test_an_overwritten_file_is_a_new_checkpoint(tmp_path):
     path = tmp_path / "last.keras"
     written(path, 1, iterations=5)
     assert evaluated(tmp_path, lambda: written(path, 2, iterations=6)) == [(5, 1.0), (6, 4.0)]
 
 
-def test_the_step_is_the_number_in_the_name_or_a_count_where_no_iterations_were_saved(tmp_path):
+def test_the_step_is_the_number_in_the_name_or_a_count_without_iterations(tmp_path):
     written(tmp_path / "ckpt-7.weights.h5", 1)
     found = evaluated(tmp_path, lambda: written(tmp_path / "last.weights.h5", 2))
     assert found == [(7, 1.0), (2, 4.0)]
@@ -118,15 +118,15 @@ def test_iterations_of_a_wrapped_optimizer_are_found(tmp_path):
         ("best.weights.h5", None),
     ],
 )
-def test_the_number_of_a_checkpoint_stands_by_itself_in_its_name(name, number):
+def test_the_number_of_a_checkpoint_is_delimited_in_its_name(name, number):
     assert FoundCheckpoint(f"/9/a-8/{name}", (0, 0, 0), 0.0).number == number
 
 
-def test_evaluations_end_with_their_number_or_that_of_the_checkpoint(tmp_path):
+def test_evaluation_ends_at_its_limit_or_the_last_checkpoint_number(tmp_path):
     written(tmp_path / "a.keras", 1, iterations=1)
     then = functools.partial(written, tmp_path / "a.keras", 2, iterations=2)
     assert evaluated(tmp_path, then, then, max_evaluations=2, timeout=None) == [(1, 1.0), (2, 4.0)]
-    written(tmp_path / "ckpt-5.keras", 3, iterations=9)  # the first four came and went
+    written(tmp_path / "ckpt-5.keras", 3, iterations=9)  # the first four were replaced before
     assert evaluated(tmp_path, max_evaluations=5, timeout=None) == [(9, 9.0)]
 
 
@@ -150,7 +150,7 @@ def test_objects_of_a_checkpoint_manager_are_evaluated(tmp_path):
         evaluated(tmp_path)
 
 
-def test_tensorboard_shows_metrics_by_the_iterations(tmp_path):
+def test_tensorboard_metrics_have_the_iterations_as_steps(tmp_path):
     written(tmp_path / "ckpt-1.keras", 2, iterations=32)
     evaluated(tmp_path, callbacks=[hr.keras.TensorBoard(tmp_path / "logs")], max_evaluations=1)
     found = EventAccumulator(str(tmp_path / "logs" / "validation")).Reload()
@@ -160,7 +160,7 @@ def test_tensorboard_shows_metrics_by_the_iterations(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_half_a_file_is_not_evaluated_but_the_one_before_is(tmp_path, suffix, caplog):
+def test_a_partial_file_is_skipped_for_the_previous_checkpoint(tmp_path, suffix, caplog):
     written(tmp_path / f"ckpt-2{suffix}", 2, iterations=2)
     whole = (tmp_path / f"ckpt-2{suffix}").read_bytes()
     (tmp_path / f"ckpt-2{suffix}").write_bytes(whole[: len(whole) // 2])
@@ -174,7 +174,7 @@ def test_half_a_file_is_not_evaluated_but_the_one_before_is(tmp_path, suffix, ca
     assert evaluated(tmp_path) == [(2, 4.0)]
 
 
-def test_a_complete_file_of_another_model_is_an_error_that_names_it(tmp_path, monkeypatch):
+def test_a_checkpoint_of_another_model_raises_and_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sidecar_evaluator, "_UNCHANGED_SECONDS", 0.1)
     other = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2, use_bias=False)])
     other.save(tmp_path / "ckpt-1.keras")
@@ -192,7 +192,7 @@ def test_a_long_wait_is_logged_and_ends_after_the_timeout(tmp_path, monkeypatch,
     assert stopped.startswith(f"stopped: no checkpoint in {tmp_path / 'later'} yet")
 
 
-def test_wrong_arguments_are_refused_by_name(tmp_path):
+def test_wrong_arguments_are_rejected_by_name(tmp_path):
     def make(**options):
         given = {"model": model(), "data": None, "checkpoint_dir": tmp_path, **options}
         return hr.keras.SidecarEvaluator(**given)
@@ -223,7 +223,7 @@ def loss_of(path: Path) -> float:
     return float(keras.models.load_model(path).evaluate(X, Y, verbose=0)[0])
 
 
-def test_the_best_model_is_kept_also_by_an_evaluator_that_starts_again(tmp_path):
+def test_a_restarted_evaluator_keeps_the_best_model(tmp_path):
     best = tmp_path / "export" / "best.keras"
     folder = tmp_path / "ckpt"
     folder.mkdir()
@@ -253,7 +253,7 @@ def test_the_best_model_is_kept_also_by_an_evaluator_that_starts_again(tmp_path)
     assert loss_of(best) == 1.0
 
 
-def test_the_best_may_be_the_highest_and_come_from_the_validation_of_fit(tmp_path):
+def test_the_best_model_can_have_the_highest_validation_metric_of_fit(tmp_path):
     exporter = hr.keras.BestModelExporter(tmp_path / "best.keras", monitor="mae", mode="max")
     net = model(2.0, keras.optimizers.SGD(0.25))  # its weight is halved in each step
     history = net.fit(
@@ -263,7 +263,7 @@ def test_the_best_may_be_the_highest_and_come_from_the_validation_of_fit(tmp_pat
     assert loss_of(tmp_path / "best.keras") == pytest.approx(history["val_loss"][0])
 
 
-def test_an_export_with_wrong_arguments_is_refused(tmp_path):
+def test_an_export_with_wrong_arguments_is_rejected(tmp_path):
     for name, value in (("filepath", "best.h5"), ("mode", "auto"), ("monitor", "")):
         with pytest.raises(ValueError, match=f"`{name}`"):
             hr.keras.BestModelExporter(**{"filepath": tmp_path / "best.keras", name: value})

@@ -73,7 +73,7 @@ def evaluate(folder: str, notes: str, most: str, export: str) -> None:
 
 
 def overwrite(path: str) -> None:
-    """Write a file again and again, in place; all weights of a version are one number."""
+    """Rewrite a file in place repeatedly; all weights of a version are the same number."""
     made = keras.Sequential([keras.Input((300,)), *(keras.layers.Dense(300) for _ in range(4))])
     target, versions = Path(path), []
     for number in (1, 2):

@@ -16,7 +16,7 @@ from headrace.errors import FailedPreconditionError, NotFoundError
 from tests.adapters import keras_on_parameter_servers
 from tests.adapters.keras_on_parameter_servers import ROWS
 
-# What Keras itself does to tensors, also where it saves a model.
+# Warnings that Keras itself causes, also when it saves a model.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning",
     "ignore:Explicitly requested dtype int64:UserWarning",  # of JAX, for an input of this dtype
@@ -37,12 +37,12 @@ _numbers = itertools.count()
 
 
 def spread(ids):
-    """Return other ids, all over the rows of a large layer."""
+    """Return ids spread over the rows of a large layer."""
     return ids * 1_499_983 + 17
 
 
 def wide(ids):
-    """Return other ids, which need 64 bits."""
+    """Return ids that need 64 bits."""
     return ids * 2**53 - 2**58
 
 
@@ -51,7 +51,7 @@ def optimizer(name):
 
 
 def new_name():
-    """Return a name that the servers, which all tests share, have no table of."""
+    """Return a table name that is not used on the servers, which all tests share."""
     return f"words_{next(_numbers)}"
 
 
@@ -60,7 +60,7 @@ def words(model):
 
 
 def towers(make_embedding, last=keras.ops.sum):
-    """Two inputs share one layer, and a third one is computed of the first."""
+    """A model in which two inputs share a layer, and a third is computed from the first."""
     left = keras.Input((6,), dtype="int64", name="left")
     right = keras.Input((3,), dtype="int64", name="right")
     shared = make_embedding()
@@ -85,7 +85,7 @@ def batches(coded):
 
 
 def pair(make, coded, strategy, name="sgd"):
-    """Return a model of this process, and an equal one with a table."""
+    """Return a local model, and an equal one with a table."""
     alone = plain()
     with strategy.scope():
         placed = make()
@@ -93,7 +93,7 @@ def pair(make, coded, strategy, name="sgd"):
     words(placed).embeddings.table.assign(coded(np.arange(WORDS)), rows)
     placed.layers[-1].set_weights(alone.layers[-1].get_weights())
     for model in (alone, placed):
-        # What is compiled makes these tests slow.
+        # Compiling makes these tests slow.
         model.compile(optimizer(name), "mse", run_eagerly=name == "adagrad")
     return alone, placed
 
@@ -119,7 +119,7 @@ def assert_same(alone, placed, coded):
     ("make", "coded", "name"),
     [(large, spread, "sgd"), (large, spread, "adagrad"), (any_id, wide, "adagrad")],
 )
-def test_rows_in_a_table_train_as_those_of_a_matrix(make_strategy, make, coded, name):
+def test_table_rows_train_as_matrix_rows(make_strategy, make, coded, name):
     alone, placed = pair(make, coded, make_strategy(staleness=0), name)
     x, coded_x = batches(lambda ids: ids), batches(coded)
     alone.fit(x, TARGET, batch_size=24, epochs=3, shuffle=False, verbose=0)
@@ -135,7 +135,7 @@ def test_rows_in_a_table_train_as_those_of_a_matrix(make_strategy, make, coded, 
 
 
 class Chained(keras.Model):
-    """The ids of one layer depend on rows of another; both are subject to admission."""
+    """A model in which ids of one layer depend on rows of another; both layers have admission."""
 
     def __init__(self):
         super().__init__()
@@ -149,7 +149,7 @@ class Chained(keras.Model):
         return self.dense(keras.ops.mean(rows + self.second(ids), axis=1))
 
 
-def test_ids_may_be_computed_of_rows_and_rows_come_with_the_second_step(make_strategy):
+def test_ids_computed_from_rows_are_admitted_at_the_second_step(make_strategy):
     with make_strategy(staleness=0).scope():
         model = Chained()
     model.compile("sgd", "mse")
@@ -166,7 +166,7 @@ def test_ids_may_be_computed_of_rows_and_rows_come_with_the_second_step(make_str
     assert count_rows(model.first.table) == len(np.unique(IDS[:20]))
 
 
-def test_frozen_rows_do_not_change_and_none_are_made(make_strategy):
+def test_frozen_rows_do_not_change_and_new_ids_get_none(make_strategy):
     _, model = pair(large, spread, make_strategy(staleness=0))
     words(model).trainable = False
     before = rows_of(model, spread)
@@ -177,7 +177,7 @@ def test_frozen_rows_do_not_change_and_none_are_made(make_strategy):
     assert not np.array_equal(model.layers[-1].get_weights()[0], dense)
 
 
-def test_what_needs_all_rows_is_refused_by_name(make_strategy):
+def test_uses_of_all_rows_are_rejected_by_name(make_strategy):
     _, model = pair(large, spread, make_strategy())
     layer = words(model)
     assert layer.count_params() == LARGE * DIM
@@ -197,7 +197,7 @@ def test_what_needs_all_rows_is_refused_by_name(make_strategy):
         hr.keras.Embedding(3, name="alone").table  # noqa: B018 - a property that raises
 
 
-def test_only_large_layers_that_servers_can_initialize_have_no_matrix(make_strategy):
+def test_only_large_layers_that_servers_can_initialize_use_tables(make_strategy):
     def has_matrix(rows, *args, **settings):
         layer = keras.layers.Embedding(rows, *args, **settings)
         layer.build()
@@ -233,7 +233,7 @@ def test_rows_of_a_bag_are_combined(make_strategy, combiner):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_a_layer_of_any_ids_has_a_config(make_strategy):
+def test_a_layer_without_input_dim_has_a_config(make_strategy):
     normal = hr.initializers.Normal(stddev=0.5, seed=3)
     layer = hr.keras.Embedding(3, name="w", initializer=normal, combiner="sum", capacity=9)
     made = hr.keras.Embedding.from_config(layer.get_config())
@@ -251,9 +251,7 @@ def test_a_layer_of_any_ids_has_a_config(make_strategy):
 
 
 @pytest.mark.parametrize("make", [large, any_id])
-def test_files_of_keras_name_their_tables_which_servers_write_and_read(
-    make_strategy, tmp_path, make
-):
+def test_keras_files_refer_to_tables_that_servers_write_and_read(make_strategy, tmp_path, make):
     coded = spread if make is large else wide
     _, model = pair(make, coded, make_strategy(staleness=0), "adagrad")
     x = batches(coded)
@@ -295,7 +293,7 @@ def test_a_model_without_tables_has_plain_files(make_strategy, tmp_path):
 
 @dataclasses.dataclass
 class TableConfig:
-    """What `keras_rs.layers.TableConfig` has."""
+    """The attributes of `keras_rs.layers.TableConfig`."""
 
     name: str
     vocabulary_size: int = WORDS
@@ -312,7 +310,7 @@ class TableConfig:
 
 @dataclasses.dataclass
 class FeatureConfig:
-    """What `keras_rs.layers.FeatureConfig` has, and a length as TensorFlow's."""
+    """The attributes of `keras_rs.layers.FeatureConfig`, and a length as in TensorFlow."""
 
     name: str
     table: TableConfig
@@ -357,7 +355,7 @@ def test_features_in_a_structure_share_tables(make_strategy, tmp_path):
     np.testing.assert_allclose(other.predict(x, batch_size=24, verbose=0), outputs, rtol=1e-6)
 
 
-def test_settings_of_features_that_are_not_supported_are_named():
+def test_unsupported_feature_settings_raise_and_are_named():
     def make(shape=(8, 3), output=(8, DIM), **table):
         config = FeatureConfig("friends", TableConfig("users", **table), shape, output)
         return hr.keras.DistributedEmbedding(config)
@@ -392,7 +390,7 @@ def test_a_layer_too_large_for_any_process_trains(make_strategy):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
 
 
-def test_a_killed_worker_loses_no_step_and_repeats_none():
+def test_a_killed_worker_neither_loses_nor_repeats_a_step():
     with hr.distribute.LocalCluster(num_workers=2, num_ps=2) as cluster:
         strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver, staleness=0)
         alone, placed = pair(any_id, wide, strategy, "adagrad")

@@ -18,7 +18,7 @@ from tensorboard.util.tensor_util import make_ndarray
 import headrace as hr
 from headrace.adapters.keras_training.tensorboard import histogram
 
-# What Keras itself does to tensors of PyTorch.
+# A warning that Keras itself causes with PyTorch tensors.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 X, Y = np.ones((12, 3), np.float32), np.ones((12, 1), np.float32)
@@ -43,7 +43,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def test_metrics_of_epochs_are_written_under_the_tags_of_keras(tmp_path):
+def test_epoch_metrics_have_the_tags_of_keras(tmp_path):
     board = hr.keras.TensorBoard(tmp_path)
     net = model(keras.optimizers.SGD(0.25))
     history = net.fit(
@@ -73,7 +73,7 @@ def test_metrics_of_epochs_are_written_under_the_tags_of_keras(tmp_path):
 @pytest.mark.parametrize(
     ("update_freq", "steps"), [("batch", [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), ("epoch", [])]
 )
-def test_metrics_of_batches_are_written_as_update_freq_says(tmp_path, update_freq, steps):
+def test_batch_metrics_are_written_by_update_freq(tmp_path, update_freq, steps):
     board = hr.keras.TensorBoard(tmp_path, update_freq=update_freq)
     model().fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[board])
     found = scalars(tmp_path / "train").get("batch_loss", [])
@@ -106,7 +106,7 @@ def test_histograms_and_images_show_the_weights(tmp_path):
     assert found.SummaryMetadata("net/dense/kernel/image").plugin_data.plugin_name == "images"
 
 
-def test_a_histogram_leaves_out_what_is_not_finite():
+def test_a_histogram_skips_values_that_are_not_finite():
     summary = histogram("a", np.array([np.nan, np.inf, 3.0], "f4"))
     buckets = make_ndarray(summary.value[0].tensor)
     assert (buckets[:, 2].sum(), buckets[-1, 1]) == (1.0, 3.0)
@@ -120,7 +120,7 @@ def test_the_graph_is_what_tensorboard_draws_of_a_keras_model(tmp_path):
     assert "net/dense" in [node.name for node in keras_model_to_graph_def(config).node]
 
 
-def test_evaluate_writes_by_the_iterations_and_a_second_fit_goes_on_in_the_file(tmp_path):
+def test_evaluate_uses_iterations_as_steps_and_a_second_fit_appends(tmp_path):
     board = hr.keras.TensorBoard(tmp_path)
     net = model()
     for _ in range(2):
@@ -138,7 +138,7 @@ class Fail(keras.callbacks.Callback):
             raise RuntimeError("stop here")
 
 
-def test_after_an_error_in_fit_everything_is_in_the_files_and_none_is_open(tmp_path):
+def test_an_error_in_fit_flushes_and_closes_the_files(tmp_path):
     board = hr.keras.TensorBoard(tmp_path, update_freq=1)
     with pytest.raises(RuntimeError, match="stop here"):
         model().fit(X, Y, batch_size=4, verbose=0, callbacks=[board, Fail()])
@@ -163,12 +163,12 @@ def test_after_an_error_in_fit_everything_is_in_the_files_and_none_is_open(tmp_p
         ("histogram_freq", 1.5, TypeError),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(name, value, kind):
+def test_unsupported_arguments_are_rejected_by_name(name, value, kind):
     with pytest.raises(kind, match=f"`{name}"):
         hr.keras.TensorBoard(**{name: value})
 
 
-def test_the_callback_of_keras_names_this_one_where_tensorflow_is_missing():
+def test_keras_tensorboard_without_tensorflow_refers_to_this_one():
     hr.keras.dataset  # noqa: B018 - loading it is what replaces the callback
     with pytest.raises(ImportError, match=r"use hr\.keras\.TensorBoard"):
         keras.callbacks.TensorBoard("logs")

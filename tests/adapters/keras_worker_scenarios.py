@@ -1,4 +1,4 @@
-"""What each worker of a MultiWorkerMirroredStrategy does with a Keras model."""
+"""Scenarios that each worker of a MultiWorkerMirroredStrategy runs with a Keras model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import headrace as hr
 from headrace.errors import FailedPreconditionError
 
-# What Keras itself does to tensors.
+# A warning that Keras itself causes.
 warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
 
 ROWS = 23
@@ -19,7 +19,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 class Rows(keras.metrics.Metric):
-    """How many rows were seen."""
+    """Metric that counts rows."""
 
     def __init__(self):
         super().__init__(name="rows")
@@ -44,9 +44,9 @@ def make_model(norm=False):
 
 
 def train(reduction, devices):
-    """Train a model on one device, and one on all workers; return what each found."""
+    """Train a model on one device and one on all workers; return the results of both."""
     strategy = hr.distribute.MultiWorkerMirroredStrategy(devices=devices)
-    keras.utils.set_random_seed(strategy.first_replica)  # workers begin with other weights
+    keras.utils.set_random_seed(strategy.first_replica)  # workers start with different weights
     with strategy.scope():
         model = make_model()
     first = [strategy.broadcast_first(each, "weights") for each in model.get_weights()]

@@ -1,4 +1,4 @@
-"""Given what each process has for a step, when they agree, then all do the same, or all fail."""
+"""Agreement on steps: all processes apply the same decision, or all raise an error."""
 
 from __future__ import annotations
 
@@ -14,140 +14,146 @@ from headrace.adapters.jax_step_agreement import (
 )
 from headrace.errors import AbortedError, DeadlineExceededError, InvalidArgumentError
 
-FORMS = [[3, "float32"]]
+SIGNATURES = [[3, "float32"]]
 END: dict[str, Any] = {"end": True}
 
 
-def rows(**shares: int) -> dict[str, Any]:
-    return {"rows": {name[1:]: count for name, count in shares.items()}, "forms": FORMS}
+def rows(**counts: int) -> dict[str, Any]:
+    return {"rows": {name[1:]: count for name, count in counts.items()}, "signatures": SIGNATURES}
 
 
 @pytest.mark.parametrize("remainder", ["error", "pad", "drop"])
-def test_equal_shares_are_used_and_all_end_when_all_have_ended(remainder):
-    words = {0: rows(s0=2, s1=2), 1: rows(s2=2)}
-    assert decide_step(words, remainder) == {"use": 2, "forms": FORMS}
+def test_equal_row_counts_are_used_and_all_processes_end_together(remainder):
+    messages = {0: rows(s0=2, s1=2), 1: rows(s2=2)}
+    assert decide_step(messages, remainder) == {"rows_per_shard": 2, "signatures": SIGNATURES}
     assert decide_step({0: END, 1: END}, remainder) == {"end": True}
 
 
-def test_where_some_have_ended_all_fail_or_all_end_or_those_are_padded():
-    words = {0: rows(s0=2), 3: END, 5: END}
-    assert "processes [3, 5] have no rows left" in decide_step(words, "error")["error"]
-    assert decide_step(words, "drop") == {"end": True}
-    assert decide_step(words, "pad") == {"use": 2, "forms": FORMS}
-    assert decide_step(words, "pad", 4) == {"use": 4, "forms": FORMS}
+def test_if_some_have_ended_all_raise_or_end_or_are_padded():
+    messages = {0: rows(s0=2), 3: END, 5: END}
+    assert "processes [3, 5] have no rows left" in decide_step(messages, "error")["error"]
+    assert decide_step(messages, "drop") == {"end": True}
+    assert decide_step(messages, "pad") == {"rows_per_shard": 2, "signatures": SIGNATURES}
+    assert decide_step(messages, "pad", 4) == {"rows_per_shard": 4, "signatures": SIGNATURES}
 
 
-def test_shares_that_differ_are_an_error_or_padded_or_left_out():
-    words = {0: rows(s0=2, s1=2), 1: rows(s2=2, s3=1)}
-    assert "2, 2, 2 and 1 rows" in decide_step(words, "error")["error"]
-    assert decide_step(words, "pad") == {"use": 2, "forms": FORMS}
-    assert decide_step(words, "drop") == {"drop": True}
+def test_unequal_row_counts_raise_or_are_padded_or_dropped():
+    messages = {0: rows(s0=2, s1=2), 1: rows(s2=2, s3=1)}
+    assert "2, 2, 2 and 1 rows" in decide_step(messages, "error")["error"]
+    assert decide_step(messages, "pad") == {"rows_per_shard": 2, "signatures": SIGNATURES}
+    assert decide_step(messages, "drop") == {"drop": True}
 
 
 def test_processes_that_read_the_same_rows_count_once():
-    words = {0: rows(s0=2), 1: rows(s0=2), 2: rows(s1=2)}
-    assert decide_step(words, "error") == {"use": 2, "forms": FORMS}
-    words[1] = rows(s0=1)
-    assert "the same rows" in decide_step(words, "pad")["error"]
+    messages = {0: rows(s0=2), 1: rows(s0=2), 2: rows(s1=2)}
+    assert decide_step(messages, "error") == {"rows_per_shard": 2, "signatures": SIGNATURES}
+    messages[1] = rows(s0=1)
+    assert "the same rows" in decide_step(messages, "pad")["error"]
 
 
-def test_one_that_failed_or_left_and_shapes_that_differ_are_named():
-    words = {0: rows(s0=2), 1: {"error": "ValueError: no"}}
+def test_failed_and_closed_processes_and_different_shapes_are_named():
+    messages = {0: rows(s0=2), 1: {"error": "ValueError: no"}}
     assert (
-        "process 1 failed, so that all end here: ValueError: no"
-        in decide_step(words, "pad")["aborted"]
+        "process 1 failed, so all processes stop: ValueError: no"
+        in decide_step(messages, "pad")["aborted"]
     )
-    words[1] = {"closed": True}
-    assert "process 1 closed" in decide_step(words, "pad")["aborted"]
-    other = {"rows": {"1": 2}, "forms": [[4, "float32"]]}
+    messages[1] = {"closed": True}
+    assert "process 1 closed" in decide_step(messages, "pad")["aborted"]
+    other = {"rows": {"1": 2}, "signatures": [[4, "float32"]]}
     assert "padded_batch" in decide_step({0: rows(s0=2), 1: other}, "pad")["error"]
 
 
-class Words:
-    """A store in this process."""
+class MemoryStore:
+    """An agreement store in the memory of this process."""
 
     def __init__(self) -> None:
-        self.words: dict[str, str] = {}
+        self.values: dict[str, str] = {}
         self.changed = threading.Condition()
         self.tick = 0.0
 
     def set(self, key: str, value: str) -> None:
         with self.changed:
-            self.words[key] = value
+            self.values[key] = value
             self.changed.notify_all()
 
     def get(self, key: str) -> str | None:
         with self.changed:
-            if key not in self.words and not self.changed.wait_for(lambda: key in self.words, 0.2):
+            if key not in self.values and not self.changed.wait_for(
+                lambda: key in self.values, 0.2
+            ):
                 self.tick += 1
-            return self.words.get(key)
+            return self.values.get(key)
 
     def delete(self, key: str) -> None:
         with self.changed:
-            self.words.pop(key, None)
+            self.values.pop(key, None)
 
 
-def together(
-    store: Words, words: list[list[dict[str, Any]]], remainder: str = "error"
+def run_processes(
+    store: MemoryStore, messages: list[list[dict[str, Any]]], remainder: str = "error"
 ) -> list[Any]:
-    """Return what each process was told, or the error that it met, at each of its steps."""
-    told: list[Any] = [[] for _ in words]
+    """Return the decisions that each process got, or the types of its errors, step by step."""
+    decisions: list[Any] = [[] for _ in messages]
 
     def run(process: int) -> None:
-        agreement = InputStepAgreement(store, "it", range(len(words)), process)
-        told[process].append(agreement.broadcast_first(process * 10))
-        for word in words[process]:
+        agreement = InputStepAgreement(store, "it", range(len(messages)), process)
+        decisions[process].append(agreement.broadcast_first(process * 10))
+        for message in messages[process]:
             try:
-                told[process].append(agreement.agree(word, remainder))
+                decisions[process].append(agreement.agree(message, remainder))
             except Exception as error:
-                told[process].append(type(error))
+                decisions[process].append(type(error))
         agreement.close()
 
-    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(words))]
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(len(messages))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
-    return told
+    return decisions
 
 
-def test_all_are_told_the_same_and_words_do_not_pile_up():
-    store = Words()
+def test_all_processes_get_the_same_decisions_and_messages_are_deleted():
+    store = MemoryStore()
     steps = [[rows(s0=2)] * 50 + [END], [rows(s1=2)] * 50 + [END], [rows(s2=2)] * 50 + [END]]
-    told = together(store, steps)
-    assert told[0] == told[1] == told[2]
-    assert told[0][0] == 0
-    assert told[0][1:] == [{"use": 2, "forms": FORMS}] * 50 + [{"end": True}]
-    assert len(store.words) <= 3
+    decisions = run_processes(store, steps)
+    assert decisions[0] == decisions[1] == decisions[2]
+    assert decisions[0][0] == 0
+    assert decisions[0][1:] == [{"rows_per_shard": 2, "signatures": SIGNATURES}] * 50 + [
+        {"end": True}
+    ]
+    assert len(store.values) <= 3
 
 
-def test_one_that_leaves_early_keeps_nobody_waiting():
-    for leaver in (0, 1):
+def test_a_process_that_closes_early_does_not_block_the_other():
+    for closed in (0, 1):
         steps = [[rows(s0=2)] * 3, [rows(s1=2)] * 3]
-        steps[leaver] = steps[leaver][:1]
-        told = together(Words(), steps)
-        assert told[1 - leaver][2] is AbortedError
+        steps[closed] = steps[closed][:1]
+        decisions = run_processes(MemoryStore(), steps)
+        assert decisions[1 - closed][2] is AbortedError
 
 
-def test_one_that_fails_ends_all():
-    told = together(Words(), [[rows(s0=2), {"error": "no"}], [rows(s1=2), rows(s1=2)]])
-    assert told[0][2] is told[1][2] is AbortedError
+def test_a_failed_process_ends_all():
+    decisions = run_processes(
+        MemoryStore(), [[rows(s0=2), {"error": "no"}], [rows(s1=2), rows(s1=2)]]
+    )
+    assert decisions[0][2] is decisions[1][2] is AbortedError
 
 
-def test_shares_that_differ_are_the_same_error_for_all():
-    told = together(Words(), [[rows(s0=2)], [rows(s1=1)]])
-    assert told[0][1] is told[1][1] is InvalidArgumentError
+def test_unequal_row_counts_raise_the_same_error_on_all():
+    decisions = run_processes(MemoryStore(), [[rows(s0=2)], [rows(s1=1)]])
+    assert decisions[0][1] is decisions[1][1] is InvalidArgumentError
 
 
-def test_one_that_never_comes_is_named_when_patience_ends():
-    store = Words()
+def test_a_missing_process_is_named_after_the_timeout():
+    store = MemoryStore()
     agreement = InputStepAgreement(store, "it", [0, 7], 0, timeout=2.5, clock=lambda: store.tick)
-    with pytest.raises(DeadlineExceededError, match="process 7 has not come to step 0"):
+    with pytest.raises(DeadlineExceededError, match="process 7 has not reached step 0"):
         agreement.agree(rows(s0=1), "error")
 
 
-def test_names_are_alike_for_the_same_processes_and_new_each_time():
+def test_iterator_names_are_new_and_equal_for_the_same_processes():
     first, second, other = (
         unique_iterator_name([0, 1]),
         unique_iterator_name([0, 1]),

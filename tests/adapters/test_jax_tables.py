@@ -1,4 +1,4 @@
-"""Rows of tables in functions of JAX."""
+"""Embedding table rows in JAX functions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_rows_are_arguments_of_value_and_grad(table):
     assert np.allclose(moved[0, 1], 0.5 * np.arange(3.0, 6.0))
 
 
-def test_many_tables_are_one_step(strategy, table):
+def test_several_tables_take_one_step(strategy, table):
     with strategy.scope():
         items = hr.EmbeddingTable(2, name="items", initializer=1.0, wire_dtype="bfloat16")
     tables = {"user": table, "item": items}
@@ -57,7 +57,7 @@ def test_many_tables_are_one_step(strategy, table):
     assert optimizer.iterations == 1
     assert inverse["item"].tolist() == [[0, 1], [0, 0]]
     assert np.allclose(first - table.gather([7]), 1 / np.sqrt(7), atol=1e-6)
-    # On the way it had 8 bits.
+    # The wire dtype has 8 bits.
     assert np.allclose(items.gather([5, 6]), 1 - 1 / np.sqrt(7), atol=4e-3)
     with pytest.raises(ValueError, match="user"):
         hr.jax.lookup(tables, {"user": [1]})
@@ -85,7 +85,7 @@ def test_a_fixed_size_has_one_shape_for_compiled_functions(table):
     push(rows, hr.optimizers.SGD(1.0))
 
 
-def test_rows_ahead_are_those_after_the_steps_before(table):
+def test_prefetched_rows_include_all_earlier_steps(table):
     later = hr.optimizers.InBackground(hr.optimizers.SGD(1.0), in_flight=1)
     rows, _, push = hr.jax.lookup(table, [1, 2], later)
     coming = None
@@ -99,7 +99,7 @@ def test_rows_ahead_are_those_after_the_steps_before(table):
 
 
 @pytest.mark.parametrize("trace", ["jit", "grad"])
-def test_a_lookup_while_jax_traces_is_refused(table, trace):
+def test_a_lookup_while_jax_traces_is_rejected(table, trace):
     for ids in (lambda x: [1], lambda x: x.astype(int)):
         for look in (hr.jax.lookup, hr.jax.prefetch):
 
@@ -111,7 +111,7 @@ def test_a_lookup_while_jax_traces_is_refused(table, trace):
                 getattr(jax, trace)(traced)(1.0)
 
 
-def test_what_does_not_fit_is_named(table):
+def test_mismatched_arguments_are_named(table):
     rows, _, push = hr.jax.lookup(table, [1, 2])
     with pytest.raises(ValueError, match="optimizer"):
         push(rows)
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_named(table):
         push(rows, 0.1)
     with pytest.raises(InvalidArgumentError, match="users"):
         push(rows[:1], hr.optimizers.SGD(1.0))
-    with pytest.raises(InvalidArgumentError, match=r"of `rows`, and not of `rows\[inverse\]`"):
+    with pytest.raises(InvalidArgumentError, match=r"of `rows`, not of `rows\[inverse\]`"):
         push(np.ones((5, rows.shape[1]), np.float32), hr.optimizers.SGD(1.0))
     with pytest.raises(TypeError, match="EmbeddingTable"):
         hr.jax.lookup(np.zeros((3, 2)), [1])

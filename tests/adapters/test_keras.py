@@ -1,4 +1,4 @@
-"""Keras; the tests are in files that run once on each back end.
+"""Runs the Keras tests of the other files, once on each back end.
 
 PyTorch is the back end of `make test`: these tests take about half as long on it as on JAX, which
 compiles each model. Tests on JAX are slow (`tests/conftest.py`), and so are those named here.
@@ -35,28 +35,28 @@ GROUPS = {
 """Files whose tests run in one process: importing Keras takes longer than most of them."""
 
 ON_JAX = {
-    # Back ends ask an adapter for different iterators, at different times.
+    # Back ends request different iterators from an adapter, at different times.
     "keras_on_a_back_end": {
-        "test_an_epoch_is_a_pass_with_its_last_partial_batch",
-        "test_no_batch_comes_twice_in_a_pass_and_building_the_model_costs_none",
-        "test_without_end_an_epoch_has_the_steps_that_fit_is_given_and_one_pass_goes_on",
-        "test_steps_say_the_number_where_the_dataset_does_not_know_it",
-        "test_fit_evaluate_and_predict_have_a_pass_each_and_may_alternate",
+        "test_an_epoch_reads_the_dataset_once_with_its_last_partial_batch",
+        "test_each_batch_is_read_once_per_epoch_although_one_builds_the_model",
+        "test_epochs_of_an_infinite_dataset_continue_one_iteration",
+        "test_steps_sets_the_epoch_length_if_the_cardinality_is_unknown",
+        "test_fit_evaluate_and_predict_each_read_an_epoch_and_can_alternate",
         "test_training_learns_and_evaluation_measures_every_row",
-        "test_predictions_are_those_of_the_rows_in_their_order",
+        "test_predictions_have_the_order_of_the_rows",
         "test_inputs_and_labels_may_be_dicts_and_tuples",
-        "test_a_state_that_a_callback_takes_says_which_batches_were_trained_on",
-        "test_training_goes_on_from_a_state_at_an_end_that_nobody_knew",
-        "test_a_state_before_the_first_step_counts_no_batch_of_which_the_model_was_built",
-        "test_class_weight_of_fit_weighs_the_training_batches_alone",
-        "test_arguments_that_keras_ignores_beside_a_dataset_are_refused",
-        "test_an_endless_dataset_needs_a_number_of_steps",
+        "test_a_state_taken_in_a_callback_follows_the_last_trained_batch",
+        "test_training_resumes_from_a_state_at_an_unknown_end",
+        "test_the_batch_that_built_the_model_is_not_counted_in_a_state",
+        "test_class_weight_of_fit_applies_only_to_training_batches",
+        "test_arguments_that_keras_would_ignore_are_rejected",
+        "test_an_infinite_dataset_requires_a_number_of_steps",
     },
 }
-"""By file: the tests that run on JAX, where not all do."""
+"""By file: the tests that run on JAX, for files of which only some do."""
 
 NOT_ON_JAX = {
-    "test_a_killed_worker_loses_no_step_and_repeats_none",
+    "test_a_killed_worker_neither_loses_nor_repeats_a_step",
     "test_a_model_without_tables_has_plain_files",
     *(name for name in names_of_tests(HERE / "keras_models_pickled.py") if "torch" in name),
 }
@@ -64,7 +64,7 @@ NOT_ON_JAX = {
 # These tests kill a training worker, as a test of `keras_on_parameter_servers` does. Each starts
 # several processes that import Keras.
 SLOW = {
-    "test_a_killed_worker_loses_no_step_and_repeats_none",
+    "test_a_killed_worker_neither_loses_nor_repeats_a_step",
     "test_a_killed_worker_counts_no_step_twice",
 }
 
@@ -90,7 +90,7 @@ CASES = cases()
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, bool], dict[str, str]]:
-    """Return a function that runs the tests of a group on a back end, once, and what they found."""
+    """Return a function that runs the tests of a group on a back end once and returns outcomes."""
 
     @functools.cache
     def run(group: str, back_end: str, is_slow: bool) -> dict[str, str]:

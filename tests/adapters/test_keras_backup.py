@@ -1,4 +1,4 @@
-"""Training programs that end and are started again: they resume at the next batch."""
+"""Training programs that are interrupted and restarted resume at the next batch."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_program_that_ends_early_ends_with_the_weights_of_one_that_did_not(
+def test_an_interrupted_program_resumes_to_the_same_weights(
     tmp_path: Path, back_end: str, mode: str, where: str
 ) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     whole = result(run(back_end, tmp_path / "whole", mode, where, 2))
     assert whole["left"] == []
-    # 13 batches an epoch; within an epoch each, with another number of servers after it.
-    at = chance.randrange(6, 30)
+    # An epoch has 13 batches. Each interruption is within an epoch; then the server count changes.
+    at = rng.randrange(6, 30)
     folder = tmp_path / "ended"
     killed = run(back_end, folder, mode, where, 2, at, int(signal.SIGKILL))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    told = run(back_end, folder, mode, where, 1, 8, int(signal.SIGTERM))
-    assert told.returncode == -signal.SIGTERM, told.stderr
-    assert "training is saved" in told.stderr
+    terminated = run(back_end, folder, mode, where, 1, 8, int(signal.SIGTERM))
+    assert terminated.returncode == -signal.SIGTERM, terminated.stderr
+    assert "training is saved" in terminated.stderr
     last = result(run(back_end, folder, mode, where, 1))
     assert last["weights"] == whole["weights"], f"killed after batch {at}"
     assert last["history"] == whole["history"]

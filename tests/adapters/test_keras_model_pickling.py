@@ -1,4 +1,4 @@
-"""Keras models that are sent to another process, on both back ends."""
+"""Keras models that are pickled in one process and loaded in another, on both back ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.on_devices import ROOT, once
 HERE = Path(__file__).parent
 SENT, RECEIVED = HERE / "keras_models_sent.py", HERE / "keras_models_received.py"
 BACK_ENDS = ("jax", "torch")
-# Programs of JAX are small here, and are compiled faster where they are not optimised.
+# The JAX programs are small; without optimization they compile faster.
 SETTINGS = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 
@@ -27,7 +27,7 @@ def names_of_models() -> list[str]:
     return [name for name in re.findall(r"\w+", listed) if f"def {name}(" in SENT.read_text()]
 
 
-# Two processes compile all models of a back end when the first test asks for them.
+# The first test starts two processes that compile all models of a back end.
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(360)]
 
 
@@ -66,7 +66,7 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[s
     ("back_end", "name"),
     [(b, n) for b in BACK_ENDS for n in names_of_models() if b == "torch" or "torch" not in n],
 )
-def test_received_model_is_as_it_was(
+def test_received_model_equals_the_sent_one(
     back_end: str, name: str, received: Callable[[str], dict[str, str]]
 ) -> None:
     found = received(back_end)

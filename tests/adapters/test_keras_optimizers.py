@@ -1,4 +1,4 @@
-"""Optimizers of Keras on parameter servers: the values that Keras itself computes, or an error."""
+"""Keras optimizers on parameter servers: the same values as in Keras, or an error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.parameter_server.small_cluster import cluster
 
 pytestmark = [
     pytest.mark.heavy,
-    # What Keras itself does to tensors of PyTorch.
+    # A warning that Keras itself causes with PyTorch tensors.
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 
@@ -147,7 +147,7 @@ def assert_close(found, expected, within=1e-5):
 
 
 @pytest.mark.parametrize(("kind", "arguments"), CASES, ids=shown)
-def test_steps_on_servers_are_those_of_keras(kind, arguments):
+def test_steps_on_servers_equal_those_of_keras(kind, arguments):
     optimizer = getattr(keras_optimizers, kind)(**arguments)
     sent = pickle.dumps(server_optimizer(optimizer, "o"))
     variables = keras_variables()
@@ -206,7 +206,7 @@ def test_schedules_of_users_are_called_with_the_step(schedule):
         assert converted.rate(step) == float(schedule(step))
 
 
-def test_a_rate_is_the_number_of_now_or_what_a_function_of_the_user_returns():
+def test_a_learning_rate_is_its_current_value_or_the_result_of_a_function():
     optimizer = keras_optimizers.SGD(0.5)
     optimizer.learning_rate = 0.25
     assert server_optimizer(optimizer, "o").learning_rate == 0.25
@@ -238,7 +238,7 @@ def test_variables_excluded_from_weight_decay_are_excluded_on_servers(by):
     assert not has_weight_decay(keras_optimizers.SGD(0.1), variables["kernel"])
 
 
-def test_wrappers_that_scale_the_loss_become_steps_that_are_skipped():
+def test_loss_scale_wrappers_skip_steps_with_infinite_gradients():
     inner = keras_optimizers.Adam(0.125, clipnorm=2.0, weight_decay=0.1)
     inner.exclude_from_weight_decay(var_names=["bias"])
     variables = keras_variables()
@@ -305,8 +305,11 @@ def test_subclasses_that_keep_the_rule_are_converted():
             (lambda o, name=name: getattr(o, name)(), f"{name}: its rule needs a whole variable")
             for name in WHOLE_VARIABLE_OPTIMIZERS
         ),
-        (lambda o: o.ScheduleFreeAdamW(), "ScheduleFreeAdamW: what it keeps begins as a copy"),
-        (lambda o: o.MultiOptimizer(lambda v: o.SGD()), "MultiOptimizer: all variables of a model"),
+        (lambda o: o.ScheduleFreeAdamW(), "ScheduleFreeAdamW: its slots start as copies"),
+        (
+            lambda o: o.MultiOptimizer(lambda v: o.SGD()),
+            "MultiOptimizer: they train all variables of a",
+        ),
         (lambda o: SignSGD(0.1), "SignSGD: it overrides update_step"),
         (lambda o: Custom(0.1), "Custom: it overrides update_step"),
         (lambda o: TwiceApplied(o.SGD(0.1)), "TwiceApplied: it overrides apply"),
@@ -314,7 +317,7 @@ def test_subclasses_that_keep_the_rule_are_converted():
         (lambda o: o.Adam(gradient_accumulation_steps=4), "gradient_accumulation_steps=4"),
     ],
 )
-def test_other_optimizers_are_refused_by_name_with_those_that_run(make, words):
+def test_unsupported_optimizers_are_rejected_and_supported_ones_listed(make, words):
     optimizer = make(keras_optimizers)
     for refuse in (check_optimizer, lambda each: server_optimizer(each, "o")):
         with pytest.raises(FailedPreconditionError, match=re.escape(words)) as raised:
@@ -322,7 +325,7 @@ def test_other_optimizers_are_refused_by_name_with_those_that_run(make, words):
         assert ", ".join(SERVER_OPTIMIZERS) in str(raised.value)
 
 
-def test_every_optimizer_of_keras_is_run_or_refused_by_name():
+def test_every_optimizer_of_keras_is_supported_or_rejected_by_name():
     kinds = {
         name: each
         for name, each in vars(keras_optimizers).items()
@@ -346,7 +349,7 @@ def test_optimizers_of_keras_have_the_slots_of_the_servers_under_their_names():
             assert wanted <= {each.name for each in optimizer.variables}, kind
 
 
-def test_what_is_no_optimizer_of_keras_is_a_type_error():
+def test_values_that_are_no_keras_optimizer_raise_type_error():
     with pytest.raises(
         TypeError, match="must be an optimizer of Keras, but got a value of type SG"
     ):

@@ -1,4 +1,4 @@
-"""Keras models on replicas of several processes."""
+"""Keras training with replicas in several processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_workers_without_rows_take_part(workers):
     assert refused
 
 
-def test_class_weights_count_whatever_the_data_are(workers):
+def test_class_weights_apply_to_every_kind_of_data(workers):
     for found in workers.run(SCENARIOS.train_with_class_weights):
         for alone, distributed in found:
             for expected, value in zip(alone, distributed, strict=True):

@@ -1,4 +1,4 @@
-"""`hr.keras.SidecarEvaluator` beside a program that writes checkpoints."""
+"""`hr.keras.SidecarEvaluator` in parallel with a program that writes checkpoints."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wait_for_evaluations(path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize(("back_end", "suffix"), [("jax", ".weights.h5"), ("torch", ".keras")])
-def test_checkpoints_are_evaluated_beside_training_as_they_come(back_end, suffix, tmp_path):
+def test_checkpoints_are_evaluated_during_training(back_end, suffix, tmp_path):
     folder, best = tmp_path / "ckpt", tmp_path / "best" / "best.keras"
     trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
     with (
@@ -79,7 +79,7 @@ def test_checkpoints_are_evaluated_beside_training_as_they_come(back_end, suffix
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("back_end", "suffix"), [("jax", ".keras"), ("torch", ".weights.h5")])
-def test_a_file_is_evaluated_when_its_second_half_has_come(back_end, suffix, tmp_path):
+def test_a_partially_written_file_is_evaluated_once_it_is_complete(back_end, suffix, tmp_path):
     with program(back_end, "train", f"{tmp_path}/ckpt-{{epoch}}{suffix}", tmp_path / "n", 1) as it:
         finish(it)
     ((step, loss, weights),) = notes_in(tmp_path / "n")
@@ -92,7 +92,7 @@ def test_a_file_is_evaluated_when_its_second_half_has_come(back_end, suffix, tmp
         half.write(whole[: len(whole) // 2])
         best = tmp_path / "best" / "best.keras"
         with program(back_end, "evaluate", folder, evaluated, 2, best) as evaluator:
-            # The newest one comes first, so it has looked at the half before.
+            # The newest checkpoint is tried first, so the partial file was examined before.
             wait_for_evaluations(evaluated, 1)
             with pytest.raises(subprocess.TimeoutExpired):
                 evaluator.wait(2)
@@ -134,7 +134,7 @@ print(len(loaded))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_versions_of_a_file_that_is_written_all_the_time_are_not_mixed(suffix, tmp_path):
+def test_versions_of_a_constantly_rewritten_file_are_not_mixed(suffix, tmp_path):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with program("jax", "overwrite", tmp_path / "ckpt" / f"last{suffix}") as writer:

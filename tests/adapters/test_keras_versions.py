@@ -1,4 +1,4 @@
-"""The versions of Keras that private parts of it were tried with."""
+"""The table of Keras versions with which its private parts were tested."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def tried_versions() -> list[str]:
     raise AssertionError("there is no table")
 
 
-def test_the_tests_run_with_a_version_that_is_in_the_table() -> None:
+def test_the_installed_version_is_in_the_table() -> None:
     assert importlib.metadata.version("keras") in tried_versions()
 
 
-def test_the_oldest_version_that_is_allowed_is_the_first_in_the_table() -> None:
+def test_the_oldest_allowed_version_is_first_in_the_table() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = [each for extra in project["optional-dependencies"].values() for each in extra]
     found = {each for each in needed if re.match("keras\\W", each)}

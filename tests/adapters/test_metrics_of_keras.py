@@ -1,4 +1,4 @@
-"""Metrics beside those of Keras: the same numbers."""
+"""Metrics of Headrace compared with those of Keras."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WEIGHTS = RNG.random(400)
 @pytest.mark.parametrize("curve", ["ROC", "PR"])
 @pytest.mark.parametrize("method", ["interpolation", "minoring", "majoring"])
 @pytest.mark.parametrize("thresholds", [200, 3])
-def test_areas(weights, curve, method, thresholds):
+def test_auc_equals_that_of_keras(weights, curve, method, thresholds):
     ours = hr.metrics.AUC(thresholds, curve, method)
     theirs = keras.metrics.AUC(thresholds, curve, method)
     for part in (slice(0, 150), slice(150, 400)):
@@ -32,7 +32,7 @@ def test_areas(weights, curve, method, thresholds):
     assert np.isclose(ours.result(), float(theirs.result()), rtol=1e-5)
 
 
-def test_areas_of_logits_and_of_what_stands_on_thresholds():
+def test_auc_of_logits_and_of_values_at_thresholds_equals_that_of_keras():
     edges = np.arange(200, dtype=np.float32) / np.float32(199)
     labels = np.arange(200) % 3 == 0
     for options, predicted in (({}, edges), ({"from_logits": True}, edges * 8 - 4)):
@@ -43,7 +43,7 @@ def test_areas_of_logits_and_of_what_stands_on_thresholds():
 
 
 @pytest.mark.parametrize("weights", [(20,), (20, 1), (20, 20)])
-def test_areas_of_several_labels_a_sample(weights):
+def test_auc_of_multi_label_samples_equals_that_of_keras(weights):
     rng = np.random.default_rng(5)
     given = rng.random(weights).astype(np.float32)
     ours, theirs = hr.metrics.AUC(), keras.metrics.AUC()
@@ -57,7 +57,7 @@ def test_areas_of_several_labels_a_sample(weights):
     [((6,), None), ((6,), (6,)), ((6,), (6, 1)), ((6, 1), (6,)), ((6, 3), None), ((6, 3), (6,)),
      ((6, 3), (6, 3)), ((6, 3), (6, 1)), ((6, 3, 2), (6, 3)), ((), None), ((6,), ())],
 )  # fmt: skip
-def test_means_and_accuracies(shape, weights):
+def test_means_and_accuracies_equal_those_of_keras(shape, weights):
     rng = np.random.default_rng(3)
     values = rng.integers(0, 3, shape).astype(np.float32)
     labels = rng.integers(0, 3, shape).astype(np.float32)

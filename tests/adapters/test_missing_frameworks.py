@@ -1,4 +1,4 @@
-"""Without a framework its adapter says what is missing, and where to get it."""
+"""Errors of adapters whose framework is not installed: the package and how to install it."""
 
 from __future__ import annotations
 
@@ -10,47 +10,57 @@ import pytest
 
 PROGRAM = """
 import sys
-sys.modules[{absent!r}] = None
+sys.modules[{missing!r}] = None
 import headrace as hr
-{room} = hr.{room}
+{adapter} = hr.{adapter}
 assert not {{"jax", "keras", "torch"}} & {{name for name, module in sys.modules.items() if module}}
 try:
-    {room}.{name}
+    {adapter}.{name}
 except ImportError as error:
     print(error)
 try:
-    {room}.missing_name_message
+    {adapter}.missing_name_message
 except AttributeError as error:
     print(error)
 """
 
 
 @pytest.mark.parametrize(
-    ("absent", "room", "name", "words"),
+    ("missing", "adapter", "name", "message"),
     [
         ("jax", "jax", "device_iterator", "pip install 'headrace[jax]'"),
         ("keras", "keras", "dataset", "pip install 'headrace[keras]'"),
-        ("tensorboard", "keras", "TensorBoard", "needs the package tensorboard"),
-        ("torch", "keras", "distribute", 'set the variable KERAS_BACKEND to "jax" or "torch"'),
-        ("tensorflow", "keras", "distribute", 'set the variable KERAS_BACKEND to "jax" or "torch"'),
+        ("tensorboard", "keras", "TensorBoard", "requires the package tensorboard"),
+        (
+            "torch",
+            "keras",
+            "distribute",
+            'set the environment variable KERAS_BACKEND to "jax" or "torch"',
+        ),
+        (
+            "tensorflow",
+            "keras",
+            "distribute",
+            'set the environment variable KERAS_BACKEND to "jax" or "torch"',
+        ),
     ],
 )
-def test_what_is_missing_is_said(absent: str, room: str, name: str, words: str) -> None:
-    program = PROGRAM.format(absent=absent, room=room, name=name)
-    back_end = absent if absent in ("tensorflow", "torch") else "jax"
+def test_a_missing_framework_is_named(missing: str, adapter: str, name: str, message: str) -> None:
+    program = PROGRAM.format(missing=missing, adapter=adapter, name=name)
+    back_end = missing if missing in ("tensorflow", "torch") else "jax"
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "KERAS_BACKEND": back_end},
         capture_output=True,
         text=True,
     )
-    said, other = done.stdout.splitlines()
-    assert words in said, done.stderr
-    assert "missing_name_message" in other
+    error, attribute_error = done.stdout.splitlines()
+    assert message in error, done.stderr
+    assert "missing_name_message" in attribute_error
 
 
-def test_on_another_back_end_models_neither_train_under_strategies_nor_are_pickled() -> None:
-    # Also one that is made in the scope in which Keras is imported.
+def test_unsupported_back_ends_reject_strategies_and_pickling() -> None:
+    # Also a model that is made in the scope in which Keras is imported.
     program = """
 import headrace as hr
 with hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]).scope():

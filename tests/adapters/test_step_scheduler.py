@@ -51,5 +51,5 @@ def test_results_behind_a_slow_step_are_kept_without_a_busy_loop(
             timer.join()
         strategy.close()
     assert delivered == list(range(STEPS))
-    # Each wait ends with a step that was under way before it.
+    # Each wait ends with a step that was already running.
     assert 0 < len(waits) <= STEPS

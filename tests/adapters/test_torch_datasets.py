@@ -1,4 +1,4 @@
-"""PyTorch's datasets and DataLoaders as datasets of ours."""
+"""Conversion of PyTorch datasets and DataLoaders to Headrace datasets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Item(NamedTuple):
 
 
 class Images(Dataset[Any]):
-    """A map-style dataset, as its users write them."""
+    """A map-style dataset, as users write them."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
@@ -70,7 +70,7 @@ def test_a_map_style_dataset_is_shuffled_sharded_and_restored_by_index():
     assert sorted(first + labels(rest)) == list(range(ROWS))
 
 
-def test_joined_datasets_and_subsets_have_the_items_that_they_had():
+def test_concat_datasets_and_subsets_keep_their_items():
     joined = ConcatDataset([Images(), Images(100)])
     assert labels(hr.torch.from_torch(joined).skip(10)) == [10, *range(100, 111)]
     chosen = Subset(joined, [12, 0, 3])
@@ -90,7 +90,7 @@ def test_a_stream_is_read_from_its_start_each_time():
         assert items[1].label == (1, "n")
 
 
-def test_the_way_there_and_back_gives_the_same_tensors():
+def test_tensors_survive_a_round_trip():
     tensors = TensorDataset(torch.randn(5, 3), torch.randn(5, 2).to(torch.float8_e5m2))
     back = list(hr.torch.loader(hr.torch.from_torch(tensors)))
     for made, given in zip(back, tensors, strict=True):
@@ -104,7 +104,7 @@ def collate(items: list[Any]) -> Any:
     return {"images": torch.stack(images), "most": max(numbers)}
 
 
-def test_a_dataloader_gives_the_batches_that_its_function_makes():
+def test_a_dataloader_yields_batches_of_its_collate_fn():
     loader = DataLoader(Images(), batch_size=4, collate_fn=collate, drop_last=True)
     dataset = hr.torch.from_torch(loader)
     assert len(dataset) == 2
@@ -116,7 +116,7 @@ def test_a_dataloader_gives_the_batches_that_its_function_makes():
     assert labels(found) != labels(found)
 
 
-def test_a_dataloader_without_batches_gives_items():
+def test_a_dataloader_without_batch_size_yields_items():
     loader = DataLoader(Images(), batch_size=None)
     assert labels(hr.torch.from_torch(loader)) == list(range(ROWS))
     streamed = hr.torch.from_torch(DataLoader(Stream(), batch_size=2))
@@ -124,7 +124,7 @@ def test_a_dataloader_without_batches_gives_items():
 
 
 class Opened(Images):
-    """One that must be opened in the process that reads it, as files are."""
+    """A dataset that must be opened in the process that reads it, as files are."""
 
     def __init__(self, log: Any) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Opened(Images):
         return super().__getitem__(index)
 
 
-def test_the_function_for_workers_is_called_once_before_the_first_item(tmp_path: Any):
+def test_worker_init_fn_is_called_once_before_the_first_item(tmp_path: Any):
     log = tmp_path / "log"
 
     def begin(worker: int) -> None:
@@ -149,7 +149,7 @@ def test_the_function_for_workers_is_called_once_before_the_first_item(tmp_path:
     assert len(labels(dataset)) == 6
 
 
-def test_a_dataloader_of_torch_moves_to_a_service(tmp_path: Any):
+def test_a_torch_dataloader_can_run_on_a_data_service(tmp_path: Any):
     loader = DataLoader(Images(), batch_size=2, shuffle=True)
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
         made = hr.torch.from_torch(loader)
@@ -159,22 +159,22 @@ def test_a_dataloader_of_torch_moves_to_a_service(tmp_path: Any):
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [
-        ([1, 2], r"Dataset\.from_pipeline takes those of other libraries"),
-        (Dataset(), "has no `__len__`"),
-        (hr.Dataset.range(3), "is a Dataset of Headrace already"),
+        ([1, 2], r"use Dataset\.from_pipeline for those of other libraries"),
+        (Dataset(), "without `__len__`"),
+        (hr.Dataset.range(3), "is already a Dataset of Headrace"),
     ],
 )
-def test_what_is_no_dataset_of_torch_is_refused_in_words(value: Any, words: str):
-    with pytest.raises(TypeError, match=words):
+def test_values_that_are_no_torch_dataset_are_rejected(value: Any, message: str):
+    with pytest.raises(TypeError, match=message):
         hr.torch.from_torch(value)
-    with pytest.raises(TypeError, match="the dataset that it was made of"):
+    with pytest.raises(TypeError, match="pass the Dataset from which it was made"):
         hr.torch.from_torch(hr.torch.loader(hr.Dataset.range(3)))
 
 
 @pytest.mark.parametrize("function", [hr.torch.from_torch, hr.torch.loader])
-def test_examples_in_docstrings_give_what_they_say(function: Any):
+def test_docstring_examples_pass(function: Any):
     runner = doctest.DocTestRunner()
     for example in doctest.DocTestFinder().find(function, module=False, globs={}):
         runner.run(example)

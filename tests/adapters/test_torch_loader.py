@@ -1,4 +1,4 @@
-"""Datasets as loops of PyTorch read them: tensors, passes, states, devices."""
+"""Loaders for PyTorch training loops: tensors, epochs, states, devices."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("dtype", PLAIN)
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (0, 4)])
-def test_an_array_is_a_tensor_of_its_dtype_in_its_memory(dtype: str, shape: tuple[int, ...]):
+def test_a_tensor_shares_the_dtype_and_memory_of_its_array(dtype: str, shape: tuple[int, ...]):
     array = np.ones(shape, dtype)
     tensor = to_tensors(array)
     assert tensor.dtype == getattr(torch, dtype)
@@ -64,7 +64,7 @@ def test_an_array_is_a_tensor_of_its_dtype_in_its_memory(dtype: str, shape: tupl
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_a_dtype_of_ml_dtypes_is_torchs_own_of_that_name(dtype: str):
+def test_ml_dtypes_become_the_torch_dtype_of_that_name(dtype: str):
     array = np.array([[1.5, -2.0], [np.nan, 0.0]]).astype(getattr(ml_dtypes, dtype))
     tensor = to_tensors(array)
     assert tensor.dtype == getattr(torch, dtype)
@@ -73,7 +73,7 @@ def test_a_dtype_of_ml_dtypes_is_torchs_own_of_that_name(dtype: str):
     assert not array.view(np.int8).reshape(-1)[0]
 
 
-def test_a_scalar_is_a_tensor_without_axes():
+def test_a_scalar_becomes_a_tensor_without_axes():
     for scalar in (np.float32(1.5), np.int64(-1), np.bool_(True), ml_dtypes.bfloat16(1.5)):
         tensor = to_tensors(scalar)
         assert tensor.shape == ()
@@ -94,7 +94,7 @@ def test_memory_that_torch_cannot_use_is_copied():
 @pytest.mark.parametrize(
     "array", [np.zeros(2, "M8[s]"), np.zeros(2, [("a", "i4")]), np.zeros(2, np.longdouble)]
 )
-def test_a_dtype_that_torch_lacks_is_an_error_that_names_the_component(array: Any):
+def test_unsupported_dtypes_raise_and_name_the_component(array: Any):
     with pytest.raises(InvalidElementError, match=r"component \['when'\]: torch has no dtype for"):
         to_tensors({"x": np.ones(2), "when": array})
 
@@ -117,17 +117,17 @@ def test_elements_keep_their_structure_and_strings():
     assert [value.shape for value in made[7].values] == [(1,), (2,)]
 
 
-# --- passes -------------------------------------------------------------------------------------
+# --- epochs -------------------------------------------------------------------------------------
 
 
-def test_a_loader_gives_writable_tensors_that_stay_as_they_are():
+def test_tensors_are_writable_and_not_overwritten():
     held = list(hr.torch.loader(hr.Dataset.from_tensor_slices(np.arange(6)).batch(2)))
     for tensor in held:
         tensor += 10
     assert [tensor.tolist() for tensor in held] == [[10, 11], [12, 13], [14, 15]]
 
 
-def test_each_iteration_is_a_pass_and_shuffles_again():
+def test_each_iteration_reads_one_epoch_and_shuffles_again():
     dataset = hr.Dataset.range(50).shuffle(50, seed=3)
     loader = hr.torch.loader(dataset)
     assert len(loader) == 50
@@ -138,7 +138,7 @@ def test_each_iteration_is_a_pass_and_shuffles_again():
     assert numbers(loader) == passes[0]
 
 
-def test_a_length_that_is_not_known_is_a_type_error():
+def test_len_of_an_unknown_cardinality_raises_type_error():
     loader = hr.torch.loader(hr.Dataset.range(9).filter(lambda x: x > 2))
     with pytest.raises(TypeError, match="is unknown until it is read"):
         len(loader)
@@ -153,7 +153,7 @@ def test_a_length_that_is_not_known_is_a_type_error():
         ((hr.Dataset.range(3), "no such"), "device"),
     ],
 )
-def test_wrong_arguments_are_refused_where_they_are_written(arguments: Any, words: str):
+def test_wrong_arguments_are_rejected_immediately(arguments: Any, words: str):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
         hr.torch.loader(*arguments)
     with pytest.raises(TypeError, match=r"'batch_size'; batches .*dataset\.batch\(n\)"):
@@ -164,7 +164,7 @@ def test_wrong_arguments_are_refused_where_they_are_written(arguments: Any, word
         hr.torch.loader(hr.Dataset.range(3), shard=(2, 2))
 
 
-def test_an_error_of_an_element_is_raised_in_its_turn_and_the_next_comes_after_it():
+def test_an_error_is_raised_at_its_element_and_the_next_one_follows():
     def picky(x: Any) -> Any:
         if x == 2:
             raise OSError("no such image")
@@ -174,11 +174,11 @@ def test_an_error_of_an_element_is_raised_in_its_turn_and_the_next_comes_after_i
     assert [int(next(iterator)) for _ in range(2)] == [0, 1]
     with pytest.raises(hr.errors.UserFunctionError, match="no such image"):
         next(iterator)
-    assert iterator.state_dict()["taken"] == 3
+    assert iterator.state_dict()["num_taken"] == 3
     assert numbers(iterator) == [3]
 
 
-def test_after_an_error_as_many_ranks_alone_go_on():
+def test_a_state_after_an_error_resumes_only_on_the_same_number_of_ranks():
     def picky(x: Any) -> Any:
         if x == 2:
             raise OSError("no such image")
@@ -192,7 +192,7 @@ def test_after_an_error_as_many_ranks_alone_go_on():
         next(iterator)
     assert next(iterator).tolist() == [3, 4]
     state = iterator.state_dict()
-    for _ in range(2):  # what is loaded knows of it, too
+    for _ in range(2):  # also after the state was restored
         iterator = iter(hr.torch.loader(dataset))
         iterator.load_state_dict(state)
         assert iterator.state_dict() == state
@@ -201,20 +201,20 @@ def test_after_an_error_as_many_ranks_alone_go_on():
         with pytest.raises(FailedPreconditionError, match="1 elements failed on rank 0 of 1"):
             iter(other)
     assert [batch.tolist() for batch in iterator] == [[5, 6], [7, 8], [9, 10], [11]]
-    assert iterator.state_dict()["failed"] == 1
-    assert "failed" not in before
+    assert iterator.state_dict()["num_failed"] == 1
+    assert "num_failed" not in before
     other = hr.torch.loader(dataset, shard=(2, 1))
     other.load_state_dict(before)
     assert next(iter(other)).tolist() == [4, 5]
 
 
-def test_a_loader_that_is_closed_or_dropped_stops_its_threads():
+def test_a_closed_or_deleted_loader_stops_its_threads():
     dataset = hr.Dataset.range(100).map(lambda x: x if x >= 0 else 0)
     with hr.torch.loader(dataset) as loader:
         iterator = iter(loader)
         next(iterator)
     assert list(iterator) == []
-    state = loader.state_dict()  # that of the iterator that was closed
+    state = loader.state_dict()  # the state of the closed iterator
     assert numbers(loader)[0] == 0
     loader.load_state_dict(state)
     assert numbers(loader)[0] == 1
@@ -239,7 +239,7 @@ DATASETS = {
 
 @pytest.mark.parametrize("device", [None, "meta"])
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_state_counts_what_was_yielded_and_not_what_is_ahead(name: str, device: Any):
+def test_states_count_yielded_elements_and_not_prefetched_ones(name: str, device: Any):
     dataset = DATASETS[name]
     loader = hr.torch.loader(dataset, device, prefetch=3)
     iterator = iter(loader)
@@ -258,7 +258,7 @@ def test_every_state_counts_what_was_yielded_and_not_what_is_ahead(name: str, de
         assert numbers(rest) == whole[at:]
 
 
-def test_the_state_after_a_pass_is_the_next_pass():
+def test_the_state_after_an_epoch_starts_the_next_epoch():
     dataset = hr.Dataset.range(20).shuffle(20, seed=1)
     loader = hr.torch.loader(dataset)
     list(loader)
@@ -267,7 +267,7 @@ def test_the_state_after_a_pass_is_the_next_pass():
     assert numbers(restored) == numbers(loader) != numbers(hr.torch.loader(dataset))
 
 
-def test_a_state_before_the_first_element_is_that_of_the_pass_that_comes():
+def test_the_state_of_a_new_loader_is_the_start_of_its_first_epoch():
     loader = hr.torch.loader(hr.Dataset.range(20).shuffle(20))
     state = loader.state_dict()
     first = numbers(loader)
@@ -276,7 +276,7 @@ def test_a_state_before_the_first_element_is_that_of_the_pass_that_comes():
     assert numbers(again) == first
 
 
-def test_the_rest_of_a_part_comes_after_a_restored_state_and_then_whole_passes():
+def test_a_restored_loader_yields_the_remaining_elements_then_whole_epochs():
     loader = hr.torch.loader(hr.Dataset.range(6))
     iterator = iter(loader)
     next(iterator)
@@ -289,9 +289,9 @@ def test_the_rest_of_a_part_comes_after_a_restored_state_and_then_whole_passes()
     assert numbers(loader) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_wrong_state_is_refused():
+def test_a_wrong_state_is_rejected():
     loader = hr.torch.loader(hr.Dataset.range(6))
-    with pytest.raises(TypeError, match="must be a value of a loader's"):
+    with pytest.raises(TypeError, match="must be a result of a loader's"):
         loader.load_state_dict({"step": 3})
     with pytest.raises(FailedPreconditionError, match="version 9"):
         loader.load_state_dict({**loader.state_dict(), "version": 9})
@@ -306,20 +306,24 @@ class Interruption(BaseException):
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_an_interruption_anywhere_loses_nothing_and_a_state_then_has_all_that_was_not_given(
+def test_an_interruption_at_any_call_loses_no_element_and_no_state(
     prefetch: int,
 ):
     dataset = hr.Dataset.range(10).batch(4)
-    room, number, left = os.path.dirname(torch_iterator.__file__), 0, 0
-    while left <= 0:
+    folder, number, remaining_calls = os.path.dirname(torch_iterator.__file__), 0, 0
+    while remaining_calls <= 0:
         number += 1
-        left, found, iterator = number, [], iter(hr.torch.loader(dataset, None, prefetch))
+        remaining_calls, found, iterator = (
+            number,
+            [],
+            iter(hr.torch.loader(dataset, None, prefetch)),
+        )
 
         def interrupt(frame: Any, event: str, argument: Any) -> None:
-            nonlocal left
-            if event in ("call", "c_return") and frame.f_code.co_filename.startswith(room):
-                left -= 1
-                if not left:
+            nonlocal remaining_calls
+            if event in ("call", "c_return") and frame.f_code.co_filename.startswith(folder):
+                remaining_calls -= 1
+                if not remaining_calls:
                     sys.setprofile(None)
                     raise Interruption
 
@@ -347,7 +351,7 @@ def test_an_interruption_anywhere_loses_nothing_and_a_state_then_has_all_that_wa
 # --- distributed datasets -----------------------------------------------------------------------
 
 
-def test_a_used_loader_over_a_strategy_goes_on_as_a_new_one_does():
+def test_a_used_loader_over_a_strategy_resumes_like_a_new_one():
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
 
     def passes(loader):
@@ -368,7 +372,7 @@ def test_a_used_loader_over_a_strategy_goes_on_as_a_new_one_does():
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_a_distributed_dataset_gives_tensors_for_its_replicas(replicas: int):
+def test_a_distributed_dataset_yields_tensors_for_its_replicas(replicas: int):
     strategy = hr.distribute.MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
 
     def loader() -> Any:
@@ -390,7 +394,7 @@ def test_a_distributed_dataset_gives_tensors_for_its_replicas(replicas: int):
     second = loader()
     second.load_state_dict(state)
     assert rows(second) == rest
-    assert rows(second) == rows(first)  # the second pass
+    assert rows(second) == rows(first)  # the second epoch
     third = loader()
     third.load_state_dict(through_json(first.state_dict()))
     assert rows(third) == rows(first)
@@ -400,7 +404,7 @@ def test_a_distributed_dataset_gives_tensors_for_its_replicas(replicas: int):
 
 
 class RecordedStreams:
-    """A runtime whose device is this process's memory, and that writes down what it is asked."""
+    """A stream runtime that uses the memory of this process, and records its calls."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -432,10 +436,10 @@ class RecordedStreams:
         self.log.append(("keep", tensor.tolist(), stream))
 
 
-def test_copies_are_started_ahead_and_waited_for_by_the_stream_that_computes(monkeypatch: Any):
+def test_copies_start_ahead_and_the_computing_stream_waits_for_them(monkeypatch: Any):
     streams = RecordedStreams()
-    way = StreamTransfer(torch.device("cpu"), streams)
-    monkeypatch.setattr("headrace.adapters.torch_loader.make_transfer", lambda device: way)
+    transfer = StreamTransfer(torch.device("cpu"), streams)
+    monkeypatch.setattr("headrace.adapters.torch_loader.make_transfer", lambda device: transfer)
     dataset = hr.Dataset.range(4).map(lambda x: {"x": x[None], "name": "n"})
     loader = hr.torch.loader(dataset, "cuda", prefetch=2)
     assert streams.log == []
@@ -452,7 +456,7 @@ def test_copies_are_started_ahead_and_waited_for_by_the_stream_that_computes(mon
     assert [element["x"].item() for element in loader] == [1, 2, 3]
 
 
-def test_a_value_of_replicas_goes_to_the_device_too(monkeypatch: Any):
+def test_per_replica_values_are_moved_to_the_device(monkeypatch: Any):
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     steps = strategy.distribute_dataset(hr.Dataset.range(4).batch(4))
     (step,) = hr.torch.loader(steps, "meta")
@@ -460,7 +464,7 @@ def test_a_value_of_replicas_goes_to_the_device_too(monkeypatch: Any):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_cuda_device_gets_what_was_there_while_it_computes():
+def test_copies_to_a_computing_cuda_device_are_correct():
     rows = np.random.default_rng(0).standard_normal((64, 1 << 18)).astype(np.float32)
     dataset = hr.Dataset.from_tensor_slices(rows).batch(8)
     for prefetch in (0, 1, 3):

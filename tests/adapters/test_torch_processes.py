@@ -1,4 +1,4 @@
-"""A loader on the ranks of torch.distributed and in the processes of a DataLoader."""
+"""Loaders on ranks of torch.distributed and in worker processes of a DataLoader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import headrace as hr
 from headrace.distribute import AutoShardPolicy
 from headrace.errors import FailedPreconditionError
 
-# On a machine of one core, too.
+# The warning appears on a machine with one core.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 N = 23
@@ -43,7 +43,7 @@ def rows(batches: list[list[int]]) -> list[int]:
 
 @pytest.fixture
 def on_rank() -> Iterator[OnRank]:
-    """Have this process be one rank of several, which share a store."""
+    """Make this process one of several ranks that share a store."""
     store = distributed.HashStore()
 
     def begin(rank: int, count: int) -> None:
@@ -60,10 +60,12 @@ def on_rank() -> Iterator[OnRank]:
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_ranks_read_parts_of_one_order_and_end_together(on_rank: OnRank, seed: int | None):
+def test_ranks_read_disjoint_shards_of_one_order_and_end_together(
+    on_rank: OnRank, seed: int | None
+):
     found: list[list[list[int]]] = []
     for rank in range(4):
-        loader = hr.torch.loader(dataset(seed))  # before the ranks are known
+        loader = hr.torch.loader(dataset(seed))  # made before the process group
         on_rank(rank, 4)
         assert len(loader) == 3
         found.append(numbers(loader) + numbers(loader))
@@ -74,16 +76,17 @@ def test_ranks_read_parts_of_one_order_and_end_together(on_rank: OnRank, seed: i
     assert found[0][:3] != found[0][3:]
 
 
-def test_a_fixed_order_without_a_seed_is_one_order_on_all_ranks(on_rank: OnRank):
+def test_a_fixed_order_without_a_seed_is_the_same_on_all_ranks(on_rank: OnRank):
     seen: list[list[int]] = []
     for rank in range(2):
         on_rank(rank, 2)
-        fixed = hr.Dataset.range(20).shuffle(20, reshuffle_each_iteration=False)  # drawn by each
+        # Without a common seed.
+        fixed = hr.Dataset.range(20).shuffle(20, reshuffle_each_iteration=False)
         seen.append([int(x) for x in hr.torch.loader(fixed)])
     assert sorted(seen[0] + seen[1]) == list(range(20))
 
 
-def test_a_rank_reads_all_where_it_is_asked_to(on_rank: OnRank):
+def test_options_and_arguments_disable_sharding_by_rank(on_rank: OnRank):
     on_rank(1, 2)
     off = hr.Options()
     off.auto_shard_policy = AutoShardPolicy.OFF
@@ -96,21 +99,21 @@ def test_a_rank_reads_all_where_it_is_asked_to(on_rank: OnRank):
     assert len(hr.torch.loader(hr.Dataset.range(9), drop_remainder=False)) == 4
 
 
-def test_what_ranks_may_not_expect_is_said_once(on_rank: OnRank, caplog: Any, tmp_path: Any):
+def test_surprising_sharding_warns_once(on_rank: OnRank, caplog: Any, tmp_path: Any):
     names = [str(tmp_path / f"{n}") for n in range(2)]
     for name in names:
         (tmp_path / name).write_text("1\n2\n")
     on_rank(0, 2)
-    for policy, words in [(AutoShardPolicy.FILE, "end at different"), (None, "runs for all")]:
+    for policy, message in [(AutoShardPolicy.FILE, "end at different"), (None, "runs for all")]:
         options = hr.Options(auto_shard_policy=policy)
         lines = hr.Dataset.from_tensor_slices(names).interleave(hr.TextLineDataset)
         loader = hr.torch.loader(lines.with_options(options))
         assert [list(loader) for _ in range(2)] == [[b"1", b"2"]] * 2
-        assert [words in record.message for record in caplog.records] == [True]
+        assert [message in record.message for record in caplog.records] == [True]
         caplog.clear()
 
 
-def test_a_state_of_some_ranks_is_gone_on_from_by_others(on_rank: OnRank):
+def test_a_state_resumes_on_another_number_of_ranks(on_rank: OnRank):
     source = dataset(seed=7)
     whole = numbers(iter(source))
     read: list[list[int]] = []
@@ -135,27 +138,28 @@ def test_a_state_of_some_ranks_is_gone_on_from_by_others(on_rank: OnRank):
     assert rows(numbers(loader)) == list(range(N))
 
 
-def test_parts_of_an_order_that_nobody_agreed_on_are_refused():
-    with pytest.raises(FailedPreconditionError, match="give `shuffle` a seed"):
+def test_shards_without_a_common_seed_are_rejected():
+    with pytest.raises(FailedPreconditionError, match="pass a seed to `shuffle`"):
         hr.torch.loader(dataset(), shard=(2, 0))
     assert len(hr.torch.loader(dataset(seed=1), shard=(2, 0))) == 6
 
 
-def test_a_loader_that_is_sent_elsewhere_keeps_its_part(on_rank: OnRank):
+def test_a_pickled_loader_keeps_its_shard(on_rank: OnRank):
     on_rank(1, 2)
-    there = pickle.loads(pickle.dumps(hr.torch.loader(dataset())))
-    here = numbers(hr.torch.loader(dataset()))
+    unpickled = pickle.loads(pickle.dumps(hr.torch.loader(dataset())))
+    expected = numbers(hr.torch.loader(dataset()))
     distributed.destroy_process_group()
-    assert numbers(pickle.loads(pickle.dumps(there))) == numbers(there) == here
+    assert numbers(pickle.loads(pickle.dumps(unpickled))) == numbers(unpickled) == expected
     alone = pickle.dumps(hr.torch.loader(hr.Dataset.range(8)))
     on_rank(1, 2)
-    assert len(pickle.loads(alone)) == 4  # that part was open
+    # It was pickled without a process group, so it is sharded where it is unpickled.
+    assert len(pickle.loads(alone)) == 4
 
 
 # --- processes of a DataLoader ------------------------------------------------------------------
 
 
-def test_processes_read_every_element_once_in_the_order_without_them():
+def test_worker_processes_read_every_element_once_in_order():
     loader = hr.torch.loader(dataset(seed=3))
     plain = [numbers(loader) for _ in range(2)]
     workers = DataLoader(
@@ -168,14 +172,14 @@ def test_processes_read_every_element_once_in_the_order_without_them():
     assert numbers(DataLoader(loader, batch_size=None, num_workers=3, **_forked())) == plain[1]
 
 
-def test_an_order_without_a_seed_is_one_order_in_all_processes():
+def test_an_order_without_a_seed_is_the_same_in_all_worker_processes():
     workers = DataLoader(hr.torch.loader(dataset()), batch_size=None, num_workers=2, **_forked())
     passes = [numbers(workers) for _ in range(2)]
     assert [rows(batches) for batches in passes] == [list(range(N))] * 2
     assert passes[0] != passes[1]
 
 
-def test_ranks_have_processes_and_the_order_stays(on_rank: OnRank):
+def test_worker_processes_of_ranks_keep_the_order(on_rank: OnRank):
     for rank in range(2):
         on_rank(rank, 2)
         loader = hr.torch.loader(dataset())
@@ -185,12 +189,12 @@ def test_ranks_have_processes_and_the_order_stays(on_rank: OnRank):
         assert numbers(workers) == plain
 
 
-def test_what_was_asked_or_loaded_before_counts_in_each_process():
+def test_earlier_states_and_epochs_apply_in_each_worker_process():
     source = dataset(seed=3)
     loader = hr.torch.loader(source)
     loader.state_dict()
     loader.set_epoch(0)
-    loader.state_dict()  # makes an iterator over all of it
+    loader.state_dict()  # creates an iterator over the whole dataset
     loader.set_epoch(0)
     whole = numbers(hr.torch.loader(source))
     assert numbers(DataLoader(loader, batch_size=None, num_workers=2, **_forked())) == whole
@@ -203,17 +207,17 @@ def test_what_was_asked_or_loaded_before_counts_in_each_process():
     assert numbers(workers) == whole[5:]
 
 
-def test_a_dataloader_batches_and_collates_what_a_loader_gives():
+def test_a_dataloader_can_batch_and_collate_elements_of_a_loader():
     source = hr.Dataset.range(6).map(lambda x: {"x": x, "name": f"n{x}"})
     (batch,) = DataLoader(hr.torch.loader(source), batch_size=6)
     assert batch["x"].tolist() == [0, 1, 2, 3, 4, 5]
     assert batch["name"] == [f"n{k}" for k in range(6)]
 
 
-def test_what_a_process_cannot_read_is_refused_in_words(monkeypatch: pytest.MonkeyPatch):
+def test_input_that_a_worker_process_cannot_read_is_rejected(monkeypatch: pytest.MonkeyPatch):
     info = SimpleNamespace(id=1, num_workers=2, seed=8)
-    for room in ("torch_loader_epochs", "torch_loader"):
-        monkeypatch.setattr(f"headrace.adapters.{room}.get_worker_info", lambda: info)
+    for module in ("torch_loader_epochs", "torch_loader"):
+        monkeypatch.setattr(f"headrace.adapters.{module}.get_worker_info", lambda: info)
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     steps = strategy.distribute_dataset(hr.Dataset.range(8).batch(4))
     with pytest.raises(FailedPreconditionError, match="num_workers=0"):
@@ -238,7 +242,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.heavy
-def test_processes_may_be_spawned(tmp_path: Any):
+def test_worker_processes_can_be_spawned(tmp_path: Any):
     program = tmp_path / "spawned.py"
     program.write_text(SPAWNED)
     done = subprocess.run(
@@ -250,7 +254,7 @@ def test_processes_may_be_spawned(tmp_path: Any):
 # --- the data service ---------------------------------------------------------------------------
 
 
-def test_a_dataset_over_the_service_is_read_with_states_and_by_several_processes():
+def test_a_service_dataset_has_states_and_is_read_by_several_processes():
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
         alone = dataset().apply(hr.service.distribute("distributed_epoch", cluster.target))
         for device in (None, "meta"):
@@ -277,30 +281,30 @@ def _distributed(target: str, job: str) -> hr.Dataset:
 def test_worker_processes_that_end_with_each_epoch_read_further_epochs_of_a_job():
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
         named = _distributed(cluster.target, "trainers")
-        kept = DataLoader(hr.torch.loader(named), batch_size=None, num_workers=2, **_forked())
+        one_loader = DataLoader(hr.torch.loader(named), batch_size=None, num_workers=2, **_forked())
         for _ in range(3):
-            assert rows(numbers(kept)) == list(range(N))
-            made_anew = hr.torch.loader(named.map(lambda x: x))
-            workers = DataLoader(made_anew, batch_size=None, num_workers=1, **_forked())
+            assert rows(numbers(one_loader)) == list(range(N))
+            new_loader = hr.torch.loader(named.map(lambda x: x))
+            workers = DataLoader(new_loader, batch_size=None, num_workers=1, **_forked())
             assert rows(numbers(workers)) == list(range(N))
-            # And the epochs of this process come after those of its workers.
+            # The epochs of this process follow those of its workers.
             assert rows(numbers(hr.torch.loader(named))) == list(range(N))
 
 
-class Numbered(IterableDataset[int]):
-    """Yields which epoch a loader begins in a worker process."""
+class EpochNumbers(IterableDataset[int]):
+    """Yields the number of the epoch that a loader begins in a worker process."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def __iter__(self) -> Iterator[int]:
         with iter(self._loader) as iterator:
-            yield iterator.state_dict()["pass"]
+            yield iterator.state_dict()["epoch"]
 
 
-def test_worker_processes_of_forked_trainers_agree_on_the_numbers_of_epochs():
+def test_worker_processes_of_forked_trainers_agree_on_epoch_numbers():
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
-        loader = Numbered(hr.torch.loader(_distributed(cluster.target, "trainers")))
+        loader = EpochNumbers(hr.torch.loader(_distributed(cluster.target, "trainers")))
         forks = multiprocessing.get_context("fork")
         results = forks.SimpleQueue()
 
@@ -348,18 +352,18 @@ def test_spawned_worker_processes_read_further_epochs_of_a_job(tmp_path: Any):
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_a_process_that_would_read_all_of_a_service_for_itself_is_refused(
+def test_worker_processes_without_a_shared_job_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ):
     info = SimpleNamespace(id=1, num_workers=2, seed=8)
     monkeypatch.setattr("headrace.adapters.torch_loader_epochs.get_worker_info", lambda: info)
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
         alone = dataset().apply(hr.service.distribute("distributed_epoch", cluster.target))
-        with pytest.raises(FailedPreconditionError, match="give `distribute` a job_name"):
+        with pytest.raises(FailedPreconditionError, match="pass a job_name to `distribute`"):
             iter(hr.torch.loader(alone))
 
 
-def test_ranks_do_not_share_what_a_service_deals_to_them(on_rank: OnRank):
+def test_service_datasets_are_not_sharded_by_rank(on_rank: OnRank):
     with hr.service.LocalCluster(num_workers=1, processes=False) as cluster:
         alone = dataset().apply(hr.service.distribute("distributed_epoch", cluster.target))
         on_rank(1, 2)
@@ -370,10 +374,10 @@ def test_ranks_do_not_share_what_a_service_deals_to_them(on_rank: OnRank):
 
 
 class Stateful(IterableDataset[Any]):
-    """Reads a dataset in a worker process as a StatefulDataLoader does.
+    """Reads a dataset in a worker process like a StatefulDataLoader.
 
-    It restores the dataset, makes an iterator, restores that, and sends the states of both along
-    with what it gives.
+    It restores the dataset, makes and restores an iterator, and yields the states of both with each
+    element.
     """
 
     def __init__(self, source: Any, states: dict[int, Any]) -> None:
@@ -393,7 +397,7 @@ class Stateful(IterableDataset[Any]):
             yield element, worker, json.dumps(now)
 
 
-def test_states_of_processes_are_restored_by_a_stateful_loader():
+def test_stateful_loader_restores_states_of_worker_processes():
     source = dataset()
     first = iter(
         DataLoader(
@@ -417,7 +421,7 @@ def test_states_of_processes_are_restored_by_a_stateful_loader():
         next(iter(other))
 
 
-def test_states_are_restored_in_the_training_process_by_a_stateful_loader():
+def test_stateful_loader_restores_states_in_the_training_process():
     loader = hr.torch.loader(dataset())
     iterator = iter(loader)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Which part of a dataset a rank and a process read: arithmetic on plans, without PyTorch."""
+"""Sharding of plans by rank and worker process, without PyTorch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def read(plan: Any) -> list[int]:
     return [int(x) for x in hr.Dataset(plan)]
 
 
-def parts_of(plan: Any, ranks: int, processes: int, **options: Any) -> list[list[list[int]]]:
-    """Return what each process of each rank reads."""
+def read_shards(plan: Any, ranks: int, processes: int, **options: Any) -> list[list[list[int]]]:
+    """Return the elements that each worker process of each rank reads."""
     return [
         [
             read(shard_plan(plan, DataShard(ranks, rank), DataShard(processes, process), **options))
@@ -42,8 +42,8 @@ def parts_of(plan: Any, ranks: int, processes: int, **options: Any) -> list[list
     ]
 
 
-def in_turns(lists: list[list[int]]) -> list[int]:
-    """Return what a DataLoader makes of what its processes give."""
+def interleave_workers(lists: list[list[int]]) -> list[int]:
+    """Interleave the elements of worker processes as a DataLoader does."""
     rounds = itertools.zip_longest(*lists)
     return [x for each in rounds for x in each if x is not None]
 
@@ -51,45 +51,45 @@ def in_turns(lists: list[list[int]]) -> list[int]:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("size", SIZES)
-def test_parts_are_disjoint_and_ranks_get_equally_many(size: int, ranks: int, processes: int):
+def test_shards_are_disjoint_and_ranks_get_equal_numbers(size: int, ranks: int, processes: int):
     plan = hr.Dataset.range(size).shuffle(size or 1, seed=1).plan
     whole = read(plan)
-    parts = parts_of(plan, ranks, processes, drop_remainder=True)
-    of_ranks = [in_turns(lists) for lists in parts]
-    assert of_ranks == [whole[: size - size % ranks][rank::ranks] for rank in range(ranks)]
+    parts = read_shards(plan, ranks, processes, drop_remainder=True)
+    by_rank = [interleave_workers(lists) for lists in parts]
+    assert by_rank == [whole[: size - size % ranks][rank::ranks] for rank in range(ranks)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_with_the_remainder_every_element_is_read_once(size: int):
+def test_every_element_is_read_once_if_the_remainder_is_kept(size: int):
     plan = hr.Dataset.range(size).plan
-    parts = parts_of(plan, 3, 2, drop_remainder=False)
+    parts = read_shards(plan, 3, 2, drop_remainder=False)
     found = [x for lists in parts for part in lists for x in part]
     assert sorted(found) == list(range(size))
 
 
 @pytest.mark.parametrize("size", [0, 2, 3, 10, 11, 40])
-def test_ranks_end_together_where_only_reading_tells_how_many_there_are(size: int):
+def test_ranks_end_together_if_the_cardinality_is_unknown(size: int):
     mapped: list[int] = []
 
-    def dear(x: Any) -> Any:
+    def negate(x: Any) -> Any:
         mapped.append(int(x))
         return -x
 
-    plan = hr.Dataset.range(size).filter(lambda x: x % 3).map(dear).prefetch(2).plan
+    plan = hr.Dataset.range(size).filter(lambda x: x % 3).map(negate).prefetch(2).plan
     whole = [x for x in range(size) if x % 3]
     rounds = len(whole) // 2
-    parts = parts_of(plan, 2, 2, drop_remainder=True)
-    assert [[-x for x in in_turns(lists)] for lists in parts] == [
+    parts = read_shards(plan, 2, 2, drop_remainder=True)
+    assert [[-x for x in interleave_workers(lists)] for lists in parts] == [
         whole[: 2 * rounds][rank::2] for rank in range(2)
     ]
-    assert sorted(mapped) == sorted(whole[: 2 * rounds])  # each rank runs it for its own
-    kept = parts_of(plan, 2, 1, drop_remainder=False)
+    assert sorted(mapped) == sorted(whole[: 2 * rounds])  # each rank runs it only for its elements
+    kept = read_shards(plan, 2, 1, drop_remainder=False)
     assert sorted(-x for lists in kept for part in lists for x in part) == whole
 
 
 @pytest.mark.parametrize("block", [1, 2])
 @pytest.mark.parametrize("drop", [True, False])
-def test_a_round_is_restored_at_each_place_and_after_each_failure(block: int, drop: bool):
+def test_a_round_is_restored_at_each_position_and_after_each_failure(block: int, drop: bool):
     def picky(x: Any) -> bool:
         if x in (4, 5, 11):
             raise OSError(f"no image {x}")
@@ -126,7 +126,7 @@ def test_a_round_is_restored_at_each_place_and_after_each_failure(block: int, dr
 
 @pytest.mark.parametrize("rows", range(14))
 @pytest.mark.parametrize("drop", [True, False])
-def test_batches_are_those_of_the_whole_dataset(rows: int, drop: bool):
+def test_shards_have_the_batches_of_the_whole_dataset(rows: int, drop: bool):
     known = hr.Dataset.range(rows).map(lambda x: -x).batch(2, drop)
     unknown = hr.Dataset.range(rows).filter(lambda x: x >= 0).map(lambda x: -x).batch(2, drop)
     whole = [batch.tolist() for batch in known]
@@ -141,7 +141,7 @@ def test_batches_are_those_of_the_whole_dataset(rows: int, drop: bool):
         assert [batch.tolist() for batch in hr.Dataset(plan)] == whole[1:][1::2][0::2]
 
 
-def test_work_that_everybody_does_for_all_is_named():
+def test_steps_repeated_by_every_reader_are_named():
     def opened(x: Any) -> hr.Dataset:
         return hr.Dataset.range(3)
 
@@ -151,7 +151,7 @@ def test_work_that_everybody_does_for_all_is_named():
         )
 
     rows = hr.Dataset.range(9)
-    assert found(rows.map(abs).batch(2)) == ""  # each runs it for its own rows
+    assert found(rows.map(abs).batch(2)) == ""  # each rank runs it only for its rows
     assert found(rows.filter(lambda x: x > 2).map(abs)) == ""
     assert found(rows.filter(lambda x: x > 2).map(abs).batch(2)) == ""
     assert found(rows.map(abs).filter(lambda x: x > 2).batch(2)).startswith("map")
@@ -160,7 +160,7 @@ def test_work_that_everybody_does_for_all_is_named():
     assert find_repeated_step(rows.interleave(opened).batch(2).plan) == ""
 
 
-def test_ranks_may_end_apart_where_each_has_files_of_its_own():
+def test_ranks_with_different_files_may_end_at_different_steps():
     options = hr.Options()
     options.auto_shard_policy = AutoShardPolicy.FILE
     plan = hr.Dataset.range(10).filter(lambda x: x > 2).plan
@@ -168,62 +168,62 @@ def test_ranks_may_end_apart_where_each_has_files_of_its_own():
     assert may_end_at_different_steps(hr.Dataset(plan).with_options(options).plan, DataShard(2, 0))
 
 
-def test_other_ranks_go_on_after_the_rounds_that_were_read():
+def test_another_number_of_ranks_resumes_after_the_read_rounds():
     plan = hr.Dataset.range(20).plan
-    parts = parts_of(plan, 3, 1, drop_remainder=True, start=8)
+    parts = read_shards(plan, 3, 1, drop_remainder=True, start=8)
     assert parts == [[[8, 11, 14, 17]], [[9, 12, 15, 18]], [[10, 13, 16, 19]]]
 
 
-def test_files_are_shared_where_the_options_say_so(tmp_path: Any):
+def test_files_are_sharded_with_the_file_policy(tmp_path: Any):
     names = [str(tmp_path / f"{n}.txt") for n in range(4)]
     for n, name in enumerate(names):
         (tmp_path / name).write_text(f"{n}0\n{n}1\n")
     options = hr.Options()
     options.auto_shard_policy = AutoShardPolicy.FILE
     dataset = hr.TextLineDataset(names).with_options(options)
-    parts = parts_of(dataset.plan, 2, 2, drop_remainder=True)
+    parts = read_shards(dataset.plan, 2, 2, drop_remainder=True)
     assert parts == [[[0, 1], [20, 21]], [[10, 11], [30, 31]]]
     with pytest.raises(hr.errors.InvalidArgumentError, match="4 files"):
-        parts_of(dataset.plan, 5, 1, drop_remainder=True)
-    with pytest.raises(FailedPreconditionError, match="restore it on the rank that saved it"):
-        parts_of(dataset.plan, 2, 1, drop_remainder=True, start=4)
+        read_shards(dataset.plan, 5, 1, drop_remainder=True)
+    with pytest.raises(FailedPreconditionError, match="restore it on the same rank"):
+        read_shards(dataset.plan, 2, 1, drop_remainder=True, start=4)
 
 
-def test_a_hint_is_filled_in():
+def test_a_shard_hint_is_replaced():
     options = hr.Options()
     options.auto_shard_policy = AutoShardPolicy.HINT
     dataset = hr.Dataset.range(8).shard(hr.service.SHARD_HINT, 0).map(lambda x: x * 10)
-    parts = parts_of(dataset.with_options(options).plan, 2, 1, drop_remainder=True)
+    parts = read_shards(dataset.with_options(options).plan, 2, 1, drop_remainder=True)
     assert parts == [[[0, 20, 40, 60]], [[10, 30, 50, 70]]]
 
 
-def test_an_order_that_is_another_each_time_is_not_shared():
+def test_an_unordered_step_is_not_sharded_by_element():
     def opened(x: Any) -> hr.Dataset:
         return hr.Dataset.range(3).map(lambda y: x * 10 + y)
 
     dataset = hr.Dataset.range(4).interleave(opened, num_parallel_calls=2, deterministic=False)
-    with pytest.raises(FailedPreconditionError, match="agree which element is whose"):
+    with pytest.raises(FailedPreconditionError, match="order differs between the"):
         shard_plan(dataset.plan, WHOLE_DATASET, DataShard(2, 0), drop_remainder=True)
-    parts = parts_of(dataset.plan, 2, 1, drop_remainder=True)  # rounds keep the order
-    assert in_turns([part for (part,) in parts]) == read(
+    parts = read_shards(dataset.plan, 2, 1, drop_remainder=True)  # rounds keep the order
+    assert interleave_workers([part for (part,) in parts]) == read(
         hr.Dataset.range(4).interleave(opened).plan
     )
     assert (
         len(read(shard_plan(dataset.plan, WHOLE_DATASET, WHOLE_DATASET, drop_remainder=True))) == 12
     )
     mapped = hr.Dataset.range(9).map(lambda x: -x, num_parallel_calls=2, deterministic=False)
-    parts = parts_of(mapped.plan, 2, 2, drop_remainder=False)  # the map runs on each one's part
+    parts = read_shards(mapped.plan, 2, 2, drop_remainder=False)  # the map runs on each one's part
     assert sorted(-x for lists in parts for part in lists for x in part) == list(range(9))
 
 
-def test_a_dataset_that_is_shared_already_is_seen():
+def test_manual_sharding_is_detected():
     assert is_sharded_manually(hr.Dataset.range(9).shard(2, 1).batch(2).plan, DataShard(2, 1))
     assert not is_sharded_manually(hr.Dataset.range(9).shard(3, 1).plan, DataShard(2, 1))
-    with pytest.raises(FailedPreconditionError, match=r"shard\(2, 0\), and this is rank 1 of 2"):
+    with pytest.raises(FailedPreconditionError, match=r"shard\(2, 0\), but this is rank 1 of 2"):
         is_sharded_manually(hr.Dataset.range(9).shard(2, 0).plan, DataShard(2, 1))
 
 
-def test_what_is_read_ahead_and_what_draws_is_seen():
+def test_prefetching_and_unseeded_steps_are_detected():
     dataset = hr.Dataset.range(9)
     assert is_read_ahead(dataset.prefetch(1).with_options(hr.Options()).take(3).plan)
     assert not is_read_ahead(dataset.prefetch(1).map(abs).plan)
@@ -231,7 +231,7 @@ def test_what_is_read_ahead_and_what_draws_is_seen():
     assert not draws_without_seed(dataset.shuffle(2, seed=0).map(abs).plan)
 
 
-def test_without_pytorch_the_name_is_there_and_says_what_is_missing():
+def test_without_pytorch_using_the_loader_names_the_missing_package():
     program = (
         "import sys\n"
         "sys.modules['torch'] = None\n"
@@ -243,5 +243,5 @@ def test_without_pytorch_the_name_is_there_and_says_what_is_missing():
         "    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "hr.torch.loader needs PyTorch" in done.stdout, done.stderr
+    assert "hr.torch.loader requires PyTorch" in done.stdout, done.stderr
     assert "pip install 'headrace[torch]'" in done.stdout

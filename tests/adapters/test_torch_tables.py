@@ -1,4 +1,4 @@
-"""Tables as layers of PyTorch."""
+"""PyTorch layers with rows of embedding tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def steps(model, **options):
 
 @pytest.mark.catalogue("3.8.9", "3.8.10")
 @pytest.mark.parametrize("in_flight", [0, 1, 2])
-def test_an_embedding_trains_as_that_of_torch(table, in_flight):
+def test_an_embedding_trains_like_torch_nn_embedding(table, in_flight):
     ids = torch.tensor([[5, -7, 5], [2**50, 5, 9]])
     names, where = np.unique(ids.numpy(), return_inverse=True)
     own = torch.nn.Embedding.from_pretrained(torch.from_numpy(table.lookup(names)), freeze=False)
@@ -65,7 +65,7 @@ def test_an_embedding_trains_as_that_of_torch(table, in_flight):
 @pytest.mark.parametrize("mode", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("form", ["offsets", "last", "list"])
-def test_bags_are_pooled_as_their_formulas_say(table, mode, weighted, form):
+def test_bags_are_combined_by_their_mode(table, mode, weighted, form):
     bags = [[4, 4, 9], [], [0], [-1, 8, 4, 0], []]
     weights = [[0.5, 2.0, 1.0], [], [3.0], [1.0, 0.25, 1.0, 2.0], []]
     flat = torch.tensor([each for bag in bags for each in bag])
@@ -98,14 +98,14 @@ def test_bags_are_pooled_as_their_formulas_say(table, mode, weighted, form):
     assert (w.grad is not None) == weighted
 
 
-def test_bags_of_one_length_are_rows(table):
+def test_bags_of_equal_length_can_be_rows_of_a_matrix(table):
     ids = torch.tensor([[1, 2], [3, 3]])
     found = hr.torch.EmbeddingBag(table)(ids)
     assert np.allclose(found.detach().numpy(), table.gather(ids).mean(1))
 
 
 @pytest.mark.catalogue("2.7.8")
-def test_padding_is_never_sent_and_never_trained(strategy, table):
+def test_padding_ids_are_neither_sent_nor_trained(strategy, table):
     layer = torch.nn.ModuleList(
         [
             hr.torch.Embedding(table, padding_idx=0),
@@ -126,7 +126,7 @@ def test_padding_is_never_sent_and_never_trained(strategy, table):
     assert optimizer.iterations == 1
 
 
-def test_no_ids_are_no_rows_and_no_error(table):
+def test_empty_inputs_are_allowed(table):
     embedding, bag = hr.torch.Embedding(table), hr.torch.EmbeddingBag(table)
     nothing = torch.zeros(0, dtype=torch.int64)
     assert embedding(nothing).shape == (0, 3)
@@ -138,7 +138,7 @@ def test_no_ids_are_no_rows_and_no_error(table):
     assert bag(nothing, nothing).shape == (0, 3)
 
 
-def test_looking_without_training_makes_no_rows(table):
+def test_lookups_without_training_create_no_rows(table):
     layer = hr.torch.Embedding(table)
     layer.eval()
     assert not layer(torch.tensor([1, 2])).any()
@@ -149,7 +149,7 @@ def test_looking_without_training_makes_no_rows(table):
     assert layer(torch.tensor([1, 2])).any()
 
 
-def test_many_tables_are_one_step_and_one_call(strategy, table, items):
+def test_several_tables_take_one_step_in_one_call(strategy, table, items):
     model = torch.nn.ModuleDict(
         {"user": hr.torch.Embedding(table), "item": hr.torch.EmbeddingBag(items, "sum")}
     )
@@ -169,7 +169,7 @@ def test_many_tables_are_one_step_and_one_call(strategy, table, items):
     assert items.gather([1, 2]).tolist() == [[-0.5, -0.5], [0.5, 0.5]]
 
 
-def test_rows_pulled_ahead_are_those_after_the_steps_before(table):
+def test_prefetched_rows_include_all_earlier_steps(table):
     layer = hr.torch.Embedding(table)
     optimizer = steps(layer)
     now, coming = torch.tensor([1, 2]), torch.tensor([2, 3])
@@ -179,14 +179,14 @@ def test_rows_pulled_ahead_are_those_after_the_steps_before(table):
     layer.prefetch(coming)
     layer.prefetch(torch.tensor([77]))
     assert np.allclose(layer(coming)[0].detach().numpy(), first - 1.0)
-    # Each is taken once, and in eval mode nothing is made.
+    # Prefetched rows are used once, and eval mode creates no rows.
     assert layer(torch.tensor([77])).shape == (1, 3)
     layer.eval()
     layer.prefetch(torch.tensor([88]))
     assert not layer(torch.tensor([88])).any()
 
 
-def test_gradients_add_up_until_they_are_pushed_or_forgotten(table):
+def test_gradients_accumulate_until_step_or_zero_grad(table):
     layer = hr.torch.Embedding(table)
     optimizer = steps(layer, in_flight=0)
     ids = torch.tensor([4])
@@ -212,7 +212,7 @@ def test_clipping_sees_all_tables_of_a_step(table, items):
     assert np.allclose(first - table.gather([0]), 1 / np.sqrt(5), atol=1e-6)
 
 
-def test_what_fails_in_the_background_is_raised_once_and_the_next_step_works(table):
+def test_a_background_error_is_raised_once_and_the_next_step_works(table):
     layer = hr.torch.Embedding(table)
     optimizer = steps(layer)
     ids = torch.tensor([1])
@@ -226,7 +226,7 @@ def test_what_fails_in_the_background_is_raised_once_and_the_next_step_works(tab
     assert optimizer.iterations == 1
 
 
-def test_steps_under_way_are_done_when_the_strategy_is_closed():
+def test_pending_steps_finish_when_the_strategy_is_closed():
     with cluster(1) as strategy:
         with strategy.scope():
             table = hr.EmbeddingTable(2, name="t", initializer="zeros")
@@ -247,18 +247,18 @@ def test_steps_under_way_are_done_when_the_strategy_is_closed():
         again.close()
 
 
-def test_a_copy_of_a_layer_has_the_table_and_none_of_the_gradients(table):
+def test_a_copied_layer_shares_the_table_and_has_no_gradients(table):
     layer = hr.torch.Embedding(table)
     layer(torch.tensor([1])).sum().backward()
-    twin = copy.deepcopy(layer)
-    assert twin.table is table
-    assert twin.take_gradients() == []
+    copied = copy.deepcopy(layer)
+    assert copied.table is table
+    assert copied.take_gradients() == []
     assert list(layer.parameters()) == []
     assert layer.state_dict() == {}
     assert "users" in repr(layer)
 
 
-def test_rows_of_bfloat16_are_tensors_of_bfloat16(strategy):
+def test_bfloat16_rows_become_bfloat16_tensors(strategy):
     with strategy.scope():
         table = hr.EmbeddingTable(2, name="b", dtype="bfloat16", initializer=1.0)
     layer = hr.torch.Embedding(table)
@@ -276,7 +276,7 @@ def test_wrong_arguments_are_named(table):
         hr.torch.Embedding(torch.zeros(3, 2))
     with pytest.raises(ValueError, match="sqrtn"):
         hr.torch.EmbeddingBag(table, "max")
-    with pytest.raises(ValueError, match="no table to train"):
+    with pytest.raises(ValueError, match=r"must contain an hr\.torch\.Embedding"):
         steps(torch.nn.Linear(1, 1))
     with pytest.raises(TypeError, match="`optimizer` must be an Optimizer"):
         hr.torch.TableOptimizer(torch.nn.Linear(1, 1), hr.optimizers.SGD(1.0))

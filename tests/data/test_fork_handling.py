@@ -1,4 +1,4 @@
-"""A forked child goes on with its parent's iterator by itself."""
+"""A forked child continues its parent's iterator independently."""
 
 from __future__ import annotations
 

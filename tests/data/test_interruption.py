@@ -131,7 +131,7 @@ def test_a_signal_at_any_instant_loses_and_repeats_nothing(make):
     inside = False
 
     def on_alarm(number, frame):
-        # Between two calls of `next` an element may be in nobody's hands: that is the caller's.
+        # Between two calls of `next` an interruption is the caller's concern.
         if not inside:
             return
         while frame is not None and frame.f_code.co_filename != weakref.__file__:

@@ -90,7 +90,9 @@ def test_invalid_states_and_other_versions_are_rejected():
         iterator.set_state(old)
     with pytest.raises(FailedPreconditionError, match="directions"):
         iterator.set_state({**state, "position": {"directions": {}}})
-    with pytest.raises(FailedPreconditionError, match="does not say which elements"):
+    with pytest.raises(
+        FailedPreconditionError, match="does not contain a set of delivered elements"
+    ):
         iterator.set_state({**state, "position": {"positions": {}}})
 
 
@@ -249,15 +251,15 @@ def test_incomplete_state_is_rejected(state):
         ({"position": {"splits": 3, "partition_mode": "left"}}, "`partition_mode` .* got 'left'"),
         (
             {"position": {"positions": {"watermark": -3}}},
-            "does not say which elements were delivered",
+            "does not contain a set of delivered elements",
         ),
         (
             {"position": {"positions": {"watermark": 0, "delivered": [[4, 2]]}}},
-            "does not say which elements were delivered",
+            "does not contain a set of delivered elements",
         ),
         (
-            {"position": {"positions": {"watermark": 0, "parts": [[-1, 1, [[0, 1]]]]}}},
-            "does not say which elements were delivered",
+            {"position": {"positions": {"watermark": 0, "partial_splits": [[-1, 1, [[0, 1]]]]}}},
+            "does not contain a set of delivered elements",
         ),
     ],
 )
@@ -272,5 +274,5 @@ def test_modified_state_error_names_the_invalid_value(changed, message):
 def test_state_of_another_kind_is_not_reported_as_another_version():
     strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     state = iter(strategy.distribute_dataset(hr.Dataset.range(4).batch(2))).get_state()
-    with pytest.raises(TypeError, match="that of something else; restore it into such as it was"):
+    with pytest.raises(TypeError, match="a state of another kind; restore it into"):
         iter(hr.Dataset.range(4).batch(2)).set_state(state)

@@ -1,4 +1,4 @@
-"""Whoever writes a name of tf.data finds it here, or reads what does its work."""
+"""Names of tf.data exist in Headrace, or their error names an alternative."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ OPTIONS = """
 
 
 def answers(thing, name):
-    """Whether a name is there, or answered with what does its work."""
+    """Return whether a name exists or its error names an alternative."""
     try:
         getattr(thing, name)
     except AttributeError as error:
@@ -135,7 +135,7 @@ def test_missing_private_names_give_no_suggestion():
 
 
 def test_string_dtype_error_names_the_alternative():
-    with pytest.raises(ValueError, match="got 'string'; for strings write bytes, or str"):
+    with pytest.raises(ValueError, match="got 'string'; for strings use bytes, or str"):
         hr.io.FixedLenFeature([], "string")
     with pytest.raises(ValueError, match="dtype must be bytes, str"):
         hr.io.VarLenFeature("complex64")

@@ -52,13 +52,13 @@ class Stream(IterableDataset[Any]):
 
 
 class Squares:
-    """Something with items, of nobody's library."""
+    """A sequence that belongs to no library."""
 
     def __len__(self) -> int:
         return 9
 
     def __getitem__(self, index: int) -> int:
-        assert type(index) is int, "items are asked for by a Python int"
+        assert type(index) is int, "indices are Python ints"
         return index * index
 
 
@@ -235,7 +235,7 @@ def test_loader_with_a_custom_sampler_is_read_as_a_stream(
 ) -> None:
     loader = DataLoader(Images(), batch_size=4, sampler=sampler)
     dataset = hr.Dataset.from_pipeline(loader)
-    assert "read from its start by one worker" in caplog.text
+    assert "read as a whole by one worker" in caplog.text
     assert [len(batch[1]) for batch in dataset] == [4, 4, 4]
 
 

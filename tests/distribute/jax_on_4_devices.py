@@ -53,9 +53,11 @@ def test_devices_are_those_of_jax_and_unknown_ones_are_named():
     assert mirrored(3).extended.worker_devices == ("cpu:0", "cpu:1", "cpu:2")
     assert MirroredStrategy(framework="jax").extended.worker_devices == ("cpu:0",)
     assert OneDeviceStrategy(framework="jax").extended.worker_devices == ("cpu:0",)
-    with pytest.raises(ValueError, match=r"'cpu:4' is not there: JAX has cpu:0, cpu:1, cpu:2, cpu"):
+    with pytest.raises(
+        ValueError, match=r"'cpu:4' does not exist: JAX has cpu:0, cpu:1, cpu:2, cpu"
+    ):
         mirrored(5)
-    with pytest.raises(ValueError, match=r"'gpu:0' is not there: JAX has cpu:0"):
+    with pytest.raises(ValueError, match=r"'gpu:0' does not exist: JAX has cpu:0"):
         OneDeviceStrategy("gpu:0", framework="jax")
     with pytest.raises(ValueError, match="No duplicates allowed"):
         MirroredStrategy(["cpu:1", "/job:x/device:CPU:1"], framework="jax")
@@ -188,7 +190,7 @@ def test_reductions_are_arrays_of_jax_with_the_numbers_of_the_tables():
     assert strategy.reduce("MEAN", half).dtype == jnp.bfloat16
     assert strategy.reduce("MEAN", PerReplica([0, 1])) == 0.5
     assert np.isnan(strategy.reduce("MEAN", PerReplica([jnp.zeros(0), jnp.zeros(0)]), axis=0))
-    with pytest.raises(InvalidArgumentError, match="cannot be added up"):
+    with pytest.raises(InvalidArgumentError, match="cannot be summed"):
         strategy.reduce("SUM", PerReplica(["a", "b"]))
     assert strategy.gather(PerReplica([jnp.ones((1, 2)), jnp.zeros((2, 2))]), 0).shape == (3, 2)
 
@@ -228,7 +230,7 @@ def test_copies_of_a_variable_are_on_the_devices_and_work_as_arrays():
     assert v.numpy().tolist() == [6.0, 6.0]
     gradient = jax.grad(lambda w: (w * v.read()).sum())(jnp.ones(2))
     assert gradient.tolist() == [6.0, 6.0]
-    with pytest.raises(FailedPreconditionError, match="that JAX is tracing cannot be kept"):
+    with pytest.raises(FailedPreconditionError, match="that JAX is tracing cannot be stored"):
         jax.jit(lambda x: v.assign(x))(jnp.ones(2))
     count = hr.Variable(1)
     with pytest.raises(TypeError, match="without loss"):
@@ -312,7 +314,7 @@ def test_a_compiled_step_accepts_global_arrays():
     mesh = step.sharding.mesh
     same = jax.device_put(jnp.ones(2), NamedSharding(mesh, P()))
     assert [v.shape for v in strategy.compile(lambda w: w)(same).values] == [(2,)] * 4
-    with pytest.raises(InvalidArgumentError, match=r"argument 0\['a'\] is an array over several"):
+    with pytest.raises(InvalidArgumentError, match=r"argument 0\['a'\] has the sharding"):
         strategy.compile(lambda w: w)(
             {"a": jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P(None, "replica")))}
         )
@@ -467,7 +469,7 @@ def test_a_compiled_step_rejects_values_for_another_number_of_replicas():
         with pytest.raises(ValueError, match=f"for {count} replicas, but this strategy has 4"):
             same(PerReplica([np.ones(2)] * count))
     for values in ([1.0, np.ones(1)] * 2, [np.ones(1), 1.0] * 2, [1.0, np.ones(2)] * 2):
-        with pytest.raises(InvalidArgumentError, match=r"of argument 0 has shapes .* one shape"):
+        with pytest.raises(InvalidArgumentError, match=r"of argument 0 has shapes .* same shape"):
             same(PerReplica(list(map(np.asarray, values))))
 
 
@@ -499,11 +501,11 @@ def test_errors_of_compiled_steps_name_the_alternative():
         strategy.compile(lambda: get_replica_context().merge_call(lambda s: 1))()
     with pytest.raises(FailedPreconditionError, match="requires cross-replica context"):
         strategy.run(lambda: strategy.compile(lambda: 1)())
-    with pytest.raises(InvalidArgumentError, match=r"argument 0 .*neither an array nor a constant"):
+    with pytest.raises(InvalidArgumentError, match=r"argument 0 .*neither an array nor hashable"):
         strategy.compile(lambda x: x)({1, 2})
     with pytest.raises(TypeError, match="`fn` must be a function"):
         strategy.compile(3)
-    with pytest.raises(ValueError, match="this one has framework='numpy'"):
+    with pytest.raises(ValueError, match="but this one has framework='numpy'"):
         MirroredStrategy(["cpu:0"]).compile(lambda: 1)
     with pytest.raises(ValueError, match="rank 0"):
         strategy.compile(lambda x: get_replica_context().all_gather(x, 0))(1.0)
@@ -576,7 +578,7 @@ def test_global_arrays_require_jax_devices_and_rows():
     with pytest.raises(ValueError, match="`experimental_fetch_to_device` is False"):
         InputOptions(global_arrays=True, experimental_fetch_to_device=False)
     data = hr.Dataset.from_tensor_slices({"x": np.arange(4), "s": np.array(["a"] * 4)}).batch(4)
-    with pytest.raises(InvalidArgumentError, match=r"\['s'\].*of which JAX has no arrays"):
+    with pytest.raises(InvalidArgumentError, match=r"\['s'\].*which JAX arrays cannot hold"):
         next(iter(mirrored().distribute_dataset(data, InputOptions(global_arrays=True))))
 
 
@@ -613,5 +615,5 @@ def test_an_array_split_over_devices_is_rejected_by_run(use):
     strategy = mirrored()
     options = InputOptions(global_arrays=True)
     (array,) = strategy.distribute_dataset(numbers(8).batch(8), options)
-    with pytest.raises(InvalidArgumentError, match=r"split over several devices.*global_arrays"):
+    with pytest.raises(InvalidArgumentError, match=r"sharded over several devices.*global_arrays"):
         use(strategy, array)

@@ -160,7 +160,7 @@ def test_a_compiled_step_is_one_program_over_all_workers(found):
 
 def test_mismatched_arguments_raise_on_all_workers_which_continue(found):
     for each in found["calls"]:
-        assert each["uneven"].startswith("InvalidArgumentError: the shares of a batch have 0, 0, 1")
+        assert each["uneven"].startswith("InvalidArgumentError: the shards of a batch have 0, 0, 1")
         assert "call it with strategy.run" in each["uneven"]
         assert "has 0: float64[2], and worker 1" in each["shapes"]
         assert "has 0: 'mode 0', and worker 1" in each["constants"]

@@ -323,7 +323,7 @@ def test_invalid_reductions_raise_specific_errors():
     with pytest.raises(ValueError, match=r"non-DistributedValues value 3\.0 cannot be reduced"):
         strategy.reduce("SUM", 3.0)
     assert strategy.reduce("MEAN", 3.0) == 3.0
-    with pytest.raises(InvalidArgumentError, match="cannot be added up"):
+    with pytest.raises(InvalidArgumentError, match="cannot be summed"):
         strategy.reduce("SUM", PerReplica(["a", "b"]))
 
 

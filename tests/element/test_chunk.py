@@ -28,7 +28,7 @@ both = pytest.mark.parametrize("columnar", [False, True])
 
 
 @given(elements, st.integers(1, 4))
-def test_rows_and_columns_say_the_same(element: Any, size: int) -> None:
+def test_rows_and_columns_are_equivalent(element: Any, size: int) -> None:
     rows = Chunk.of_rows([element] * size)
     columns = Chunk.of_columns(stack([element] * size), size)
     assert same(rows.columns(), columns.columns())
@@ -49,7 +49,7 @@ def test_slices_and_picks(columnar: bool) -> None:
     assert chunk.slice(1, 3).is_columnar == chunk.take([1]).is_columnar == columnar
 
 
-def test_the_other_form_is_made_once() -> None:
+def test_the_other_form_is_computed_once() -> None:
     rows, columns = numbers(False, 1, 2), numbers(True, 1, 2)
     assert rows.columns() is rows.columns()
     assert columns.rows() is columns.rows()
@@ -68,7 +68,7 @@ def test_chunks_are_joined_in_order(forms: tuple[bool, bool]) -> None:
     assert joined.is_columnar == all(forms)
 
 
-def test_one_chunk_is_joined_to_itself() -> None:
+def test_concatenating_one_chunk_returns_it() -> None:
     chunk = numbers(True, 1)
     assert concatenate([chunk]) is chunk
     with pytest.raises(ValueError, match="chunks is empty"):
@@ -80,12 +80,12 @@ def test_columns_of_different_shape_are_joined_as_rows() -> None:
     assert [row.shape for row in joined.rows()] == [(2,), (3,)]
 
 
-def test_ragged_rows_have_no_columns_and_neither_have_none() -> None:
+def test_ragged_and_empty_chunks_have_no_columns() -> None:
     ragged = Chunk.of_rows([np.zeros(2), np.zeros(3)])
-    with pytest.raises(InvalidElementError, match="pad or cut"):
+    with pytest.raises(InvalidElementError, match="pad or truncate"):
         ragged.columns()
     assert len(ragged.rows()) == 2
-    with pytest.raises(InvalidElementError, match="no rows"):
+    with pytest.raises(InvalidElementError, match="empty chunk"):
         Chunk.of_rows([]).columns()
 
 

@@ -20,7 +20,7 @@ def frame(rows: int = 100) -> list[wire.Buffer]:
     )
 
 
-def test_a_frame_comes_back_as_it_was_and_can_be_written_into(codec: str) -> None:
+def test_a_decompressed_frame_is_equal_and_writable(codec: str) -> None:
     plain = frame()
     packed = frame_compression.compress_frame(plain, codec)
     assert frame_compression.is_compressed(packed)
@@ -39,7 +39,7 @@ def test_a_frame_comes_back_as_it_was_and_can_be_written_into(codec: str) -> Non
     assert frame_compression.decompress_frame(plain) is plain
 
 
-def test_what_does_not_get_smaller_is_left_as_it_is(codec: str) -> None:
+def test_incompressible_buffers_are_not_changed(codec: str) -> None:
     noise = wire.encode(Chunk.of_rows([np.random.default_rng(0).bytes(5000)]))
     assert frame_compression.compress_frame(noise, codec) is noise
     assert frame_compression.compress_frame(noise, "unheard of") is noise
@@ -61,5 +61,5 @@ def test_damage_is_an_error(codec: str, damage: str) -> None:
         packed.pop()
     else:
         packed[0] = b"\x93\x02" + b"\xc1" * 20
-    with pytest.raises(DataLossError, match=r"a packed frame of .* cannot be read"):
+    with pytest.raises(DataLossError, match=r"a compressed frame of .* cannot be read"):
         frame_compression.decompress_frame(packed)

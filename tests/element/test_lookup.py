@@ -17,7 +17,7 @@ WORDS = ["red", "green", "blue"]
     "given", [WORDS, np.array(WORDS), [w.encode() for w in WORDS], tuple(WORDS)]
 )
 @pytest.mark.parametrize("num_oov", [0, 1, 4])
-def test_words_have_numbers_in_their_order_after_those_of_others(given, num_oov):
+def test_words_are_numbered_in_order_after_the_oov_numbers(given, num_oov):
     lookup = hr.Lookup.from_vocabulary(given, num_oov=num_oov)
     assert len(lookup) == lookup.size == 3 + num_oov
     for asked in (
@@ -36,7 +36,7 @@ def test_words_have_numbers_in_their_order_after_those_of_others(given, num_oov)
     assert lookup.inverse(lookup(["blue", "red"])).tolist() == [lookup.words[2], lookup.words[0]]
 
 
-def test_other_words_share_numbers_by_a_hash_that_is_alike_everywhere():
+def test_unknown_words_share_oov_numbers_by_a_stable_hash():
     lookup = hr.Lookup.from_vocabulary(WORDS, num_oov=3)
     others = [f"word {number}" for number in range(100)]
     found = lookup(others)
@@ -62,7 +62,7 @@ def test_integers_are_words_of_a_vocabulary_of_integers():
         hr.Lookup.from_vocabulary(WORDS)([1])
 
 
-def test_wrong_vocabularies_are_refused():
+def test_wrong_vocabularies_are_rejected():
     with pytest.raises(ValueError, match="'red'"):
         hr.Lookup.from_vocabulary(["red", "blue", b"red", "red"])
     for words in ("red", [1.5], [True], [None], ["a", 1]):

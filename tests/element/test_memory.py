@@ -18,7 +18,7 @@ def begins_at(array: np.ndarray) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", ">i4", "f8", "c16", "S3", RECORD, "M8[s]"])
-def test_a_large_array_begins_at_a_multiple_of_64_bytes(dtype):
+def test_a_large_array_is_aligned_to_64_bytes(dtype):
     dtype = np.dtype(dtype)
     rows = LARGE // dtype.itemsize // 7 + 1
     made = [allocate_array((rows, 7), dtype) for _ in range(3)]
@@ -31,7 +31,7 @@ def test_a_large_array_begins_at_a_multiple_of_64_bytes(dtype):
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,)])
 @pytest.mark.parametrize("dtype", ["f4", "O", "V0", RECORD])
-def test_a_small_array_is_as_any_other(shape, dtype):
+def test_a_small_array_is_an_ordinary_array(shape, dtype):
     made = allocate_array(shape, np.dtype(dtype))
     assert (made.shape, made.dtype) == (shape, np.dtype(dtype))
 
@@ -55,7 +55,7 @@ TABLES = {
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("shape", [(0,), (3,), (64,), (8, 16)])
-def test_rows_are_those_that_take_gives(name, shape):
+def test_gathered_rows_equal_those_of_take(name, shape):
     table = TABLES[name]
     chance = np.random.default_rng(0)
     indices = chance.integers(0, len(table), shape)
@@ -91,7 +91,7 @@ def test_a_negative_index_counts_from_the_end():
     }.items(),
     ids=lambda each: each[0],
 )
-def test_large_batches_begin_at_a_multiple_of_64_bytes(dataset):
+def test_large_batches_are_aligned_to_64_bytes(dataset):
     batch = next(iter(dataset[1]))
     assert batch.nbytes == LARGE
     assert begins_at(batch) == 0
@@ -99,7 +99,7 @@ def test_large_batches_begin_at_a_multiple_of_64_bytes(dataset):
 
 @pytest.mark.parametrize("kind", [np.void, np.record])
 @pytest.mark.parametrize("rows", [100, LARGE // 8])
-def test_between_the_fields_of_records_nothing_of_this_process_is_left(kind, rows):
+def test_padding_between_record_fields_is_zeroed(kind, rows):
     padded = np.dtype((kind, RECORD))
     zeros = np.zeros(rows, padded)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What a user's function gave belongs to whoever receives it, and is copied only if it must be."""
+"""Results of user functions belong to the receiver and are copied only if necessary."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SHARED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", list(SHARED))
-def test_what_somebody_else_can_reach_is_copied(name: str) -> None:
+def test_a_shared_object_is_copied(name: str) -> None:
     make = SHARED[name]
     theirs = all_of(make())
     before = [np.array(array) for array in theirs]
@@ -124,7 +124,7 @@ def test_what_somebody_else_can_reach_is_copied(name: str) -> None:
         mapped,
     ],
 )
-def test_an_array_may_be_written_entry_by_entry(make: Callable[[], Any]) -> None:
+def test_an_owned_array_is_writable(make: Callable[[], Any]) -> None:
     array = take_ownership(make())
 
     assert type(array) is np.ndarray
@@ -150,7 +150,7 @@ def test_components_do_not_share_memory(twice: Callable[[Any], Any]) -> None:
     assert not np.shares_memory(*arrays)
 
 
-def test_containers_that_are_kept_are_not_handed_out() -> None:
+def test_retained_containers_are_not_returned() -> None:
     kept: dict[str, Any] = {"x": {"y": np.int64(1)}, "z": np.int64(2)}
 
     def give() -> Any:
@@ -163,7 +163,7 @@ def test_containers_that_are_kept_are_not_handed_out() -> None:
     assert kept == {"x": {"y": 1}, "z": 2}
 
 
-def test_a_record_that_is_kept_is_not_handed_out() -> None:
+def test_a_retained_record_is_not_returned() -> None:
     element = take_ownership(HELD_RECORD)
 
     assert element is not HELD_RECORD
@@ -186,7 +186,7 @@ def test_a_record_that_is_kept_is_not_handed_out() -> None:
         (lambda x: (x[::2].reshape(-1), 1), lambda v: v[0]),
     ],
 )
-def test_what_nobody_else_can_reach_is_not_copied(
+def test_an_unshared_object_is_not_copied(
     wrap: Callable[[Any], Any], get: Callable[[Any], Any]
 ) -> None:
     addresses = []
@@ -202,7 +202,7 @@ def test_what_nobody_else_can_reach_is_not_copied(
 
 
 @given(strategies.elements)
-def test_owned_elements_are_normal_ones(element: Any) -> None:
+def test_owned_elements_are_normalized(element: Any) -> None:
     if element is not None:
         assert strategies.same(take_ownership(element), normalize(element))
 
@@ -212,7 +212,7 @@ def test_owned_elements_are_normal_ones(element: Any) -> None:
     [3, 2.5, True, 1j, 1 << 63, "a", b"b", [1, 2], ["a"], np.array(3), np.array(["a", "b"]),
      {"a": 1, 2: None}, (1, 2.5), ((), {}), np.zeros(0), bytearray(b"x"), np.str_("s"), {}],
 )  # fmt: skip
-def test_values_become_what_normalize_makes_of_them(value: Any) -> None:
+def test_take_ownership_converts_values_like_normalize(value: Any) -> None:
     assert are_equal(take_ownership(value), normalize(value))
 
 
@@ -227,7 +227,7 @@ def test_values_become_what_normalize_makes_of_them(value: Any) -> None:
         (None, "forget `return`"),
     ],
 )
-def test_what_is_no_element_is_named(value: Any, message: str) -> None:
+def test_an_invalid_element_is_named(value: Any, message: str) -> None:
     with pytest.raises(InvalidElementError, match=message):
         take_ownership(value)
 

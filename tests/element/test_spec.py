@@ -77,7 +77,7 @@ def test_wrong_arguments_fail_at_once(shape: Any, dtype: Any, words: str) -> Non
 
 
 @given(elements)
-def test_an_element_fits_its_own_spec(element: Any) -> None:
+def test_an_element_matches_its_own_spec(element: Any) -> None:
     check_element(spec_of(element), element)
 
 
@@ -89,7 +89,7 @@ def test_a_stacked_element_has_the_batched_spec(element: Any, size: int) -> None
 
 
 @given(elements)
-def test_a_spec_travels(element: Any) -> None:
+def test_a_spec_is_encoded_and_decoded(element: Any) -> None:
     spec = {"inner": batch_spec(spec_of(element), None), "named": ArraySpec((None,), "f4", "n")}
     assert decode_spec(encode_spec(spec)) == spec
 
@@ -110,7 +110,7 @@ def test_relaxing_keeps_what_is_common() -> None:
     "other",
     [ArraySpec((2,), "i8"), ArraySpec((2, 2), "i4"), (ArraySpec((2,), "i4"),)],
 )
-def test_what_has_no_common_spec_is_refused(other: Any) -> None:
+def test_incompatible_specs_are_rejected(other: Any) -> None:
     with pytest.raises(InvalidElementError, match=r"\['x'\]"):
         relax({"x": ArraySpec((2,), "i4")}, {"x": other})
 
@@ -118,32 +118,32 @@ def test_what_has_no_common_spec_is_refused(other: Any) -> None:
 @pytest.mark.parametrize(
     ("element", "words"),
     [
-        (np.zeros((2, 4), "f4"), r"component \.image has shape \(2, 4\), but the spec says"),
+        (np.zeros((2, 4), "f4"), r"component \.image has shape \(2, 4\), but the spec has shape"),
         (np.zeros(2, "f4"), r"component \.image has shape \(2,\)"),
         (np.zeros((2, 3)), r"component \.image has dtype float64"),
         (b"x", r"component \.image has dtype bytes"),
         ((1,), r"at \.image"),
     ],
 )
-def test_an_element_that_does_not_fit_is_refused(element: Any, words: str) -> None:
+def test_an_element_that_does_not_match_is_rejected(element: Any, words: str) -> None:
     spec = Pair(ArraySpec((None, 3), "f4"), ArraySpec((), str))
     check_element(spec, Pair(np.zeros((7, 3), "f4"), "x"))
     with pytest.raises(InvalidElementError, match=words):
         check_element(spec, Pair(element, "x"))
 
 
-def test_an_empty_array_of_strings_fits_bytes_and_str() -> None:
+def test_an_empty_array_of_strings_matches_bytes_and_str() -> None:
     check_element(ArraySpec((0,), str), np.empty(0, object))
     check_element(ArraySpec((None,), bytes), np.empty(0, object))
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_spec_are_refused(data: bytes) -> None:
+def test_invalid_encoded_specs_are_rejected(data: bytes) -> None:
     with pytest.raises(DataLossError):
         decode_spec(b"\x92" + data + b"\xc1")
 
 
-def test_classes_that_are_not_here_are_stood_in_for() -> None:
+def test_missing_classes_are_replaced() -> None:
     for cls in (Pair, Example):
         spec = cls(ArraySpec((), "i4"), ArraySpec((2,), "f4"))
         sent = encode_spec(spec)
@@ -157,7 +157,7 @@ def test_classes_that_are_not_here_are_stood_in_for() -> None:
         assert decode_spec(encode_spec(made)) == made
 
 
-def test_a_class_with_other_fields_is_not_taken_for_the_one_that_was_sent() -> None:
+def test_a_class_with_other_fields_is_not_used() -> None:
     sent = encode_spec(Pair(ArraySpec((), "i4"), ArraySpec((2,), "f4")))
     made = decode_spec(sent.replace(b"label", b"other"))
     assert type(made) is not Pair
@@ -166,7 +166,7 @@ def test_a_class_with_other_fields_is_not_taken_for_the_one_that_was_sent() -> N
         decode_spec(sent.replace(b"label", b"a b c"))
 
 
-def test_one_element_proves_its_structure_dtypes_and_numbers_of_axes() -> None:
+def test_a_spec_of_one_element_fixes_structure_dtypes_and_axes() -> None:
     spec = {"x": ArraySpec((3, 4), np.uint8, name="image"), "y": (ArraySpec((), bytes),)}
 
     assert relax_lengths(spec) == {
@@ -189,19 +189,19 @@ def structure_of(element: Any) -> Structure:
     return flatten(element)[1]
 
 
-def test_what_is_too_deep_to_be_read_is_refused_where_it_is_sent() -> None:
+def test_too_deep_structures_are_rejected_by_the_sender() -> None:
     described = [encode_structure(structure_of(nested(depth))) for depth in range(99, 102)]
     for depth, description in zip(range(99, 102), described, strict=True):
         assert decode_structure(description) == structure_of(nested(depth))
-    with pytest.raises(InvalidElementError, match="nested more than 100 deep"):
+    with pytest.raises(InvalidElementError, match="nested more than 100 levels deep"):
         encode_structure(structure_of(nested(102)))
-    with pytest.raises(InvalidElementError, match="fewer dicts and tuples"):
+    with pytest.raises(InvalidElementError, match="fewer nested dicts and tuples"):
         encode(Chunk.of_rows([nested(200)]))
 
 
-def test_a_field_may_begin_with_an_underscore_where_the_class_is_not_known() -> None:
+def test_fields_of_missing_classes_may_start_with_an_underscore() -> None:
     @dataclasses.dataclass
-    class Point:  # a class in a function is found by nobody else
+    class Point:  # a class in a function cannot be found by its name
         x: Any
         _weight: Any
 
@@ -236,7 +236,7 @@ def test_a_field_may_begin_with_an_underscore_where_the_class_is_not_known() -> 
         [5, ["x"], [0], "module", "no name"],
     ],
 )
-def test_what_describes_no_structure_is_refused(described: Any) -> None:
+def test_invalid_structure_descriptions_are_rejected(described: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         decode_structure(described)
 
@@ -260,7 +260,7 @@ def test_what_describes_no_structure_is_refused(described: Any) -> None:
         [1 << 70, True, [["a", "<f8", 0]]],
     ],
 )
-def test_what_describes_no_dtype_is_refused(described: Any) -> None:
+def test_invalid_dtype_descriptions_are_rejected(described: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         decode_dtype(described)
 
@@ -285,7 +285,7 @@ class Other:
 
 
 @pytest.mark.parametrize("name", ["Acting", "Other", "Closing.deleted", "Missing", "np.ndarray"])
-def test_a_class_that_is_not_what_was_described_is_stood_in_for(name: str) -> None:
+def test_a_class_that_differs_from_its_description_is_replaced(name: str) -> None:
     structure = decode_structure([5, ["x"], [0], __name__, name])
     assert structure.root.cls is not None
     assert structure.root.cls not in (Acting, Other)

@@ -21,21 +21,21 @@ from tests.element.strategies import Pair, elements, same
 
 
 @given(elements, st.integers(1, 4))
-def test_what_is_stacked_comes_apart_as_it_was(element: Any, size: int) -> None:
+def test_unstack_reverses_stack(element: Any, size: int) -> None:
     rows = unstack(stack([element] * size), size)
     assert len(rows) == size
     assert all(same(row, element) for row in rows)
 
 
 @given(elements, st.integers(1, 3), st.integers(1, 3))
-def test_batches_are_joined_cut_and_picked(element: Any, first: int, second: int) -> None:
+def test_batches_are_concatenated_sliced_and_indexed(element: Any, first: int, second: int) -> None:
     joined = concatenate([stack([element] * first), stack([element] * second)])
     assert same(joined, stack([element] * (first + second)))
     assert same(slice_rows(joined, 0, first), stack([element] * first))
     assert same(take(joined, [0, -1]), stack([element] * 2))
 
 
-def test_rows_keep_their_order_and_dict_keys_meet() -> None:
+def test_rows_keep_their_order_and_dict_keys_are_matched() -> None:
     batch = stack([{"a": np.int32(1), "b": "x"}, {"b": "y", "a": np.int32(2)}])
     assert same(batch, {"a": np.array([1, 2], np.int32), "b": np.array(["x", "y"], object)})
     assert same(take(batch, np.array([1, 0]))["a"], np.array([2, 1], np.int32))
@@ -64,20 +64,26 @@ def test_strided_rows_are_stacked_in_c_order() -> None:
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        (np.zeros(4), r"shape \(3,\) and element 2 has shape \(4,\); pad or cut them in map"),
-        (np.zeros((3, 1)), r"element 2 has shape \(3, 1\); bring all elements to one number"),
+        (
+            np.zeros(4),
+            r"shape \(3,\) and element 2 has shape \(4,\); pad or truncate them",
+        ),
+        (
+            np.zeros((3, 1)),
+            r"element 2 has shape \(3, 1\); convert all elements to the same number",
+        ),
         (np.zeros(3, "f4"), "dtype float64 and element 2 has dtype float32"),
         (b"x", "element 0 has a ndarray and element 2 a bytes"),
         (np.float64(1), r"element 2 has shape \(\)"),
     ],
 )
-def test_ragged_elements_are_refused(odd: Any, words: str) -> None:
+def test_ragged_elements_are_rejected(odd: Any, words: str) -> None:
     regular = Pair(np.zeros(3), 1)
     with pytest.raises(InvalidElementError, match=rf"component \.image: .*{words}"):
         stack([regular, regular, Pair(odd, 1)])
 
 
-def test_scalars_of_different_dtype_are_refused() -> None:
+def test_scalars_of_different_dtype_are_rejected() -> None:
     with pytest.raises(InvalidElementError, match=r"the element: .*int64 and element 1 .*int32"):
         stack([np.int64(1), np.int32(1)])
     with pytest.raises(InvalidElementError, match="element 1 a str"):
@@ -86,21 +92,21 @@ def test_scalars_of_different_dtype_are_refused() -> None:
         stack([np.datetime64("2020-01-01"), np.datetime64("2020-01-01T00:00")])
 
 
-def test_other_objects_and_other_structures_are_refused() -> None:
+def test_other_objects_and_structures_are_rejected() -> None:
     with pytest.raises(InvalidElementError, match=r"component \['a'\] is a object"):
         stack([{"a": object()}] * 2)
     with pytest.raises(InvalidElementError, match="element 1 has a dict with keys"):
         stack([{"a": np.int8(1)}, {"b": np.int8(1)}])
 
 
-def test_batches_that_differ_are_not_joined() -> None:
+def test_different_batches_are_not_concatenated() -> None:
     with pytest.raises(InvalidElementError, match=r"element 1 has shape \(3,\)"):
         concatenate([np.zeros((1, 2)), np.zeros((1, 3))])
     with pytest.raises(InvalidElementError, match="element 1 has dtype int64"):
         concatenate([np.zeros(1), np.zeros(1, np.int64)])
 
 
-def test_nothing_cannot_be_stacked() -> None:
+def test_an_empty_list_cannot_be_stacked() -> None:
     with pytest.raises(ValueError, match="elements is empty"):
         stack([])
     with pytest.raises(ValueError, match="stacked is empty"):
@@ -108,11 +114,11 @@ def test_nothing_cannot_be_stacked() -> None:
 
 
 def test_leading_axes_must_agree() -> None:
-    with pytest.raises(InvalidElementError, match=r"component \[1\] apart: .*shape \(3,\), and 2"):
+    with pytest.raises(InvalidElementError, match=r"component \[1\] .*shape \(3,\), but 2"):
         unstack((np.zeros(2), np.zeros(3)), 2)
-    with pytest.raises(InvalidElementError, match="no axis"):
+    with pytest.raises(InvalidElementError, match="no axes"):
         num_rows(np.float64(1))
-    with pytest.raises(InvalidElementError, match="without any array"):
+    with pytest.raises(InvalidElementError, match="without arrays"):
         num_rows({"a": None})
 
 
@@ -158,7 +164,7 @@ def test_rows_are_as_long_as_the_longest_and_end_with_zeros():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_arrays_of_any_number_of_axes_are_padded_as_nested_loops_would(seed):
+def test_padding_equals_nested_loops_for_any_number_of_axes(seed):
     chance = random.Random(seed)
     axes = chance.randint(1, 3)
     dtype = chance.choice([np.float32, np.int8, np.bool_, np.complex128, ">i4"])
@@ -176,14 +182,14 @@ def test_arrays_of_any_number_of_axes_are_padded_as_nested_loops_would(seed):
     assert np.array_equal(made, naively_padded(arrays, lengths, 1)), f"{seed=}"
 
 
-def test_elements_of_one_shape_are_stacked_as_a_batch_is():
+def test_elements_of_one_shape_are_stacked_without_padding():
     elements = [{"x": np.arange(3) + n, "n": np.int32(n), "s": "a" * n} for n in range(4)]
     made, want = padded(elements), stack(elements)
     assert {k: v.tolist() for k, v in made.items()} == {k: v.tolist() for k, v in want.items()}
     assert made["n"].dtype == np.int32
 
 
-def test_text_is_padded_with_what_is_empty():
+def test_text_is_padded_with_empty_strings():
     words = [np.array(["a", "b"], object), np.array([], object)]
     assert padded(words).tolist() == [["a", "b"], ["", ""]]
     assert padded([w.astype("S").astype(object) for w in words]).tolist() == [
@@ -191,7 +197,7 @@ def test_text_is_padded_with_what_is_empty():
     ]  # fmt: skip
     assert padded(words, values="-").tolist() == [["a", "b"], ["-", "-"]]
     assert padded([np.array([], object)], [2]).tolist() == [[b"", b""]]
-    with pytest.raises(InvalidElementError, match="holds str, and its padding value is b'-'"):
+    with pytest.raises(InvalidElementError, match="contains str, but its padding value is b'-'"):
         padded(words, values=b"-")
 
 
@@ -216,7 +222,7 @@ def test_shapes_and_values_are_nested_as_the_elements_are(shapes, values):
     assert rest["m"].dtype == np.float32
 
 
-def test_one_value_and_no_shape_hold_for_all_components_below():
+def test_one_value_applies_to_all_components_below():
     elements = [Couple(np.full(n, n), (np.full(n, n), np.int64(n))) for n in (0, 2)]
     made = padded(elements, None, -1)
     assert type(made) is Couple
@@ -239,36 +245,36 @@ def test_columns_are_padded_as_rows_are():
 
 
 @pytest.mark.parametrize(
-    ("elements", "shapes", "values", "said"),
+    ("elements", "shapes", "values", "message"),
     [
-        (rows_of(3), [2], None, "length 3, which is longer than the padded shape"),
-        (rows_of(3), [2, 2], None, r"shape \(3,\), and the padded shape \(2, 2\) has 2 axes"),
-        (rows_of(3), {"x": [2]}, None, "`padded_shapes` holds .* nested in another way"),
-        ([{"x": r} for r in rows_of(3)], {"y": [2]}, None, "`padded_shapes` holds"),
+        (rows_of(3), [2], None, "length 3, which exceeds the padded shape"),
+        (rows_of(3), [2, 2], None, r"shape \(3,\), but the padded shape \(2, 2\) has 2 axes"),
+        (rows_of(3), {"x": [2]}, None, "`padded_shapes` contains .* different nesting"),
+        ([{"x": r} for r in rows_of(3)], {"y": [2]}, None, "`padded_shapes` contains"),
         ([{"x": r} for r in rows_of(3)], {"x": {"y": [2]}}, None, r"component \['x'\]"),
-        (rows_of(1, 3), None, 0.5, "dtype int64, which does not hold the padding value 0.5"),
+        (rows_of(1, 3), None, 0.5, "dtype int64, which cannot represent the padding value 0.5"),
         (rows_of(1, 3, dtype=np.uint8), None, 300, "dtype uint8"),
-        (rows_of(1, 3), None, "a", "does not hold the padding value 'a'"),
-        (rows_of(1, 3), None, (1, 2), "`padding_values` holds"),
+        (rows_of(1, 3), None, "a", "cannot represent the padding value 'a'"),
+        (rows_of(1, 3), None, (1, 2), "`padding_values` contains"),
         ([np.zeros(2), np.zeros(2, int)], None, None, "element 0 has dtype float64 .* element 1"),
         ([np.zeros(2), np.zeros((2, 2))], None, None, "1 axes and element 1 .* 2 axes"),
         ([np.zeros(2), np.float64(0)], None, None, "element 1 has dtype float64 and 0 axes"),
-        ([np.int64(1), np.int64(2)], [3], None, r"shape \(\), and the padded shape"),
+        ([np.int64(1), np.int64(2)], [3], None, r"shape \(\), but the padded shape"),
     ],
 )
-def test_what_does_not_go_together_is_named(elements, shapes, values, said):
-    with pytest.raises(InvalidElementError, match=said):
+def test_incompatible_shapes_and_values_are_named(elements, shapes, values, message):
+    with pytest.raises(InvalidElementError, match=message):
         padded(elements, shapes, values)
 
 
-def test_shapes_and_values_that_are_none_are_refused_at_once():
-    with pytest.raises(TypeError, match="`padded_shapes` holds 'a'"):
+def test_invalid_shapes_and_values_are_rejected_immediately():
+    with pytest.raises(TypeError, match="`padded_shapes` contains 'a'"):
         check_shapes({"x": "a"})
-    with pytest.raises(TypeError, match=r"holds 1\.5 where a length is expected"):
+    with pytest.raises(TypeError, match=r"contains 1\.5 in place of a length"):
         check_shapes([1.5])
     with pytest.raises(ValueError, match="the length -2"):
         check_shapes(([-2],))
-    with pytest.raises(TypeError, match="`padding_values` holds"):
+    with pytest.raises(TypeError, match="`padding_values` contains"):
         check_values(np.zeros(2))
 
 

@@ -1,4 +1,4 @@
-"""What an element is, and how it is taken apart and put together."""
+"""Normalization, flattening and unflattening of elements."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.element.strategies import Example, Pair, elements, same
 
 
 @given(elements)
-def test_an_element_is_put_together_as_it_was_taken_apart(element: Any) -> None:
+def test_unflatten_reverses_flatten(element: Any) -> None:
     leaves, structure = flatten(element)
     assert structure.size == len(leaves) == len(structure.paths)
     assert same(unflatten(structure, leaves), element)
 
 
 @given(elements)
-def test_a_normal_element_comes_back_as_the_same_object(element: Any) -> None:
+def test_a_normalized_element_is_returned_unchanged(element: Any) -> None:
     assert normalize(element) is element
 
 
@@ -47,12 +47,12 @@ def test_paths_name_the_leaves() -> None:
     assert repr(structure) == f"Structure({shown})"
 
 
-def test_too_few_leaves_are_refused() -> None:
+def test_too_few_leaves_are_rejected() -> None:
     with pytest.raises(ValueError, match="1 entries, but the structure has 2"):
         unflatten(flatten((1, 2))[1], [1])
 
 
-def test_leaves_of_several_elements_meet_by_key() -> None:
+def test_leaves_of_several_elements_are_matched_by_key() -> None:
     made = map_leaves(lambda a, b: a + b, {"x": 1, "y": 2}, {"y": 20, "x": 10})
     assert made == {"x": 11, "y": 22}
     assert list(made) == ["x", "y"]
@@ -62,13 +62,13 @@ def test_leaves_of_several_elements_meet_by_key() -> None:
     ("other", "words"),
     [
         ({"x": (1, 2)}, r"at \['x'\], a leaf was expected, and element 0 has a tuple of 2"),
-        ({"z": 1}, r"at the top, a dict with keys \['x'\].*a dict with keys \['z'\]"),
+        ({"z": 1}, r"at the top level, a dict with keys \['x'\].*a dict with keys \['z'\]"),
         ((1,), "a tuple of 1"),
         (Pair(1, 2), "a Pair"),
         (None, "has None"),
     ],
 )
-def test_elements_of_different_structure_do_not_meet(other: Any, words: str) -> None:
+def test_elements_of_different_structure_are_rejected(other: Any, words: str) -> None:
     with pytest.raises(InvalidElementError, match=words):
         map_leaves(lambda a, b: a, {"x": 1}, other)
 
@@ -112,7 +112,7 @@ def test_python_values_become_elements(given_value: Any, expected: Any) -> None:
     assert normalize(made) is made
 
 
-def test_what_has_an_array_becomes_one() -> None:
+def test_objects_with_an_array_interface_become_arrays() -> None:
     class Tensor:
         def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
             return np.arange(3, dtype=np.float32)
@@ -156,7 +156,7 @@ def test_unchanged_parts_of_a_changed_element_keep_their_identity() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_anything_else_is_refused_and_its_component_named(wrong: Any) -> None:
+def test_other_objects_are_rejected_with_their_component(wrong: Any) -> None:
     with pytest.raises(InvalidElementError, match=r"component \['deep'\]\[1\] "):
         normalize({"deep": (np.int64(1), wrong)})
     with pytest.raises(InvalidElementError, match="the element is"):
@@ -188,16 +188,16 @@ def test_a_dataclass_is_rebuilt_without_running_its_checks() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ({1, 2}, r"is a set, which is not an element; give it an order, sorted\(x\)"),
-        ((n for n in (1, 2)), "is a generator, .* make a list or an array of what it yields"),
+        ({1, 2}, r"is a set, which is not an element; sort it"),
+        ((n for n in (1, 2)), "is a generator, .* convert its items to a list or an array"),
         (
             io.StringIO("text"),
-            r"is an? _?io\.StringIO, .* read it: an element is what a file holds",
+            r"is an? _?io\.StringIO, .* read the file, and return its contents",
         ),
         (object(), "is an object, which is not an element; use arrays, numbers, bytes or str"),
     ],
     ids=["set", "generator", "file", "object"],
 )
-def test_what_is_no_element_is_refused_with_a_cure(value: Any, words: str) -> None:
+def test_an_invalid_element_is_rejected_with_a_fix(value: Any, words: str) -> None:
     with pytest.raises(InvalidElementError, match=words):
         normalize(value)

@@ -1,4 +1,4 @@
-"""What every pipeline must keep: the same elements from every state that can be saved."""
+"""Checks that a pipeline continues with the same elements from every saved state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def elements_of(iterator: hr.DatasetIterator, most: int) -> Iterator[Any]:
-    """Yield up to `most` elements; those whose function fails are passed over."""
+    """Yield up to `most` elements; elements whose function fails are skipped."""
     while most > 0:
         try:
             element = next(iterator)
@@ -77,9 +77,9 @@ def assert_restores_everywhere(
         elements, states = read_with_states(iterator, most)
     makers = [make, *others]
     used = [iter(maker()) for maker in makers]
-    places = list(range(len(states)))
-    random.Random(seed).shuffle(places)
-    for turn, position in enumerate(places):
+    positions = list(range(len(states)))
+    random.Random(seed).shuffle(positions)
+    for turn, position in enumerate(positions):
         maker = turn % len(makers)
         with iter(makers[maker]()) as fresh:
             for restored in (fresh, used[maker]):
@@ -96,10 +96,10 @@ def _assert_same_rest(
 ) -> None:
     restored.set_state(state)
     assert saved(restored) == state
-    place = json.dumps(state["position"])
+    position = json.dumps(state["position"])
     got = list(elements_of(restored, count))
     if not ordered:
         got, want = sorted(got, key=repr), sorted(want, key=repr)
-    assert len(got) == len(want), f"{len(got)} elements instead of {len(want)} from {place}"
+    assert len(got) == len(want), f"{len(got)} elements instead of {len(want)} from {position}"
     for number, (one, wanted) in enumerate(zip(got, want, strict=True)):
-        assert equal(one, wanted), f"element {number} after {place}: {one!r} != {wanted!r}"
+        assert equal(one, wanted), f"element {number} after {position}: {one!r} != {wanted!r}"

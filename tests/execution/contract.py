@@ -1,4 +1,4 @@
-"""What every iterator keeps, for any chunk sizes, from any state, used or new.
+"""Contract of all iterators: any chunk sizes, any state, restored in used and in new iterators.
 
 An outcome is an element or the class of an error; errors stand where they were raised.
 """
@@ -24,7 +24,7 @@ Outcome = Any
 
 
 class ListIterator(ElementIterator):
-    """Yields the entries of a list; those that are errors are raised. Its state is an index."""
+    """Yields the entries of a list and raises those that are errors. Its state is an index."""
 
     can_read_ahead = True
 
@@ -70,7 +70,7 @@ class ListIterator(ElementIterator):
 
 
 def with_input(node: Node, input_: ElementIterator, context: Context) -> Context:
-    """Return a context in which the one input of a step is read from this iterator."""
+    """Return a context in which this iterator is the only input of a step."""
     (replaced,) = node.inputs
     return dataclasses.replace(
         context, instrument=lambda step, made: input_ if step is replaced else made
@@ -94,7 +94,7 @@ def copied(state: State) -> State:
 def read(
     iterator: ElementIterator, chance: random.Random, most: int, largest: int = 9
 ) -> tuple[list[Outcome], list[list[State]]]:
-    """Read in chunks of random size, and now and then single elements.
+    """Read in chunks of random size, and sometimes single elements.
 
     Returns:
         Outcomes, and for each, and for after the last, the states that lead there.
@@ -121,10 +121,10 @@ def read(
             break
         assert 1 <= chunk.size <= limit
         outcomes += [plain(row) for row in chunk.rows()]
-        places = [copied(chunk.state_at(index)) for index in range(chunk.size + 1)]
-        states[-1].append(places[0])
-        states += [[place] for place in places[1:]]
-        if chance.random() < 0.5:  # nobody needs to ask
+        positions = [copied(chunk.state_at(index)) for index in range(chunk.size + 1)]
+        states[-1].append(positions[0])
+        states += [[position] for position in positions[1:]]
+        if chance.random() < 0.5:  # not needed
             states[-1].append(copied(iterator.get_state()))
     return outcomes, states
 
@@ -132,7 +132,7 @@ def read(
 def _read_singles(
     singles: LazyRows, outcomes: list[Outcome], states: list[list[State]], most: int
 ) -> None:
-    """Read single elements to their end, or as many as are wanted."""
+    """Read single elements to their end, or up to a number of elements."""
     rows, at = singles
     states[-1].append(copied(at(0)))
     for count, row in enumerate(rows, 1):

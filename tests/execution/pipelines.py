@@ -1,4 +1,4 @@
-"""Pipelines and steps that the tests of states go through."""
+"""Pipelines and steps for the tests of states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nested(x):
 
 
 def drawn(x):
-    """Open a dataset whose order is drawn for each place."""
+    """Open a dataset that is shuffled separately for each outer element."""
     return Dataset.range(int(x) % 5 + 1).shuffle(3)
 
 
@@ -48,7 +48,7 @@ def ragged(x):
     return np.full(int(x) % 5, x)
 
 
-def halves(key, window):
+def random_window(key, window):
     """Return a dataset of a window that draws, fails for some elements, and is read by batches."""
     return window.shuffle(3).map(lambda x: failing(x) + key).batch(2)
 
@@ -158,12 +158,12 @@ PIPELINES = {
     "group_by_window of a filter": lambda: (
         Dataset.range(60)
         .filter(lambda x: bool(x % 4))
-        .group_by_window(lambda x: x % 5 * (x < 50), halves, None, lambda key: int(key) + 2)
+        .group_by_window(lambda x: x % 5 * (x < 50), random_window, None, lambda key: int(key) + 2)
     ),
     "failing group_by_window": lambda: (
         Dataset.range(60)
         .map(failing)
-        .group_by_window(lambda x: failing(x + 1) % 4, halves, window_size=5)
+        .group_by_window(lambda x: failing(x + 1) % 4, random_window, window_size=5)
     ),
     "group_by_window, failing to reduce": lambda: Dataset.range(40).group_by_window(
         lambda x: x % 3, lambda key, window: window.take(failing(key + 2)), window_size=2
@@ -257,7 +257,7 @@ STEPS = {
     ),
 }
 
-#: What numbers can come from.
+#: Sources of numbers.
 SOURCES = {
     "range": lambda: Dataset.range(14),
     "generator": lambda: Dataset.from_generator(lambda: iter(range(14))),

@@ -1,4 +1,4 @@
-"""A plan that is dealt out in units: together, those who read parts of it read all of it, once."""
+"""Plans with assigned splits: all readers together read every element once."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def fails(plan):
     return any(getattr(node, "fn", None) is failing for node in walk(plan))
 
 
-def number_of_units(plan):
+def count_plan_splits(plan):
     return compute_split_space(prepare(plan).plan).size
 
 
-def read_dealt(plan, ranges, seed=7, limit=5):
-    """Return what one worker reads that is dealt these ranges of units."""
+def read_assigned(plan, ranges, seed=7, limit=5):
+    """Return the elements that one worker reads for these ranges of splits."""
     waiting = iter(ranges)
     iterator = build_iterator(plan, seed=seed, next_splits=lambda: next(waiting, None))
     try:
@@ -108,49 +108,51 @@ STEPS = st.sampled_from(
     workers=st.integers(1, 4),
     data=st.data(),
 )
-def test_together_the_workers_read_what_one_process_reads(source, steps, batch, workers, data):
+def test_workers_together_read_the_elements_of_a_single_process(
+    source, steps, batch, workers, data
+):
     dataset = source()
     for step in steps:
         dataset = step(dataset)
     plan = dataset.plan
-    # An element that fails makes way for the next one in its batch, but only within a unit.
+    # A failed element is replaced in its batch by the next one, but only within a split.
     if batch and not fails(plan):
         joined = data.draw(st.sampled_from([Dataset.batch, Dataset.padded_batch]))
         batched = joined(dataset, batch).plan
-        # Only where a unit is a batch are batches the same; else each worker cuts its own.
-        one = number_of_units(plan)
-        if number_of_units(batched) < one or one == 0:
+        # Batches are the same only if a split is a batch; otherwise workers batch differently.
+        one = count_plan_splits(plan)
+        if count_plan_splits(batched) < one or one == 0:
             plan = batched
     whole = build_iterator(plan, seed=7)
     want = Counter(read(whole))
     whole.close()
-    units = number_of_units(plan)
-    cuts = sorted(data.draw(st.sets(st.integers(0, units), max_size=6)) | {0, units})
+    splits = count_plan_splits(plan)
+    cuts = sorted(data.draw(st.sets(st.integers(0, splits), max_size=6)) | {0, splits})
     ranges = data.draw(st.permutations(list(pairwise(cuts))))
     owners = [data.draw(st.integers(0, workers - 1)) for _ in ranges]
     got = Counter()
     for worker in range(workers):
         mine = [r for r, owner in zip(ranges, owners, strict=True) if owner == worker]
-        got.update(read_dealt(plan, mine, limit=data.draw(st.sampled_from([1, 3, 50]))))
+        got.update(read_assigned(plan, mine, limit=data.draw(st.sampled_from([1, 3, 50]))))
     assert got == want
 
 
-def test_a_global_shuffle_dealt_in_order_is_that_of_one_process():
+def test_a_global_shuffle_assigned_in_order_equals_that_of_a_single_process():
     plan = Dataset.range(100).shuffle(30).map(odd_or_half).batch(4).repeat(2).plan
-    assert number_of_units(plan) == 50
-    in_order = read_dealt(plan, [(0, 10), (10, 33), (33, 50)])
+    assert count_plan_splits(plan) == 50
+    in_order = read_assigned(plan, [(0, 10), (10, 33), (33, 50)])
     assert in_order == read(build_iterator(plan, seed=7))
 
 
-def test_a_unit_of_an_earlier_pass_may_come_after_one_of_a_later():
+def test_a_split_of_an_earlier_epoch_may_be_assigned_after_a_later_one():
     plan = Dataset.range(4).shuffle(4).filter(lambda x: bool(x >= 0)).repeat(3).plan
     once = read(build_iterator(plan, seed=7))
-    assert read_dealt(plan, [(8, 10), (1, 3), (10, 12), (0, 1), (3, 8)]) == (
+    assert read_assigned(plan, [(8, 10), (1, 3), (10, 12), (0, 1), (3, 8)]) == (
         once[8:10] + once[1:3] + once[10:12] + once[0:1] + once[3:8]
     )
 
 
-def test_states_say_how_many_units_are_whole():
+def test_states_contain_the_number_of_finished_splits():
     plan = Dataset.range(20).map(odd_or_half).batch(3).plan
     waiting = iter([(4, 6), (0, 2), (6, 7)])
     iterator = build_iterator(plan, seed=1, next_splits=lambda: next(waiting, None))
@@ -163,7 +165,7 @@ def test_states_say_how_many_units_are_whole():
     assert count_finished_splits(iterator.get_state()) == 5
 
 
-def test_a_unit_is_whole_when_all_that_it_gave_was_yielded():
+def test_a_split_is_finished_once_all_its_elements_were_yielded():
     plan = Dataset.range(3).flat_map(lambda x: Dataset.range(int(x) + 1)).plan
     waiting = iter([(1, 3)])
     iterator = build_iterator(plan, seed=1, next_splits=lambda: next(waiting, None))
@@ -176,16 +178,16 @@ def test_a_unit_is_whole_when_all_that_it_gave_was_yielded():
 
 
 @pytest.mark.parametrize("threads", [None, 2])
-def test_an_error_names_the_position_in_the_data_and_not_in_what_was_dealt(threads):
+def test_an_error_names_the_position_in_the_data_not_in_the_assigned_splits(threads):
     def divide(x):
         return 1 // (int(x) - 7)
 
     plan = Dataset.range(10).map(divide, num_parallel_calls=threads).plan
-    whole, dealt = (
+    whole, assigned = (
         build_iterator(plan),
         build_iterator(plan, next_splits=iter([(5, 9), None]).__next__),
     )
-    for iterator, most in ((whole, 3), (dealt, 3), (build_iterator(plan), 1)):
+    for iterator, most in ((whole, 3), (assigned, 3), (build_iterator(plan), 1)):
         with pytest.raises(UserFunctionError, match="for element 7") as caught:
             exhaust(iterator, most)
         assert caught.value.position == 7
@@ -193,7 +195,7 @@ def test_an_error_names_the_position_in_the_data_and_not_in_what_was_dealt(threa
 
 
 class Parts(hr.Source):
-    """Three indices of two numbers each; positions of its readers look like places of leaves."""
+    """Three indices of two numbers each; reader positions look like states of leaves."""
 
     size = 3
 
@@ -218,7 +220,7 @@ class PartReader:
         pass
 
 
-def test_what_a_reader_calls_its_position_says_nothing_about_units():
+def test_a_reader_position_in_a_hint_does_not_count_as_splits():
     waiting = iter([(0, 3)])
     iterator = build_iterator(
         Dataset.from_source(Parts()).plan, next_splits=lambda: next(waiting, None)
@@ -229,7 +231,7 @@ def test_what_a_reader_calls_its_position_says_nothing_about_units():
     assert seen == [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
 
 
-def test_a_place_in_the_middle_of_a_unit_says_that_it_is_begun():
+def test_a_state_within_a_split_counts_the_split_as_started():
     plan = Dataset.range(20).map(odd_or_half).batch(3).plan
     waiting = iter([(4, 6), (0, 2), (6, 7)])
     iterator = build_iterator(plan, seed=1, next_splits=lambda: next(waiting, None))
@@ -244,8 +246,8 @@ def test_a_place_in_the_middle_of_a_unit_says_that_it_is_begun():
     assert (short.num_finished(17), short.num_started(17)) == (6, 6)
 
 
-def element_of(unit):
-    return Dataset.range(10).map(lambda _: unit)
+def element_of(split):
+    return Dataset.range(10).map(lambda _: split)
 
 
 @pytest.mark.parametrize(
@@ -260,9 +262,9 @@ def element_of(unit):
     ],
 )
 @pytest.mark.parametrize("limit", [1, 7])
-def test_a_unit_counts_as_begun_before_anything_of_it_is_yielded(steps, limit):
+def test_a_split_is_started_before_its_first_element_is_yielded(steps, limit):
     ranges = [(20, 30), (5, 6), (10, 14), (0, 5)]
-    order = [unit for first, stop in ranges for unit in range(first, stop)]
+    order = [split for first, stop in ranges for split in range(first, stop)]
     waiting = iter(ranges)
     iterator = build_iterator(
         steps(Dataset.range(30)).plan, seed=7, next_splits=lambda: next(waiting, None)
@@ -274,7 +276,7 @@ def test_a_unit_counts_as_begun_before_anything_of_it_is_yielded(steps, limit):
     iterator.close()
 
 
-def test_a_plan_of_one_unit_begins_it_when_it_is_dealt():
+def test_a_single_split_plan_starts_its_split_when_it_is_assigned():
     rows = Dataset.range(5).filter(lambda x: bool(x >= 0))
     waiting = iter([(0, 1)])
     iterator = build_iterator(
@@ -289,12 +291,12 @@ def test_a_plan_of_one_unit_begins_it_when_it_is_dealt():
     ) == (0, 1, 1)
 
 
-def test_units_that_a_step_above_does_not_want_are_passed_over():
+def test_splits_that_a_step_above_does_not_need_are_skipped():
     plan = Dataset.range(6).filter(lambda x: bool(x % 2)).take(2).repeat(2).plan
-    assert read_dealt(plan, [(0, 6), (6, 12)]) == ["1", "3", "1", "3"]
+    assert read_assigned(plan, [(0, 6), (6, 12)]) == ["1", "3", "1", "3"]
 
 
-def test_units_are_whole_when_their_elements_have_left_the_windows():
+def test_splits_are_finished_once_their_elements_left_the_windows():
     plan = Dataset.range(40).group_by_window(lambda x: x % 2, lambda key, w: w.batch(5), 5).plan
     waiting = iter([(10, 20), (0, 10), (20, 40)])
     iterator = build_iterator(plan, seed=7, next_splits=lambda: next(waiting, None))
@@ -321,19 +323,19 @@ def test_units_are_whole_when_their_elements_have_left_the_windows():
         ),
     ],
 )
-def test_a_plan_that_mixes_streams_is_one_unit(mixed):
-    assert number_of_units(mixed.plan) == 1
-    assert read_dealt(mixed.plan, [(0, 1)]) == read(build_iterator(mixed.plan, seed=7))
-    assert read_dealt(mixed.plan, []) == []
+def test_a_plan_that_mixes_streams_is_a_single_split(mixed):
+    assert count_plan_splits(mixed.plan) == 1
+    assert read_assigned(mixed.plan, [(0, 1)]) == read(build_iterator(mixed.plan, seed=7))
+    assert read_assigned(mixed.plan, []) == []
 
 
-def test_a_plan_of_zipped_streams_is_one_unit():
+def test_a_plan_of_zipped_streams_is_a_single_split():
     plan = Dataset.zip(
         Dataset.range(5).map(odd_or_half), Dataset.range(5).filter(lambda x: bool(x >= 0))
     ).plan
-    assert number_of_units(plan) == 1
-    assert read_dealt(plan, [(0, 1)]) == read(build_iterator(plan, seed=7))
-    assert read_dealt(plan, []) == []
+    assert count_plan_splits(plan) == 1
+    assert read_assigned(plan, [(0, 1)]) == read(build_iterator(plan, seed=7))
+    assert read_assigned(plan, []) == []
 
 
 def one_in(x):
@@ -351,16 +353,16 @@ def one_in(x):
     ],
     ids=["map", "map of maps", "parallel map", "filter", "below a batch"],
 )
-def test_an_error_names_the_same_element_dealt_out_as_in_one_process(steps):
+def test_an_error_names_the_same_element_with_assigned_splits_as_in_one_process(steps):
     plan = steps(Dataset.range(10)).plan
-    count = number_of_units(plan)
-    units = iter([(count * 6 // 10, count), (0, 2)])
+    count = count_plan_splits(plan)
+    splits = iter([(count * 6 // 10, count), (0, 2)])
 
     whole = first_error(build_iterator(plan, seed=7))
-    dealt = first_error(build_iterator(plan, seed=7, next_splits=lambda: next(units, None)))
+    assigned = first_error(build_iterator(plan, seed=7, next_splits=lambda: next(splits, None)))
 
     assert whole.position == 7
-    assert (dealt.position, "for element 7" in str(dealt)) == (7, True)
+    assert (assigned.position, "for element 7" in str(assigned)) == (7, True)
 
 
 def first_error(iterator):
@@ -375,10 +377,10 @@ def first_error(iterator):
     raise AssertionError("nothing failed")
 
 
-def test_what_was_dealt_cannot_be_gone_back_to():
+def test_an_iterator_over_assigned_splits_cannot_be_restored():
     iterator = build_iterator(Dataset.range(4).plan, seed=1, next_splits=lambda: None)
     assert iterator.next_chunk(1) is None
-    with pytest.raises(FailedPreconditionError, match="dealt again"):
+    with pytest.raises(FailedPreconditionError, match="assigns the splits again"):
         iterator.set_state(0)
 
 
@@ -393,7 +395,7 @@ def test_what_was_dealt_cannot_be_gone_back_to():
     ],
     ids=["bare", "over map", "over shuffle, repeated", "below map", "below batch"],
 )
-def test_datasets_nested_over_a_cache_draw_the_same_dealt_out_and_read_whole(cached):
+def test_datasets_nested_over_a_cache_draw_the_same_with_assigned_splits(cached):
     def shuffled(x):
         return Dataset.range(6).shuffle(6).batch(6).map(lambda order: (order, np.sum(x)))
 
@@ -405,20 +407,20 @@ def test_datasets_nested_over_a_cache_draw_the_same_dealt_out_and_read_whole(cac
             found += [(order.tolist(), int(x)) for order, x in chunk.rows()]
         return sorted(found)
 
-    deal = compute_split_space(prepare(dataset.plan).plan)
-    assert deal is not None
-    units = iter([(at, at + 1) for at in reversed(range(deal.size))])
-    dealt = build_iterator(dataset.plan, seed=3, next_splits=lambda: next(units, None))
+    assign = compute_split_space(prepare(dataset.plan).plan)
+    assert assign is not None
+    splits = iter([(at, at + 1) for at in reversed(range(assign.size))])
+    assigned = build_iterator(dataset.plan, seed=3, next_splits=lambda: next(splits, None))
     whole = elements(build_iterator(dataset.plan, seed=3))
-    assert elements(dealt) == whole
+    assert elements(assigned) == whole
     assert elements(build_iterator(dataset.plan, seed=3)) == whole  # from the cache
 
 
 @pytest.mark.parametrize("limit", [1, 5, 1000])
-def test_an_element_of_the_index_part_that_fails_is_passed_over(limit):
+def test_a_failing_element_of_the_index_plan_is_skipped(limit):
     dataset = Dataset.range(7).batch(2).batch(2).repeat(5)  # the last of each pass do not stack
-    units = iter([(0, 4), (4, number_of_units(dataset.plan)), None])
-    iterator = build_iterator(dataset.plan, seed=1, next_splits=lambda: next(units))
+    splits = iter([(0, 4), (4, count_plan_splits(dataset.plan)), None])
+    iterator = build_iterator(dataset.plan, seed=1, next_splits=lambda: next(splits))
     found, errors = 0, []
     while True:
         try:

@@ -58,7 +58,7 @@ def test_an_error_within_a_batch_is_not_raised_again_after_a_restore():
     assert again.get_state() == whole.get_state() == {"failed": [], "input": 9}
 
 
-def test_small_batches_of_rows_at_hand_come_together():
+def test_small_batches_of_buffered_rows_are_returned_in_one_chunk():
     plan = Dataset.range(40).map(lambda x: np.full(2, int(x))).batch(3).plan
     iterator, one_by_one = build_iterator(plan, seed=1), build_iterator(plan, seed=1)
     sizes, at = [], 0
@@ -75,12 +75,12 @@ def test_small_batches_of_rows_at_hand_come_together():
     assert max(sizes) == 5
 
 
-def test_large_batches_of_rows_come_one_by_one():
+def test_large_batches_of_rows_are_returned_one_per_chunk():
     plan = Dataset.range(40).map(lambda x: np.zeros(1 << 15)).batch(2).plan
     assert build_iterator(plan, seed=1).next_chunk(5).size == 1
 
 
-def test_a_batch_that_cannot_be_stacked_is_raised_after_those_before_it():
+def test_the_error_of_a_batch_is_raised_after_the_batches_before_it():
     plan = Dataset.range(12).map(lambda x: np.zeros(1 + (x == 7))).batch(2).plan
     found = outcomes(build_iterator(plan, seed=1), limit=6)
     assert found == outcomes(build_iterator(plan, seed=1)) == [
@@ -88,7 +88,7 @@ def test_a_batch_that_cannot_be_stacked_is_raised_after_those_before_it():
     ]  # fmt: skip
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_passed_over_as_others_that_fail():
+def test_a_batch_that_exceeds_memory_is_skipped_like_any_failed_batch():
     # Two rows of nothing, which are padded to 140 TB.
     shapes = {6: (0, 1 << 23), 7: (1 << 23, 0)}
     plan = Dataset.range(12).map(lambda x: np.zeros(shapes.get(int(x), (1, 1)), np.int8))
@@ -101,7 +101,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_passed_over_as_others_that_fai
     assert found == [3, 2]
 
 
-def test_an_error_between_batches_is_part_of_neither():
+def test_an_error_between_batches_belongs_to_neither():
     plan = Dataset.range(4).map(fails_in_fours).batch(1).plan
     iterator = build_iterator(plan, seed=1)
     iterator.next_chunk(5)
@@ -110,7 +110,7 @@ def test_an_error_between_batches_is_part_of_neither():
     assert iterator.get_state() == {"failed": [], "input": 2}
 
 
-def test_an_error_of_the_last_element_is_before_the_place_after_the_batch():
+def test_the_state_after_a_batch_is_after_an_error_of_its_last_element():
     plan = Dataset.range(2).map(fails_in_fours).batch(3).plan
     iterator = build_iterator(plan, seed=1)
     with pytest.raises(hr.errors.UserFunctionError):
@@ -120,7 +120,7 @@ def test_an_error_of_the_last_element_is_before_the_place_after_the_batch():
     assert chunk.state_at(1) == iterator.get_state() == {"failed": [], "input": 2}
 
 
-def test_an_element_that_fails_no_more_is_in_its_batch_and_what_fails_newly_is_raised():
+def test_after_a_restore_new_errors_are_raised_and_recovered_elements_batched():
     ill = {1}
 
     def fails(x):
@@ -140,7 +140,7 @@ def test_an_element_that_fails_no_more_is_in_its_batch_and_what_fails_newly_is_r
 
 
 @pytest.mark.parametrize("limit", [1, 7])
-def test_rows_of_batches_go_on_from_any_state_past_errors(limit):
+def test_unbatched_rows_continue_from_any_state_after_errors(limit):
     for seed in range(30):
         plan = Dataset.range(30).map(fails_in_fours).batch(3).unbatch().plan
         assert_keeps_contract(
@@ -158,7 +158,7 @@ ENTRY = st.integers(0, 9).map(np.int64) | st.builds(KeyError)
     free=st.booleans(),
     seed=st.integers(0, 2**32),
 )
-def test_batches_of_any_outcomes_keep_the_contract(entries, size, drop, free, seed):
+def test_batches_of_arbitrary_outcomes_keep_the_contract(entries, size, drop, free, seed):
     def make():
         node = Batch(input=Dataset.range(1).plan, size=size, drop_remainder=drop)
         input_ = ListIterator(entries, reads_ahead_freely=free)
@@ -172,7 +172,7 @@ def test_batches_of_any_outcomes_keep_the_contract(entries, size, drop, free, se
     )
 
 
-# --- `padded_batch`: a batch like any other, but for the shapes of its elements -------------------
+# --- `padded_batch`: differs from `batch` in the shapes of its elements ---------------------------
 
 
 def ragged(n):
@@ -199,7 +199,7 @@ def values(dataset):
 
 @pytest.mark.parametrize("size", [1, 3, 5, 23, 40])
 @pytest.mark.parametrize("drop", [False, True])
-def test_batches_are_those_of_nested_loops(size, drop):
+def test_padded_batches_equal_those_of_nested_loops(size, drop):
     dataset = Dataset.range(23).map(ragged)
     want = naively_padded(list(dataset), size, -1)
     if drop and 23 % size:
@@ -209,7 +209,7 @@ def test_batches_are_those_of_nested_loops(size, drop):
     assert batches.cardinality() == len(want)
 
 
-def test_columns_are_taken_as_they_are_and_padded_where_a_length_is_given():
+def test_columns_are_reshaped_and_padded_only_if_a_length_is_given():
     rows = np.arange(60).reshape(20, 3)
     dataset = Dataset.from_tensor_slices(rows).shuffle(20, seed=1)
     plain = [batch.tolist() for batch in dataset.batch(6)]
@@ -220,7 +220,7 @@ def test_columns_are_taken_as_they_are_and_padded_where_a_length_is_given():
     assert not np.shares_memory(next(iter(Dataset.from_tensor_slices(rows).padded_batch(6))), rows)
 
 
-def test_a_padded_batch_has_a_spec_and_its_functions_are_called_once_for_it():
+def test_the_spec_of_a_padded_batch_costs_one_call_per_function():
     calls = []
 
     def note(n):
@@ -237,7 +237,7 @@ def test_a_padded_batch_has_a_spec_and_its_functions_are_called_once_for_it():
     assert calls == [0]
 
 
-def test_what_cannot_be_padded_is_named_with_step_and_line_and_costs_a_batch():
+def test_a_padding_error_names_step_and_line_and_drops_one_batch():
     def odd(n):
         return np.zeros(int(n), np.float32 if n == 3 else np.float64)
 
@@ -251,17 +251,17 @@ def test_what_cannot_be_padded_is_named_with_step_and_line_and_costs_a_batch():
                 break
             except InvalidElementError as error:
                 got.append(str(error))
-    said = got.pop(1)
-    assert "padded_batch (test_batching.py:" in said
-    assert "cannot pad: the element: element 0 has dtype float64" in said
+    message = got.pop(1)
+    assert "padded_batch (test_batching.py:" in message
+    assert "cannot pad: the element: element 0 has dtype float64" in message
     assert got == [(2, 1), (2, 5), (2, 7)]
-    with pytest.raises(InvalidElementError, match=r"cannot pad: .*longer than the padded shape"):
+    with pytest.raises(InvalidElementError, match=r"cannot pad: .*exceeds the padded shape"):
         list(Dataset.range(8).map(odd).padded_batch(2, [0]))
     with pytest.raises(InvalidElementError, match=r"padded_batch .* cannot pad: .* 2 axes"):
         list(Dataset.from_tensor_slices(np.zeros((4, 2))).padded_batch(2, [2, 2]))
 
 
-def test_an_element_that_fails_is_left_out():
+def test_a_failing_element_is_missing_in_its_batch():
     def some(n):
         if n == 2:
             raise KeyError
@@ -275,7 +275,7 @@ def test_an_element_that_fails_is_left_out():
     assert batches == [[0, 1, 3], [4, 5, 6]]
 
 
-def test_a_padded_batch_costs_a_call_for_each_of_its_elements():
+def test_a_padded_batch_calls_the_function_once_per_element():
     calls = []
 
     def note(n):
@@ -289,7 +289,7 @@ def test_a_padded_batch_costs_a_call_for_each_of_its_elements():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error", "message"),
     [
         ({"batch_size": 0}, ValueError, "`batch_size` must be at least 1"),
         ({"batch_size": 2, "padded_shapes": ["a"]}, TypeError, "`padded_shapes`"),
@@ -297,6 +297,6 @@ def test_a_padded_batch_costs_a_call_for_each_of_its_elements():
         ({"batch_size": 2, "drop_remainder": 1}, TypeError, "`drop_remainder` must be a bool"),
     ],
 )
-def test_wrong_arguments_are_named_at_once(arguments, error, said):
-    with pytest.raises(error, match=said):
+def test_wrong_arguments_are_rejected_immediately(arguments, error, message):
+    with pytest.raises(error, match=message):
         Dataset.range(3).padded_batch(**arguments)

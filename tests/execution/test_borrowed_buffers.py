@@ -1,4 +1,4 @@
-"""Whoever only reads is lent what sources and caches keep; nobody can write into it."""
+"""Read-only consumers borrow the read-only buffers of sources and caches."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def arrays(elements: list[Any]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_whoever_only_reads_gets_the_same_elements(name: str) -> None:
+def test_read_only_consumers_get_the_same_elements(name: str) -> None:
     make = PIPELINES[name]
     lent, own = read(make()), read(make(), only_reads=False)
     assert same(tuple(lent), tuple(own))
 
 
-LENT = {
+BORROWED = {
     "tensors": lambda array: Dataset.from_tensors(array),
     "tensors, repeated": lambda array: Dataset.from_tensors(array).repeat(3),
     "slices": lambda array: Dataset.from_tensor_slices(array),
@@ -71,10 +71,10 @@ LENT = {
 }
 
 
-@pytest.mark.parametrize("name", LENT)
-def test_large_rows_of_a_source_are_not_copied_and_cannot_be_written_to(name: str) -> None:
+@pytest.mark.parametrize("name", BORROWED)
+def test_large_rows_of_a_source_are_borrowed_and_read_only(name: str) -> None:
     array = np.arange(4 * 5000.0).reshape(4, 5000)
-    found = [leaf for leaf in arrays(read(LENT[name](array))) if leaf.ndim]
+    found = [leaf for leaf in arrays(read(BORROWED[name](array))) if leaf.ndim]
     assert found
     for leaf in found:
         assert np.shares_memory(leaf, array)
@@ -83,11 +83,11 @@ def test_large_rows_of_a_source_are_not_copied_and_cannot_be_written_to(name: st
     assert array.flags.writeable
 
 
-@pytest.mark.parametrize("name", LENT)
-def test_whoever_may_write_gets_memory_of_his_own(name: str) -> None:
+@pytest.mark.parametrize("name", BORROWED)
+def test_consumers_that_write_get_their_own_memory(name: str) -> None:
     array = np.arange(4 * 5000.0).reshape(4, 5000)
     before = array.copy()
-    for leaf in arrays(read(LENT[name](array), only_reads=False)):
+    for leaf in arrays(read(BORROWED[name](array), only_reads=False)):
         leaf[...] = -1
     assert np.array_equal(array, before)
 
@@ -114,7 +114,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("cached", [False, True], ids=["source", "cache"])
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_function_that_changes_its_argument_changes_nothing_that_is_kept(
+def test_a_function_that_modifies_its_argument_modifies_no_stored_data(
     name: str, cached: bool
 ) -> None:
     array = np.arange(1.0, 1 + 4 * 5000).reshape(4, 5000)
@@ -126,7 +126,7 @@ def test_a_function_that_changes_its_argument_changes_nothing_that_is_kept(
     assert np.array_equal(array, before)
 
 
-def test_a_cache_that_is_full_is_lent_and_cannot_be_written_to() -> None:
+def test_elements_of_a_complete_cache_are_borrowed_and_read_only() -> None:
     calls = []
 
     def made(x: np.int64) -> np.ndarray:
@@ -149,20 +149,20 @@ def test_a_cache_that_is_full_is_lent_and_cannot_be_written_to() -> None:
     assert calls == [0, 1, 2]
 
 
-def test_a_nested_dataset_lends_nothing() -> None:
+def test_a_nested_dataset_borrows_no_buffers() -> None:
     array = np.arange(4 * 5000.0).reshape(4, 5000)
     dataset = Dataset.range(2).flat_map(lambda _: Dataset.from_tensor_slices(array))
     assert not any(np.shares_memory(leaf, array) for leaf in arrays(read(dataset)))
 
 
-def test_a_plan_that_is_dealt_lends_as_well() -> None:
+def test_a_plan_with_assigned_splits_borrows_buffers_too() -> None:
     array = np.arange(4 * 5000.0).reshape(4, 5000)
     dataset = Dataset.from_tensor_slices(array).repeat(2)
-    deal = compute_split_space(prepare(dataset.plan).plan)
-    assert deal is not None
-    units = iter([(0, 3), (3, 8)])
+    assign = compute_split_space(prepare(dataset.plan).plan)
+    assert assign is not None
+    splits = iter([(0, 3), (3, 8)])
     iterator = build_iterator(
-        dataset.plan, seed=1, next_splits=lambda: next(units, None), is_read_only=True
+        dataset.plan, seed=1, next_splits=lambda: next(splits, None), is_read_only=True
     )
     rows: list[Any] = []
     while (chunk := iterator.next_chunk(9)) is not None:

@@ -1,4 +1,4 @@
-"""The cache, in memory and in a file: the first complete pass, and copies of it."""
+"""Caches in memory and in files: the first complete epoch, and copies of it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_cache_that_another_run_filled_does_not_override_a_state():
     assert values(build_iterator(dataset.plan, seed=3)) == others  # and the cache is what it was
 
 
-def test_a_state_of_what_a_cache_served_is_of_the_run_that_filled_it():
+def test_a_state_of_cached_elements_has_the_seed_of_the_run_that_filled_the_cache():
     def make():
         return Dataset.range(20).shuffle(20).map(odd_or_half).cache()
 
@@ -106,7 +106,7 @@ def test_a_cache_without_random_steps_serves_any_run():
     assert calls == []
 
 
-def test_an_incomplete_pass_is_served_to_nobody():
+def test_an_incomplete_epoch_is_not_cached():
     calls = []
 
     def note(x):
@@ -121,7 +121,7 @@ def test_an_incomplete_pass_is_served_to_nobody():
     assert calls == [*range(5), *range(9)]
 
 
-def test_a_pass_with_an_error_is_not_kept():
+def test_an_epoch_with_an_error_is_not_cached():
     failing = {3}
 
     def fails_once(x):
@@ -155,7 +155,7 @@ def test_elements_are_copies():
         assert found == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_a_file_of_another_pipeline_is_refused(tmp_path: Path):
+def test_a_cache_file_of_another_pipeline_is_rejected(tmp_path: Path):
     path = tmp_path / "cache"
     list(Dataset.range(5).map(odd_or_half).cache(path))
     with pytest.raises(FailedPreconditionError, match="another pipeline"):
@@ -165,7 +165,7 @@ def test_a_file_of_another_pipeline_is_refused(tmp_path: Path):
     assert list(Dataset.range(5).map(odd_or_half).cache(path)) == [0, 2, 1, 6, 2]
 
 
-def test_a_file_is_read_and_filled_from_any_state(tmp_path: Path):
+def test_a_cache_file_is_read_and_filled_from_any_state(tmp_path: Path):
     def make():
         dataset = Dataset.range(9).shuffle(4).map(odd_or_half).cache(tmp_path / "cache").repeat(3)
         return build_iterator(dataset.plan, seed=7)
@@ -176,7 +176,7 @@ def test_a_file_is_read_and_filled_from_any_state(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_state_before_the_first_element_names_what_is_to_come():
+def test_a_state_before_the_first_element_contains_the_seed_of_the_cache():
     def make():
         return Dataset.range(12).filter(lambda x: bool(x >= 0)).shuffle(12).cache()
 
@@ -195,7 +195,7 @@ def test_a_state_before_the_first_element_names_what_is_to_come():
     assert list(again) == want
 
 
-def test_a_state_before_the_first_element_stays_what_it_was_when_others_fill_the_cache():
+def test_an_initial_state_stays_valid_when_other_iterators_fill_the_cache():
     dataset = Dataset.range(12).filter(lambda x: bool(x >= 0)).shuffle(12).cache()
     first = iter(dataset)
     state = first.get_state()
@@ -208,7 +208,7 @@ def test_a_state_before_the_first_element_stays_what_it_was_when_others_fill_the
 
 
 @pytest.mark.parametrize("cycle", [1, 2])
-def test_a_cache_that_several_nested_datasets_share_has_the_elements_of_each_place(cycle):
+def test_nested_datasets_that_share_a_cache_get_the_elements_of_the_first_to_fill_it(cycle):
     def make():
         kept = Dataset.range(6).shuffle(6).cache()
         return Dataset.range(4).interleave(lambda x: kept, cycle_length=cycle)
@@ -216,7 +216,7 @@ def test_a_cache_that_several_nested_datasets_share_has_the_elements_of_each_pla
     assert_restores_everywhere(lambda: make().with_options(hr.Options(seed=1)))
 
 
-def test_a_place_above_a_cache_does_not_depend_on_a_seed_that_changes_nothing():
+def test_a_state_above_a_cache_does_not_depend_on_an_unused_seed():
     def make():
         kept = Dataset.from_generator(lambda: iter(range(9))).cache()
         return kept.flat_map(lambda x: Dataset.range(int(x) % 4).shuffle(4))
@@ -233,7 +233,7 @@ def test_a_place_above_a_cache_does_not_depend_on_a_seed_that_changes_nothing():
 @pytest.mark.parametrize(
     "above", [lambda ds: ds.repeat(2), lambda ds: ds.cache().repeat(2), lambda ds: ds.repeat(3)]
 )
-def test_passes_after_a_restore_have_the_elements_of_the_state(position, above):
+def test_epochs_after_a_restore_have_the_elements_of_the_state(position, above):
     def make():
         return above(Dataset.range(12).filter(lambda x: bool(x >= 0)).shuffle(12).cache())
 
@@ -248,11 +248,11 @@ def test_passes_after_a_restore_have_the_elements_of_the_state(position, above):
 
 
 @pytest.mark.parametrize("before", [0, 2, 4, 6])
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_state_before_a_cache_in_a_later_part_names_the_seed_of_what_it_holds(before, passes):
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_state_before_a_later_cached_input_contains_the_seed_of_its_cache(before, epochs):
     def make():
         parts = Dataset.range(4).map(odd_or_half), Dataset.range(20).shuffle(20).cache()
-        return parts[0].concatenate(parts[1]).repeat(passes)
+        return parts[0].concatenate(parts[1]).repeat(epochs)
 
     dataset = make()
     values(build_iterator(dataset.plan, seed=1))  # fills the cache
@@ -270,7 +270,7 @@ def test_a_state_before_a_cache_in_a_later_part_names_the_seed_of_what_it_holds(
         assert values(elsewhere) == rest
 
 
-def test_who_fills_a_cache_after_a_state_was_taken_before_it_does_not_matter():
+def test_a_state_before_a_cache_is_valid_whichever_iterator_fills_it():
     def make():
         return Dataset.range(4).map(odd_or_half).concatenate(Dataset.range(20).shuffle(20).cache())
 
@@ -286,10 +286,10 @@ def test_who_fills_a_cache_after_a_state_was_taken_before_it_does_not_matter():
     assert head + values(again) == want
 
 
-# --- the cache in a file: complete or not there, and refused when it is something else ------------
+# --- cache files: complete or absent; other files are rejected ------------------------------------
 
 
-def test_a_second_process_would_read_the_file_and_not_the_source(tmp_path: Path):
+def test_a_second_process_reads_the_cache_file_and_not_the_source(tmp_path: Path):
     calls = []
 
     def note(x):
@@ -305,13 +305,13 @@ def test_a_second_process_would_read_the_file_and_not_the_source(tmp_path: Path)
     assert second[0]["name"] == b"n\0"
 
 
-def test_an_incomplete_pass_leaves_no_file(tmp_path: Path):
+def test_an_incomplete_epoch_leaves_no_file(tmp_path: Path):
     with iter(Dataset.range(1000).map(lambda x: str(x)).cache(tmp_path / "cache")) as iterator:
         next(iterator)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_cache_or_was_cut_is_refused(tmp_path: Path):
+def test_a_truncated_or_foreign_cache_file_is_rejected(tmp_path: Path):
     path = tmp_path / "cache"
     path.write_bytes(b"something else entirely")
     with pytest.raises(DataLossError, match="not a cache file"):
@@ -339,7 +339,7 @@ def read_whole(path: Path) -> None:
         store.close()
 
 
-def test_a_cache_file_is_for_the_plan_that_wrote_it(tmp_path: Path):
+def test_a_cache_file_is_only_used_by_the_plan_that_wrote_it(tmp_path: Path):
     path = tmp_path / "cache"
     store_of(path)
 
@@ -351,13 +351,13 @@ def test_a_cache_file_is_for_the_plan_that_wrote_it(tmp_path: Path):
     assert chunk is not None
     assert chunk.rows() == [3, 4]
     with pytest.raises(
-        FailedPreconditionError, match=r"cache.* another pipeline .this, .*remove it"
+        FailedPreconditionError, match=r"cache.* another pipeline: this, .*remove the file"
     ):
         FileStore.find(str(path), "that")
     assert FileStore.find(str(tmp_path / "absent"), "this") is None
 
 
-def test_a_cache_file_of_another_version_is_refused(tmp_path: Path):
+def test_a_cache_file_of_another_version_is_rejected(tmp_path: Path):
     path = tmp_path / "cache"
     path.write_bytes(b"HRCACHE1" + bytes(100))
 
@@ -366,7 +366,7 @@ def test_a_cache_file_of_another_version_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [0, 3, 10, 17, 19, 21, 40])
-def test_a_cache_file_that_ends_early_is_damaged(tmp_path: Path, size: int):
+def test_a_truncated_cache_file_is_reported_as_damaged(tmp_path: Path, size: int):
     path = tmp_path / "cache"
     store_of(path)
     path.write_bytes(path.read_bytes()[:size])
@@ -375,7 +375,7 @@ def test_a_cache_file_that_ends_early_is_damaged(tmp_path: Path, size: int):
         FileStore.find(str(path), "this")
 
 
-def test_numbers_in_a_cache_file_that_cannot_be_are_damage(tmp_path: Path):
+def test_invalid_numbers_in_a_cache_file_are_reported_as_damage(tmp_path: Path):
     path = tmp_path / "cache"
     store_of(path)
     whole = path.read_bytes()
@@ -387,14 +387,14 @@ def test_numbers_in_a_cache_file_that_cannot_be_are_damage(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["memory://cache", "s3://bucket/cache", "file:///tmp/cache"])
-def test_a_cache_in_a_url_is_refused_when_it_is_written(name: str):
+def test_a_cache_file_with_a_url_is_rejected_immediately(name: str):
     with pytest.raises(ValueError, match="a path on a local disk, but is the URL"):
         Dataset.range(3).cache(name)
 
 
-def test_a_cache_that_cannot_be_written_is_named_as_the_user_named_it(tmp_path):
+def test_an_unwritable_cache_file_is_named_as_the_user_wrote_it(tmp_path):
     (tmp_path / "file").write_text("no folder")
     name = str(tmp_path / "file" / "cache")
-    with pytest.raises(FailedPreconditionError, match="may write to") as caught:
+    with pytest.raises(FailedPreconditionError, match="write access") as caught:
         list(Dataset.range(3).cache(name))
-    assert f"the cache '{name}' cannot be written: " in str(caught.value)
+    assert f"cannot write cache file '{name}': " in str(caught.value)

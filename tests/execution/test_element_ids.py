@@ -1,4 +1,4 @@
-"""Elements of dealt plans say where they come from: the same origins, whoever reads them."""
+"""Element ids of plans with assigned splits, which are the same for every reader."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def text(element):
     return repr(np.asarray(element).tolist())
 
 
-def number_of_units(plan):
+def count_plan_splits(plan):
     return compute_split_space(prepare(plan).plan).size
 
 
 class Seen:
-    """What one reader saw: each element with its origins, and how many elements units had."""
+    """Result of one reader: the elements with their ids, and the numbers of elements of splits."""
 
     def __init__(self):
         self.elements = []
@@ -63,8 +63,8 @@ class Seen:
         self.errors = []
 
 
-def read_named(plan, grants, *, limit=5, seed=7):
-    """Return what one worker reads that is dealt these units, or parts of units."""
+def read_with_ids(plan, grants, *, limit=5, seed=7):
+    """Return the elements that one worker reads for these splits or partial splits."""
     waiting = iter(grants)
     iterator = build_iterator(
         plan, seed=seed, next_splits=lambda: next(waiting, None), with_element_ids=True
@@ -80,13 +80,13 @@ def read_named(plan, grants, *, limit=5, seed=7):
             if chunk is None:
                 break
             for index, row in enumerate(chunk.rows()):
-                units, ordinals = constituent_ids(chunk.metadata[index : index + 1])
-                origins = list(zip(units.tolist(), ordinals.tolist(), strict=True))
-                seen.elements.append((text(row), origins))
+                splits, ordinals = constituent_ids(chunk.metadata[index : index + 1])
+                ids = list(zip(splits.tolist(), ordinals.tolist(), strict=True))
+                seen.elements.append((text(row), ids))
         for one in iterator.take_finished():
-            for unit in range(one.first_split, one.first_split + one.num_splits):
-                assert unit not in seen.ended
-                seen.ended[unit] = one.num_elements
+            for split in range(one.first_split, one.first_split + one.num_splits):
+                assert split not in seen.ended
+                seen.ended[split] = one.num_elements
     finally:
         iterator.close()
     return seen
@@ -101,7 +101,7 @@ SOURCES = {
         lambda n: Dataset.from_generator(lambda: iter(range(int(n))))
     ),
 }
-#: Steps that work within one unit, whatever is below.
+#: Steps that work within one split, for any input.
 WITHIN = {
     "map": lambda ds: ds.map(odd_or_half),
     "failing map": lambda ds: ds.map(failing),
@@ -143,8 +143,8 @@ INTERLEAVES = {
 }
 
 
-def is_rooted(plan):
-    """Say whether the elements of a plan can be named."""
+def has_ids(plan):
+    """Return whether the elements of a plan have ids."""
     try:
         build_iterator(plan, next_splits=lambda: None, with_element_ids=True).close()
     except FailedPreconditionError:
@@ -161,7 +161,7 @@ def random_plan(chance, *, above):
     steps += [(name, WITHIN[name]) for name in chance.choices([*WITHIN], k=chance.randint(0, 1))]
     for name, step in steps:
         more = step(dataset)
-        if is_rooted(more.plan):  # not where a unit has several outer elements, for one
+        if has_ids(more.plan):  # not if a split has several outer elements
             dataset = more
             names.append(name)
     if above:
@@ -170,112 +170,112 @@ def random_plan(chance, *, above):
     return dataset.plan, names
 
 
-def cut_at_random(chance, units):
-    """Return ranges of units that are all of them, in any order."""
-    cuts = {chance.randint(0, units) for _ in range(chance.randint(0, 6))} | {0, units}
+def divide_at_random(chance, splits):
+    """Return ranges that together are all splits, in arbitrary order."""
+    cuts = {chance.randint(0, splits) for _ in range(chance.randint(0, 6))} | {0, splits}
     ranges = list(pairwise(sorted(cuts)))
     chance.shuffle(ranges)
     return ranges
 
 
-def named_elements(seen):
-    """Return origin -> element, of elements that are no batches, each of which has its own."""
+def elements_by_id(seen):
+    """Return a dict from element id to element, for elements that are not batches."""
     found = {}
-    for element, origins in seen.elements:
-        ((unit, ordinal),) = origins
-        assert (unit, ordinal) not in found
-        found[unit, ordinal] = element
+    for element, ids in seen.elements:
+        ((split, ordinal),) = ids
+        assert (split, ordinal) not in found
+        found[split, ordinal] = element
     return found
 
 
-def is_rooted_at_its_end(plan):
-    """Say whether no step is above the root: one whose order is free is, over units of many."""
+def has_boundary_at_end(plan):
+    """Return whether no step is above the boundary; an unordered step over larger splits is."""
     prepared = prepare(plan)
     free = find_unordered_steps(prepared.plan, prepared.options.deterministic)
     return isinstance(insert_boundaries(prepared.plan, free), PartitionBoundary)
 
 
-def sizes_of(plan, elements, units):
-    """Return how many elements each unit has at the root: filters above may leave some out."""
-    if is_rooted_at_its_end(plan):
-        counted = Counter(unit for unit, _ in elements)
-        return {unit: counted[unit] for unit in range(units)}
-    return read_named(plan, [(0, units)]).ended
+def sizes_of(plan, elements, splits):
+    """Return the number of elements of each split at the boundary; filters above may drop some."""
+    if has_boundary_at_end(plan):
+        counted = Counter(split for split, _ in elements)
+        return {split: counted[split] for split in range(splits)}
+    return read_with_ids(plan, [(0, splits)]).ended
 
 
-ABOVE_LEAVES_OUT_NOTHING = {"batch", "padded batch", "batches of batches", "shuffled batches"}
+ABOVE_WITHOUT_FILTERS = {"batch", "padded batch", "batches of batches", "shuffled batches"}
 SEEDS = range(60)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_origin_names_the_same_element_whoever_reads_it(seed):
+def test_an_element_id_identifies_the_same_element_for_every_reader(seed):
     chance = random.Random(seed)
     plan, names = random_plan(chance, above=False)
     print(seed, names)
-    units = number_of_units(plan)
-    want = named_elements(read_named(plan, [(0, units)]))
+    splits = count_plan_splits(plan)
+    want = elements_by_id(read_with_ids(plan, [(0, splits)]))
     grants = [[] for _ in range(chance.randint(1, 3))]
-    for one in cut_at_random(chance, units):
+    for one in divide_at_random(chance, splits):
         chance.choice(grants).append(one)
     got, ended = {}, {}
     for mine in grants:
-        seen = read_named(plan, mine, limit=chance.choice([1, 3, 50]))
-        found = named_elements(seen)
+        seen = read_with_ids(plan, mine, limit=chance.choice([1, 3, 50]))
+        found = elements_by_id(seen)
         assert not got.keys() & found.keys()
         got |= found
         ended |= seen.ended
     assert got == want
-    sizes = sizes_of(plan, want, units)
+    sizes = sizes_of(plan, want, splits)
     assert ended == sizes
-    if is_rooted_at_its_end(plan):
-        for unit, size in sizes.items():
-            assert {ordinal for one, ordinal in want if one == unit} == set(range(size))
+    if has_boundary_at_end(plan):
+        for split, size in sizes.items():
+            assert {ordinal for one, ordinal in want if one == split} == set(range(size))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_is_made_of_several_elements_has_the_origins_of_all(seed):
+def test_an_element_made_of_several_has_the_ids_of_all(seed):
     chance = random.Random(seed)
     plan, names = random_plan(chance, above=True)
     print(seed, names)
-    units = number_of_units(plan)
-    seen = read_named(plan, cut_at_random(chance, units), limit=chance.choice([1, 4, 50]))
-    origins = [one for _, of_one in seen.elements for one in of_one]
-    assert len(set(origins)) == len(origins)
-    for unit, ordinal in origins:
-        assert 0 <= ordinal < seen.ended[unit]
-    assert set(seen.ended) == set(range(units))
-    if {names[-1]} <= ABOVE_LEAVES_OUT_NOTHING and not seen.errors and "free map" not in names:
-        assert len(origins) == sum(seen.ended.values())
+    splits = count_plan_splits(plan)
+    seen = read_with_ids(plan, divide_at_random(chance, splits), limit=chance.choice([1, 4, 50]))
+    ids = [one for _, of_one in seen.elements for one in of_one]
+    assert len(set(ids)) == len(ids)
+    for split, ordinal in ids:
+        assert 0 <= ordinal < seen.ended[split]
+    assert set(seen.ended) == set(range(splits))
+    if {names[-1]} <= ABOVE_WITHOUT_FILTERS and not seen.errors and "free map" not in names:
+        assert len(ids) == sum(seen.ended.values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_readers_of_parts_of_a_unit_read_all_of_it_once(seed):
+def test_two_readers_of_a_partial_split_each_read_every_element_once(seed):
     chance = random.Random(seed)
     plan, names = random_plan(chance, above=False)
     print(seed, names)
-    units = number_of_units(plan)
-    want = named_elements(read_named(plan, [(0, units)]))
-    sizes = sizes_of(plan, want, units)
+    splits = count_plan_splits(plan)
+    want = elements_by_id(read_with_ids(plan, [(0, splits)]))
+    sizes = sizes_of(plan, want, splits)
     grants = [[], []]
-    for unit in range(units):
-        size = sizes[unit]
+    for split in range(splits):
+        size = sizes[split]
         if not size or chance.random() < 0.5:
-            chance.choice(grants).append((unit, unit + 1))
+            chance.choice(grants).append((split, split + 1))
             continue
         mine = [chance.randint(0, 1) for _ in range(size)]
         for reader in (0, 1):
             wanted = ranges_of([n for n in range(size) if mine[n] == reader], size)
             if wanted:
-                grants[reader].append(PartialSplit(unit, wanted))
+                grants[reader].append(PartialSplit(split, wanted))
     got = {}
-    for granted in grants:
-        chance.shuffle(granted)
-        seen = read_named(plan, granted, limit=chance.choice([1, 3, 50]))
-        found = named_elements(seen)
+    for assigned_ranges in grants:
+        chance.shuffle(assigned_ranges)
+        seen = read_with_ids(plan, assigned_ranges, limit=chance.choice([1, 3, 50]))
+        found = elements_by_id(seen)
         assert not got.keys() & found.keys()
         got |= found
-        for unit, elements in seen.ended.items():
-            assert elements == sizes[unit]
+        for split, elements in seen.ended.items():
+            assert elements == sizes[split]
     assert got == want
 
 
@@ -292,7 +292,7 @@ def ranges_of(ordinals, size):
     return tuple(tuple(one) for one in ranges)
 
 
-def test_units_that_have_one_element_each_are_one_run():
+def test_splits_with_one_element_each_form_one_run():
     waiting = iter([(100, 160)])
     plan = Dataset.range(1000).map(odd_or_half).plan
     iterator = build_iterator(plan, next_splits=lambda: next(waiting, None), with_element_ids=True)
@@ -303,82 +303,82 @@ def test_units_that_have_one_element_each_are_one_run():
     assert iterator.take_finished() == ()
 
 
-def test_what_is_counted_is_of_the_units_that_are_open_however_many_were_dealt():
-    ledger, leaf = SplitProgress(), frozenset([0])
-    ledger.record_assigned(0, 0, 10**12, 7)
+def test_counts_are_kept_only_for_open_splits():
+    progress, leaf = SplitProgress(), frozenset([0])
+    progress.record_assigned(0, 0, 10**12, 7)
     for first in range(0, 10_000, 100):
-        units, ordinals = constituent_ids(
-            ledger.add_ids(split_column(np.arange(first, first + 100), None))()
+        splits, ordinals = constituent_ids(
+            progress.add_ids(split_column(np.arange(first, first + 100), None))()
         )
-        assert (units == np.arange(first + 7, first + 107)).all()
+        assert (splits == np.arange(first + 7, first + 107)).all()
         assert not ordinals.any()
-        ledger.record_finished(leaf, first + 100)
-    assert ledger.take_finished() == (FinishedSplits(7, 10_000, 1),)
-    ledger.record_finished(leaf, 10**12)
-    assert ledger.take_finished() == (FinishedSplits(10_007, 10**12 - 10_000, 0),)
-    ledger.record_assigned(0, 10**12, 3, 50)
-    assert constituent_ids(ledger.add_ids(split_column(np.full(2, 10**12 + 2), None))())[
+        progress.record_finished(leaf, first + 100)
+    assert progress.take_finished() == (FinishedSplits(7, 10_000, 1),)
+    progress.record_finished(leaf, 10**12)
+    assert progress.take_finished() == (FinishedSplits(10_007, 10**12 - 10_000, 0),)
+    progress.record_assigned(0, 10**12, 3, 50)
+    assert constituent_ids(progress.add_ids(split_column(np.full(2, 10**12 + 2), None))())[
         0
     ].tolist() == [52, 52]
-    ledger.record_finished(leaf, 10**12 + 3)
-    assert ledger.take_finished() == (FinishedSplits(50, 2, 0), FinishedSplits(52, 1, 2))
+    progress.record_finished(leaf, 10**12 + 3)
+    assert progress.take_finished() == (FinishedSplits(50, 2, 0), FinishedSplits(52, 1, 2))
 
 
-def test_units_of_several_leaves_end_each_with_its_own():
-    ledger = SplitProgress()
-    ledger.record_assigned(0, 0, 2, 10)
-    ledger.record_assigned(1, 2, 2, 40)
-    ledger.record_assigned(0, 4, 1, 12)
-    units, ordinals = constituent_ids(
-        ledger.add_ids(split_column(np.array([4, 0, 0, 2, 4]), None))()
+def test_splits_of_several_leaves_finish_separately():
+    progress = SplitProgress()
+    progress.record_assigned(0, 0, 2, 10)
+    progress.record_assigned(1, 2, 2, 40)
+    progress.record_assigned(0, 4, 1, 12)
+    splits, ordinals = constituent_ids(
+        progress.add_ids(split_column(np.array([4, 0, 0, 2, 4]), None))()
     )
-    assert units.tolist() == [12, 10, 10, 40, 12]
+    assert splits.tolist() == [12, 10, 10, 40, 12]
     assert ordinals.tolist() == [0, 0, 1, 0, 1]
-    ledger.record_finished(frozenset([0]), 5)
-    assert ledger.take_finished() == (
+    progress.record_finished(frozenset([0]), 5)
+    assert progress.take_finished() == (
         FinishedSplits(10, 1, 2),
         FinishedSplits(11, 1, 0),
         FinishedSplits(12, 1, 2),
     )
-    ledger.record_finished(frozenset([1]), 5)
-    assert ledger.take_finished() == (FinishedSplits(40, 1, 1), FinishedSplits(41, 1, 0))
+    progress.record_finished(frozenset([1]), 5)
+    assert progress.take_finished() == (FinishedSplits(40, 1, 1), FinishedSplits(41, 1, 0))
 
 
-def test_chunks_are_named_together_when_one_is_asked_and_before_their_units_end():
-    ledger, leaf = SplitProgress(), frozenset([0])
-    ledger.record_assigned(0, 0, 3, 10)
-    columns = [split_column(np.array(units), None) for units in ([0, 1], [0, 2], [0])]
-    first, second, third = [ledger.add_ids(column) for column in columns]
+def test_chunks_get_ids_together_before_their_splits_finish():
+    progress, leaf = SplitProgress(), frozenset([0])
+    progress.record_assigned(0, 0, 3, 10)
+    columns = [split_column(np.array(splits), None) for splits in ([0, 1], [0, 2], [0])]
+    first, second, third = [progress.add_ids(column) for column in columns]
     assert second().tolist() == [(10, 1), (12, 0)]
     assert first().base is third().base  # made with one call
     assert first().tolist() == [(10, 0), (11, 0)]
     assert third().tolist() == [(10, 2)]
-    late = ledger.add_ids(split_column(np.array([1, 2]), None))
-    ledger.record_finished(leaf, 3)
-    assert ledger.take_finished() == (FinishedSplits(10, 1, 3), FinishedSplits(11, 2, 2))
+    late = progress.add_ids(split_column(np.array([1, 2]), None))
+    progress.record_finished(leaf, 3)
+    assert progress.take_finished() == (FinishedSplits(10, 1, 3), FinishedSplits(11, 2, 2))
     assert late().tolist() == [(11, 1), (12, 1)]
 
 
-def test_what_is_passed_over_comes_after_what_was_named_before():
-    ledger = SplitProgress()
-    ledger.record_assigned(0, 0, 1, 5)
-    before = ledger.add_ids(split_column(np.zeros(2, np.int64), None))
-    ledger.record_skipped(0, 3)
-    after = ledger.add_ids(split_column(np.zeros(1, np.int64), None))
+def test_skipped_elements_are_counted_after_pending_ids():
+    progress = SplitProgress()
+    progress.record_assigned(0, 0, 1, 5)
+    before = progress.add_ids(split_column(np.zeros(2, np.int64), None))
+    progress.record_skipped(0, 3)
+    after = progress.add_ids(split_column(np.zeros(1, np.int64), None))
     assert before().tolist() == [(5, 0), (5, 1)]
     assert after().tolist() == [(5, 5)]
 
 
-def test_columns_with_and_without_places_are_named_apart():
-    ledger = SplitProgress()
-    ledger.record_assigned(0, 0, 1, 5)
-    plain = ledger.add_ids(split_column(np.zeros(2, np.int64), None))
-    placed = ledger.add_ids(split_column(np.zeros(1, np.int64), np.array([77], np.uint64)))
+def test_columns_with_and_without_element_numbers_get_ids_separately():
+    progress = SplitProgress()
+    progress.record_assigned(0, 0, 1, 5)
+    plain = progress.add_ids(split_column(np.zeros(2, np.int64), None))
+    placed = progress.add_ids(split_column(np.zeros(1, np.int64), np.array([77], np.uint64)))
     assert placed().tolist() == [(77, 5, 2)]
     assert plain().tolist() == [(5, 0), (5, 1)]
 
 
-def test_units_in_a_row_are_said_in_few_numbers_as_long_as_nobody_chooses_among_them():
+def test_consecutive_splits_stay_compact_until_elements_are_selected():
     rows = np.arange(16 * 64).reshape(16, 64)
     waiting = iter([(100, 1000)])
     iterator = build_iterator(
@@ -395,7 +395,7 @@ def test_units_in_a_row_are_said_in_few_numbers_as_long_as_nobody_chooses_among_
     assert isinstance(joined, ConsecutiveSplits)
     assert (joined.first_split, joined.size, joined.ordinal) == (100, 44, 0)
     assert element_id_runs(chunks[1]) == (IdRun(112, 16, 0, 1),)
-    assert chunks[1].compact_metadata.tolist() == [(unit, 0) for unit in range(112, 128)]
+    assert chunks[1].compact_metadata.tolist() == [(split, 0) for split in range(112, 128)]
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_units_in_a_row_are_said_in_few_numbers_as_long_as_nobody_chooses_among_
     ],
     ids=["map", "filter that keeps all"],
 )
-def test_a_python_function_for_each_row_keeps_them_in_few_numbers(step):
+def test_a_python_function_per_row_keeps_ids_compact(step):
     waiting = iter([(100, 1000)])
     iterator = build_iterator(
         step(Dataset.range(10_000)).plan,
@@ -420,7 +420,7 @@ def test_a_python_function_for_each_row_keeps_them_in_few_numbers(step):
     assert (column.first_split, column.size, column.ordinal) == (101, 30, 0)
 
 
-def test_what_a_batch_says_of_its_origins_does_not_keep_what_it_was_made_of():
+def test_the_ids_of_a_batch_do_not_keep_its_elements_alive():
     made = []
 
     def fresh(x):
@@ -448,7 +448,7 @@ def test_what_a_batch_says_of_its_origins_does_not_keep_what_it_was_made_of():
 
 
 @pytest.mark.parametrize("ordinal", [None, 3])
-def test_a_column_in_a_row_is_the_array_that_it_stands_for(ordinal):
+def test_a_compact_column_equals_its_array(ordinal):
     row = ConsecutiveSplits(7, 5, ordinal)
     array = row.to_array()
     assert row.dtype == array.dtype
@@ -469,14 +469,14 @@ def test_a_column_in_a_row_is_the_array_that_it_stands_for(ordinal):
     )
 
 
-def test_the_ledger_counts_units_in_a_row_as_it_counts_their_array():
+def test_split_progress_counts_consecutive_splits_like_their_array():
     draw = random.Random(5)
     for _ in range(200):
         ledgers = SplitProgress(), SplitProgress()
         starts = [0, *sorted(draw.sample(range(1, 30), draw.randrange(3))), 30]
         for first, stop in pairwise(starts):
-            for ledger in ledgers:
-                ledger.record_assigned(0, first, stop - first, 100 * first)
+            for progress in ledgers:
+                progress.record_assigned(0, first, stop - first, 100 * first)
         later = []
         for _ in range(draw.randrange(1, 8)):
             first = draw.randrange(29)
@@ -489,27 +489,27 @@ def test_the_ledger_counts_units_in_a_row_as_it_counts_their_array():
             found = in_row() if callable(in_row) else in_row
             made = found if isinstance(found, np.ndarray) else found.to_array()
             assert made.tolist() == of_array().tolist()
-        for ledger in ledgers:
-            ledger.record_finished(frozenset([0]), 30)
+        for progress in ledgers:
+            progress.record_finished(frozenset([0]), 30)
         assert ledgers[0].take_finished() == ledgers[1].take_finished()
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_long_stream_of_units_that_give_one_element_each_ends_as_if_all_were_counted(seed):
+def test_many_splits_with_one_element_each_finish_as_if_counted(seed):
     draw = random.Random(seed)
     ledgers = SplitProgress(), SplitProgress()
-    ended, dealt, at, over, names = ({}, {}), 0, 0, 0, ([], [])
+    ended, assigned, at, over, names = ({}, {}), 0, 0, 0, ([], [])
     for _ in range(draw.randrange(5, 400)):
-        while dealt < at + 20 or draw.random() < 0.2:
+        while assigned < at + 20 or draw.random() < 0.2:
             size = draw.randrange(1, 30)
-            unit = 10_000 + dealt if draw.random() < 0.5 else draw.randrange(100_000)
-            for ledger in ledgers:
-                ledger.record_assigned(0, dealt, size, unit)
-            dealt += size
+            split = 10_000 + assigned if draw.random() < 0.5 else draw.randrange(100_000)
+            for progress in ledgers:
+                progress.record_assigned(0, assigned, size, split)
+            assigned += size
         what = draw.random()
         first, size = at, draw.randrange(1, 20)
         if what < 0.02:
-            first, size = at + 1, 1  # the unit before failed
+            first, size = at + 1, 1  # the previous split failed
         elif what < 0.04 and at > over:
             first, size = at - 1, 1  # of the last one, another element
         column = ConsecutiveSplits(first, size)
@@ -518,12 +518,12 @@ def test_a_long_stream_of_units_that_give_one_element_each_ends_as_if_all_were_c
         at = first + size
         if draw.random() < 0.5:
             over = draw.randrange(over, at + 1)
-            for ledger in ledgers:
-                ledger.record_finished(frozenset({0}), over)
+            for progress in ledgers:
+                progress.record_finished(frozenset({0}), over)
         if draw.random() < 0.3:
-            for ledger, got in zip(ledgers, ended, strict=True):
-                for unit, units, elements in ledger.take_finished():
-                    for each in range(unit, unit + units):
+            for progress, got in zip(ledgers, ended, strict=True):
+                for split, splits, elements in progress.take_finished():
+                    for each in range(split, split + splits):
                         got.setdefault(each, []).append(elements)
     assert ended[0] == ended[1]
     for brief, counted in zip(*names, strict=True):
@@ -536,26 +536,26 @@ def test_a_long_stream_of_units_that_give_one_element_each_ends_as_if_all_were_c
 @pytest.mark.parametrize("far", [1, 7, 100_000])
 @pytest.mark.parametrize("has_gaps", [False, True])
 @pytest.mark.parametrize("ascends", [False, True])
-def test_runs_of_mixed_units_are_those_of_the_units_once_they_are_sorted(far, has_gaps, ascends):
+def test_runs_of_mixed_splits_equal_those_of_sorted_splits(far, has_gaps, ascends):
     draw = random.Random(far)
     for _ in range(50):
-        counts, units, ordinals = Counter(), [], []
+        counts, splits, ordinals = Counter(), [], []
         for _ in range(draw.randrange(1, 60)):
-            unit = far * draw.randrange(1, 6)
-            counts[unit] += has_gaps and draw.random() < 0.1
-            units.append(unit)
-            ordinals.append(counts[unit])
-            counts[unit] += 1
-        origins = list(zip(units, ordinals, strict=True))
+            split = far * draw.randrange(1, 6)
+            counts[split] += has_gaps and draw.random() < 0.1
+            splits.append(split)
+            ordinals.append(counts[split])
+            counts[split] += 1
+        ids = list(zip(splits, ordinals, strict=True))
         if not ascends:
-            draw.shuffle(origins)
-        units, ordinals = np.array(origins).T
-        order, runs = sort_to_runs(units, ordinals)
-        assert order.tolist() == sort_order(units, ordinals).tolist()
-        assert runs == to_runs(units[order], ordinals[order])
+            draw.shuffle(ids)
+        splits, ordinals = np.array(ids).T
+        order, runs = sort_to_runs(splits, ordinals)
+        assert order.tolist() == sort_order(splits, ordinals).tolist()
+        assert runs == to_runs(splits[order], ordinals[order])
 
 
-def test_a_unit_that_comes_in_several_portions_says_when_it_has_ended():
+def test_a_split_in_several_chunks_is_finished_after_the_last():
     waiting = iter([(2, 4)])
     plan = Dataset.range(4).flat_map(lambda x: Dataset.range(int(x) + 3)).plan
     iterator = build_iterator(plan, next_splits=lambda: next(waiting, None), with_element_ids=True)
@@ -571,27 +571,27 @@ def test_a_unit_that_comes_in_several_portions_says_when_it_has_ended():
     assert ended == [FinishedSplits(2, 1, 5), FinishedSplits(3, 1, 6)]
 
 
-def test_units_of_which_nothing_is_left_have_ended_with_no_elements():
-    seen = read_named(Dataset.range(9).filter(lambda x: bool(x == 4)).plan, [(6, 9), (0, 6)])
-    assert seen.ended == {unit: int(unit == 4) for unit in range(9)}
+def test_splits_without_remaining_elements_finish_with_zero_elements():
+    seen = read_with_ids(Dataset.range(9).filter(lambda x: bool(x == 4)).plan, [(6, 9), (0, 6)])
+    assert seen.ended == {split: int(split == 4) for split in range(9)}
 
 
-def test_a_batch_that_is_a_unit_has_one_origin():
-    seen = read_named(Dataset.range(10).map(odd_or_half).batch(4).plan, [(1, 3)])
-    assert [origins for _, origins in seen.elements] == [[(1, 0)], [(2, 0)]]
+def test_a_batch_that_is_one_split_has_one_id():
+    seen = read_with_ids(Dataset.range(10).map(odd_or_half).batch(4).plan, [(1, 3)])
+    assert [ids for _, ids in seen.elements] == [[(1, 0)], [(2, 0)]]
 
 
-def test_a_plan_of_one_unit_counts_its_elements():
+def test_a_single_split_plan_counts_its_elements():
     rows = Dataset.range(9).filter(lambda x: bool(x % 2))
     plan = Dataset.zip(rows, rows).plan
-    whole = named_elements(read_named(plan, [(0, 1)]))
+    whole = elements_by_id(read_with_ids(plan, [(0, 1)]))
     assert list(whole) == [(0, n) for n in range(4)]
-    part = read_named(plan, [PartialSplit(0, ((1, 2), (3, None)))])
-    assert named_elements(part) == {(0, n): whole[0, n] for n in (1, 3)}
+    part = read_with_ids(plan, [PartialSplit(0, ((1, 2), (3, None)))])
+    assert elements_by_id(part) == {(0, n): whole[0, n] for n in (1, 3)}
     assert part.ended == {0: 4}
 
 
-def test_what_is_passed_over_without_failures_is_not_computed():
+def test_elements_skipped_without_failures_are_not_computed():
     called = []
 
     def slow(x):
@@ -600,18 +600,18 @@ def test_what_is_passed_over_without_failures_is_not_computed():
 
     plan = Dataset.range(3).flat_map(lambda x: Dataset.range(10)).map(slow).plan
     part = PartialSplit(1, ((7, 9),), may_have_failed=False)
-    seen = read_named(plan, [part], limit=1)
+    seen = read_with_ids(plan, [part], limit=1)
     assert [element for element, _ in seen.elements] == ["14", "16"]
-    assert [origins for _, origins in seen.elements] == [[(1, 7)], [(1, 8)]]
+    assert [ids for _, ids in seen.elements] == [[(1, 7)], [(1, 8)]]
     assert set(called) == {7, 8}
-    assert seen.ended == {}  # nobody looked whether it has more
+    assert seen.ended == {}  # its end was not read
 
 
-def test_an_error_that_was_raised_before_is_not_raised_again():
+def test_a_known_error_is_not_raised_again():
     plan = Dataset.range(3).flat_map(lambda x: Dataset.range(14)).map(failing).plan  # 3 and 10
-    whole = read_named(plan, [(1, 2)])
+    whole = read_with_ids(plan, [(1, 2)])
     assert len(whole.errors) == 2
-    later = read_named(plan, [PartialSplit(1, ((5, None),))])
+    later = read_with_ids(plan, [PartialSplit(1, ((5, None),))])
     assert [element for element, _ in later.elements] == ["6", "7", "8", "9", "11", "12", "13"]
     assert len(later.errors) == 1
     assert later.ended == {1: 12}
@@ -630,18 +630,18 @@ def test_an_error_that_was_raised_before_is_not_raised_again():
     ],
     ids=["take", "enumerate", "scan", "unbatch", "flat_map", "windows", "interleave"],
 )
-def test_a_step_over_the_whole_stream_has_no_origins_and_is_refused_by_name(step):
+def test_a_step_on_the_whole_stream_has_no_ids_and_is_rejected_by_name(step):
     dataset = Dataset.range(9).flat_map(nested)
     with pytest.raises(FailedPreconditionError, match="works on the whole stream"):
         build_iterator(step(dataset).plan, next_splits=lambda: None, with_element_ids=True)
 
 
-def test_an_interleave_over_units_of_one_element_each_is_below_the_root():
+def test_an_interleave_over_one_element_splits_is_below_the_boundary():
     plan = Dataset.range(9).filter(lambda x: bool(x % 3)).shuffle(4).interleave(drawn).plan
-    want = named_elements(read_named(plan, [(0, 9)]))
+    want = elements_by_id(read_with_ids(plan, [(0, 9)]))
     again = {}
-    for unit in range(9):
-        again |= named_elements(read_named(plan, [(unit, unit + 1)]))
+    for split in range(9):
+        again |= elements_by_id(read_with_ids(plan, [(split, split + 1)]))
     assert again == want
 
 
@@ -653,7 +653,7 @@ def joined(iterator, count):
     return concatenate(chunks)
 
 
-def test_origins_of_units_that_are_mixed_are_few_runs_when_they_are_sorted():
+def test_sorted_ids_of_mixed_splits_form_few_runs():
     waiting = iter([(3, 6)])
     plan = Dataset.range(9).interleave(lambda x: Dataset.range(8), cycle_length=3).plan
     iterator = build_iterator(plan, next_splits=lambda: next(waiting, None), with_element_ids=True)
@@ -667,66 +667,68 @@ def test_origins_of_units_that_are_mixed_are_few_runs_when_they_are_sorted():
 
 @pytest.mark.parametrize("far", [1, 1 << 20, 1 << 40])
 @pytest.mark.parametrize("ascends", [True, False])
-def test_mixed_units_are_sorted_however_far_apart_they_are(far, ascends):
+def test_mixed_splits_are_sorted_even_if_far_apart(far, ascends):
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = np.random.default_rng(seed)
-    units = chance.integers(0, 9, 200) * far
+    splits = chance.integers(0, 9, 200) * far
     ordinals = np.arange(200) if ascends else chance.permutation(200) * far
-    order = sort_order(units, ordinals)
-    assert order.tolist() == np.lexsort((ordinals, units)).tolist()
+    order = sort_order(splits, ordinals)
+    assert order.tolist() == np.lexsort((ordinals, splits)).tolist()
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 6, 7, 14])
 @pytest.mark.parametrize("start", [0, 1, 5])
-def test_units_in_turns_begin_again_after_the_last(start, count):
+def test_interleaved_splits_start_again_after_the_last(start, count):
     column = round_robin_column([5, 2, 9], 2, start, count).to_array()
     assert column["split"].tolist() == ([5, 5, 2, 2, 9, 9] * 4)[start : start + count]
     doubled = round_robin_column([5, 2, 5], 2, start, count)
     assert doubled["split"].tolist() == ([5, 5, 2, 2, 5, 5] * 4)[start : start + count]
 
 
-def some_turns(draw):
-    """Return a column in turns from the root on."""
-    units = tuple(draw.sample(range(3, 30), draw.randrange(1, 7)))
-    ordinals = tuple(draw.randrange(9) for _ in units)
+def interleaved_columns(draw):
+    """Return an interleaved column with ids assigned at the boundary."""
+    splits = tuple(draw.sample(range(3, 30), draw.randrange(1, 7)))
+    ordinals = tuple(draw.randrange(9) for _ in splits)
     each, start = draw.randrange(1, 5), draw.randrange(40)
     if draw.random() < 0.2:  # larger than what is held of it
         each = draw.choice([100, 1 << 40])
         start = draw.randrange(1, 9) * each - draw.randrange(20)
-    return InterleavedSplits(units, each, start, draw.randrange(1, 60), ordinals)
+    return InterleavedSplits(splits, each, start, draw.randrange(1, 60), ordinals)
 
 
-def test_a_column_in_turns_is_the_array_that_it_stands_for():
+def test_an_interleaved_column_equals_its_array():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw = random.Random(seed)
     for _ in range(300):
-        turns = some_turns(draw)
+        turns = interleaved_columns(draw)
         if draw.random() < 0.5:
             turns = InterleavedSplits(turns.splits, turns.turn_size, turns.start, turns.size)
         array = turns.to_array()
         assert turns.dtype == array.dtype
         assert len(turns) == len(array)
-        units = array["split"].tolist()
-        assert turns.max_split() == max(units)
+        splits = array["split"].tolist()
+        assert turns.max_split() == max(splits)
         assert turns.num_turns == len(
             {(turns.start + i) // turns.turn_size for i in range(turns.size)}
         )
         assert [
-            (turns.splits[share.cycle_index], share.size) for share in turns.split_elements()
-        ] == list(Counter(units).items())
-        for share in turns.split_elements():
-            unit = turns.splits[share.cycle_index]
-            assert turns.indices_of(share).tolist() == [i for i, x in enumerate(units) if x == unit]
+            (turns.splits[shard.cycle_index], shard.size) for shard in turns.split_elements()
+        ] == list(Counter(splits).items())
+        for shard in turns.split_elements():
+            split = turns.splits[shard.cycle_index]
+            assert turns.indices_of(shard).tolist() == [
+                i for i, x in enumerate(splits) if x == split
+            ]
         a, b = sorted(draw.choices(range(turns.size + 3), k=2))
         assert turns[a:b].to_array().tolist() == array[a:b].tolist()
         parts = [turns[:a], turns[a:b], turns[b:]]
         whole = concatenate_columns(parts)
         assert isinstance(whole, InterleavedSplits)
         assert whole.to_array().tolist() == array.tolist()
-        # What follows elsewhere in the cycle, or from another cycle.
-        other = draw.choice([turns[a:], some_turns(draw), ConsecutiveSplits(3, 4, 1)])
+        # Positions later in the cycle, or in another cycle.
+        other = draw.choice([turns[a:], interleaved_columns(draw), ConsecutiveSplits(3, 4, 1)])
         if other.dtype == turns.dtype:
             both = concatenate_columns([turns, other])
             made = both if isinstance(both, np.ndarray) else both.to_array()
@@ -749,16 +751,16 @@ def test_a_block_may_be_longer_than_any_dataset(block):
     )
     found = []
     while (chunk := iterator.next_chunk(5)) is not None:
-        found += [(int(unit), int(ordinal)) for unit, ordinal in chunk.metadata]
-    assert found == [(unit, ordinal) for unit in range(4) for ordinal in range(9)]
+        found += [(int(split), int(ordinal)) for split, ordinal in chunk.metadata]
+    assert found == [(split, ordinal) for split in range(4) for ordinal in range(9)]
 
 
-def test_columns_of_several_cycles_are_joined_as_their_arrays():
+def test_columns_of_several_cycles_are_concatenated_like_their_arrays():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw = random.Random(seed)
     for _ in range(100):
-        parts = [some_turns(draw) for _ in range(draw.randrange(2, 6))]
+        parts = [interleaved_columns(draw) for _ in range(draw.randrange(2, 6))]
         joined = concatenate_columns(parts)
         made = joined if isinstance(joined, np.ndarray) else joined.to_array()
         assert made.tolist() == np.concatenate([part.to_array() for part in parts]).tolist()
@@ -766,25 +768,25 @@ def test_columns_of_several_cycles_are_joined_as_their_arrays():
 
 def check_runs(column):
     """Compare the order and the runs of a column with those of its array."""
-    places = column.to_array()
-    units, ordinals = places["split"], places["ordinal"]
+    positions = column.to_array()
+    splits, ordinals = positions["split"], positions["ordinal"]
     is_mixed, runs = round_robin_runs(column)
-    if (units[1:] >= units[:-1]).all():
+    if (splits[1:] >= splits[:-1]).all():
         assert not is_mixed
-        assert runs == to_runs(units, ordinals)
+        assert runs == to_runs(splits, ordinals)
         return
     assert is_mixed
-    want_order, want_runs = sort_to_runs(units, ordinals)
+    want_order, want_runs = sort_to_runs(splits, ordinals)
     assert runs == want_runs
     assert round_robin_order(column).tolist() == want_order.tolist()
 
 
-def test_runs_of_units_in_turns_are_those_of_their_array():
+def test_runs_of_interleaved_splits_equal_those_of_their_array():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw = random.Random(seed)
     for _ in range(500):
-        turns = some_turns(draw)
+        turns = interleaved_columns(draw)
         if draw.random() < 0.3:
             turns = InterleavedSplits(
                 tuple(sorted(turns.splits)), turns.turn_size, 0, turns.size, turns.first_ordinals
@@ -792,7 +794,7 @@ def test_runs_of_units_in_turns_are_those_of_their_array():
         check_runs(turns)
 
 
-def test_the_ledger_counts_units_in_turns_as_it_counts_their_array():
+def test_split_progress_counts_interleaved_splits_like_their_array():
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     draw = random.Random(seed)
@@ -800,18 +802,18 @@ def test_the_ledger_counts_units_in_turns_as_it_counts_their_array():
         ledgers = SplitProgress(), SplitProgress()
         starts = [0, *sorted(draw.sample(range(1, 12), draw.randrange(3))), 12]
         for first, stop in pairwise(starts):
-            for ledger in ledgers:
-                ledger.record_assigned(0, first, stop - first, 100 * (20 - first))
-        later, place = [], 0
-        units = tuple(draw.sample(range(12), draw.randrange(1, 6)))
+            for progress in ledgers:
+                progress.record_assigned(0, first, stop - first, 100 * (20 - first))
+        later, position = [], 0
+        splits = tuple(draw.sample(range(12), draw.randrange(1, 6)))
         each = draw.randrange(1, 4)
         for _ in range(draw.randrange(1, 8)):
             if draw.random() < 0.2:
-                units, place = tuple(draw.sample(range(12), draw.randrange(1, 6))), 0
+                splits, position = tuple(draw.sample(range(12), draw.randrange(1, 6))), 0
             turns = InterleavedSplits(
-                units, each, place % (each * len(units)), draw.randrange(1, 20)
+                splits, each, position % (each * len(splits)), draw.randrange(1, 20)
             )
-            place += turns.size
+            position += turns.size
             column = turns.to_array() if draw.random() < 0.2 else turns
             later.append((ledgers[0].add_ids(column), ledgers[1].add_ids(turns.to_array())))
             if draw.random() < 0.5:
@@ -820,12 +822,12 @@ def test_the_ledger_counts_units_in_turns_as_it_counts_their_array():
             found = in_turns_()
             made = found if isinstance(found, np.ndarray) else found.to_array()
             assert made.tolist() == of_array().tolist()
-        for ledger in ledgers:
-            ledger.record_finished(frozenset([0]), 12)
+        for progress in ledgers:
+            progress.record_finished(frozenset([0]), 12)
         assert ledgers[0].take_finished() == ledgers[1].take_finished()
 
 
-def test_elements_without_origins_say_so():
+def test_elements_without_ids_raise_an_error():
     chunk = build_iterator(Dataset.range(3).plan).next_chunk(2)
-    with pytest.raises(ValueError, match="origins=True"):
+    with pytest.raises(ValueError, match="with_element_ids=True"):
         element_id_runs(chunk)

@@ -1,4 +1,4 @@
-"""Nested datasets draw from the places of the outer elements, whatever lies in between."""
+"""Draws of nested datasets depend on the element numbers of the outer elements only."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Dataset = hr.Dataset
 
 
 def drawn(x):
-    """Return a dataset of one element: `x`, and what is drawn for its place."""
+    """Return a dataset of one element: `x`, and a number drawn for its element number."""
     name = int(np.sum(x))
     order = Dataset.range(1 << 16).shuffle(1 << 9).take(1)
     return order.map(lambda y: (name, y))
 
 
 def several(x):
-    """Return several of what `drawn` yields: an interleave of datasets that draw themselves."""
+    """Return an interleave of datasets that themselves draw."""
     return Dataset.range(int(np.sum(x)) % 4).shuffle(3).flat_map(drawn)
 
 
@@ -116,7 +116,7 @@ def plan_of(name):
 
 
 @pytest.mark.parametrize("name", OUTER)
-def test_any_split_of_the_work_draws_the_same_for_each_element(name):
+def test_draws_per_element_do_not_depend_on_how_work_is_divided(name):
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -124,16 +124,16 @@ def test_any_split_of_the_work_draws_the_same_for_each_element(name):
     want = Counter(rows_of(build_iterator(plan, seed=7)))
     assert Counter(rows_of(build_iterator(plan, seed=7))) == want  # from the cache, if there is one
     assert len(set(want)) > 8
-    units = compute_split_space(prepare(plan).plan).size
+    splits = compute_split_space(prepare(plan).plan).size
     for _ in range(4):
-        cuts = sorted({0, units, *(chance.randrange(units) for _ in range(chance.randrange(8)))})
+        cuts = sorted({0, splits, *(chance.randrange(splits) for _ in range(chance.randrange(8)))})
         ranges = list(pairwise(cuts))
         chance.shuffle(ranges)
         got = Counter()
         for worker in range(3):
             mine = iter(ranges[worker::3])
             limit = chance.choice([1, 4, 50])
-            # A plan of its own: another worker has another cache.
+            # A separate plan, because each worker has its own cache.
             got.update(
                 rows_of(
                     build_iterator(plan_of(name), seed=7, next_splits=lambda i=mine: next(i, None)),
@@ -189,7 +189,7 @@ def test_a_restored_iterator_draws_the_same_at_every_position(name):
     ],
     ids=["buffer", "cycle", "threads"],
 )
-def test_the_order_of_the_elements_does_not_matter_to_what_is_drawn_for_each(one, other):
+def test_draws_per_element_do_not_depend_on_element_order(one, other):
     rows = Dataset.range(40).filter(kept)
     first, second = (
         rows_of(build_iterator(step(rows).flat_map(lambda *x: drawn(x[0])).plan, seed=1))
@@ -198,7 +198,7 @@ def test_the_order_of_the_elements_does_not_matter_to_what_is_drawn_for_each(one
     assert Counter(first) == Counter(second)
 
 
-def test_a_cache_file_gives_the_places_that_its_input_had(tmp_path):
+def test_a_cache_file_returns_the_element_numbers_of_its_input(tmp_path):
     def cached():
         return Dataset.range(20).filter(kept).cache(str(tmp_path / "cache"))
 
@@ -207,14 +207,14 @@ def test_a_cache_file_gives_the_places_that_its_input_had(tmp_path):
     assert rows_of(build_iterator(cached().flat_map(drawn).plan, seed=1)) == want
 
 
-def test_in_each_pass_of_a_repeat_other_numbers_are_drawn():
+def test_each_epoch_of_a_repeat_draws_different_numbers():
     rows = rows_of(
         build_iterator(Dataset.range(5).filter(kept).repeat(2).flat_map(drawn).plan, seed=1)
     )
     assert len(set(rows)) == len(rows) == 6
 
 
-def test_inputs_of_a_concatenate_or_zip_that_are_alike_have_other_places():
+def test_equal_inputs_of_concatenate_or_zip_have_different_element_numbers():
     rows = Dataset.range(5).filter(kept)
     joined = rows_of(build_iterator(rows.concatenate(rows).flat_map(drawn).plan, seed=1))
     assert len(set(joined)) == len(joined) == 6
@@ -228,7 +228,7 @@ def test_inputs_of_a_concatenate_or_zip_that_are_alike_have_other_places():
     assert set(zips[0][1:]).isdisjoint(zips[1][1:])
 
 
-def test_chunks_carry_places_only_below_a_step_that_opens_datasets():
+def test_chunks_carry_element_numbers_only_below_a_step_that_opens_datasets():
     rows = Dataset.range(9).filter(kept).shuffle(3).repeat(2)
     for dataset in (rows, rows.batch(2), rows.flat_map(drawn), rows.cache()):
         with_none = build_iterator(dataset.plan, seed=1)
@@ -236,7 +236,7 @@ def test_chunks_carry_places_only_below_a_step_that_opens_datasets():
         with_none.close()
 
 
-def test_a_shuffle_holds_elements_of_a_cache_that_keeps_places_and_others():
+def test_a_shuffle_mixes_cached_and_uncached_element_numbers():
     kept_rows = Dataset.range(9).filter(kept).cache()
     dataset = kept_rows.concatenate(Dataset.range(9).map(odd_or_half)).shuffle(3)
     want = [int(x) for x in Dataset.range(9) if kept(x)] + [0, 1, 2, 2, 3, 4, 6, 10, 14]
@@ -244,7 +244,7 @@ def test_a_shuffle_holds_elements_of_a_cache_that_keeps_places_and_others():
         assert sorted(int(x) for x in dataset) == sorted(want)
 
 
-def test_numbers_of_places_are_a_format():
+def test_element_numbers_are_a_stable_format():
     assert number_positions(0, 3).tolist() == [
         16294208416658607535,
         10451216379200822465,
@@ -257,7 +257,7 @@ def test_numbers_of_places_are_a_format():
     ]
 
 
-def test_places_within_places_are_all_different():
+def test_nested_element_numbers_are_all_different():
     outer = np.repeat(number_positions(0, 300), 300)
     inner = np.tile(number_positions(0, 300), 300)
     assert len(set(nest_ids(outer, inner).tolist())) == 300 * 300

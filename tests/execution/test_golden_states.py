@@ -1,4 +1,4 @@
-"""States that were saved once can be read for ever: version 3, with the elements that follow."""
+"""Saved states of version 3 remain readable; each is stored with the elements that follow."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def shown(element: Any) -> Any:
 
 
 def saved(make: Callable[[], Dataset]) -> list[Any]:
-    """Return what the file holds for a plan: how it was made."""
+    """Return the entry of the file for a plan; used to create the file."""
     with iter(make()) as iterator:
         for _ in range(AT):
             next(iterator)
@@ -131,7 +131,7 @@ def saved(make: Callable[[], Dataset]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_state_that_was_saved_once_is_read_with_the_same_rest(name: str) -> None:
+def test_a_saved_state_continues_with_the_same_elements(name: str) -> None:
     state, rest = json.loads(SAVED.read_text(encoding="utf-8"))[name]
     with iter(PLANS[name]()) as iterator:
         iterator.set_state(state)
@@ -139,7 +139,7 @@ def test_a_state_that_was_saved_once_is_read_with_the_same_rest(name: str) -> No
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_state_of_the_same_place_is_still_written_in_the_same_form(name: str) -> None:
+def test_a_state_at_the_same_position_is_still_written_in_the_same_form(name: str) -> None:
     state, _ = json.loads(SAVED.read_text(encoding="utf-8"))[name]
     with iter(PLANS[name]()) as iterator:
         iterator.set_state(state)

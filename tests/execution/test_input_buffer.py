@@ -1,4 +1,4 @@
-"""The input of a stage: what is in hand, and how many elements are asked for at once."""
+"""The input buffer of a step: buffered elements, and the sizes of requests."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from headrace.execution.input_buffer import ChunkSizer, InputBuffer
 
 from .contract import ListIterator
 
-# --- What an intake has in hand, and what was put back into it ------------------------------------
+# --- Buffered elements, and elements that were put back -------------------------------------------
 
 
 @pytest.mark.parametrize("gives_rows", [False, True])
 @pytest.mark.parametrize("taken", [1, 2, 3])
-def test_an_element_that_is_put_back_keeps_its_place(taken: int, gives_rows: bool) -> None:
+def test_an_element_put_back_keeps_its_position(taken: int, gives_rows: bool) -> None:
     """The first, one in the middle, the last."""
     input_ = ListIterator([np.int64(number) for number in range(10, 13)])
     input_.has_lazy_rows = gives_rows
-    intake = InputBuffer(input_)
+    input_buffer = InputBuffer(input_)
     if not gives_rows:
-        intake.peek(3)
-    live = intake.lazy_rows()
+        input_buffer.peek(3)
+    stream = input_buffer.lazy_rows()
     for number in range(taken):
-        while (row := next(live.rows, None)) is None:
-            intake.end_lazy_rows()
-            live = intake.lazy_rows()
-        live.num_taken += number < taken - 1
+        while (row := next(stream.rows, None)) is None:
+            input_buffer.end_lazy_rows()
+            stream = input_buffer.lazy_rows()
+        stream.num_taken += number < taken - 1
 
-    live.put_back(row)
+    stream.put_back(row)
 
-    assert intake.get_state() == taken - 1
-    chunk = intake.take(1)
+    assert input_buffer.get_state() == taken - 1
+    chunk = input_buffer.take(1)
     assert (chunk.rows(), chunk.state_at(0), chunk.state_at(1)) == ([row], taken - 1, taken)
-    assert intake.get_state() == taken
+    assert input_buffer.get_state() == taken
     rest = []
-    while (chunk := intake.take(3)) is not None:
+    while (chunk := input_buffer.take(3)) is not None:
         rest += chunk.rows()
     assert rest == list(range(10 + taken, 13))
 
 
 class OneByOne(ListIterator):
-    """Makes single elements when they are asked for."""
+    """Computes lazy rows on request."""
 
     has_lazy_rows = True
 
@@ -72,47 +72,47 @@ class OneByOne(ListIterator):
         return count
 
 
-def test_single_elements_that_are_passed_over_are_not_made() -> None:
+def test_skipped_lazy_rows_are_not_computed() -> None:
     input_ = OneByOne([np.int64(number) for number in range(10)])
-    intake = InputBuffer(input_)
-    live = intake.lazy_rows()
-    next(live.rows)
-    live.num_taken += 1
+    input_buffer = InputBuffer(input_)
+    stream = input_buffer.lazy_rows()
+    next(stream.rows)
+    stream.num_taken += 1
 
-    assert intake.skip(4) == 4
+    assert input_buffer.skip(4) == 4
 
-    assert intake.get_state() == 5
-    assert intake.take(1).rows() == [5]
+    assert input_buffer.get_state() == 5
+    assert input_buffer.take(1).rows() == [5]
     assert input_.made == [0]
 
 
-def test_an_error_among_single_elements_is_passed_when_a_chunk_is_asked_for() -> None:
-    intake = InputBuffer(OneByOne([np.int64(7), ValueError("eight"), np.int64(9)]))
-    live = intake.lazy_rows()
-    next(live.rows)
-    live.num_taken += 1
+def test_an_error_in_lazy_rows_is_skipped_when_a_chunk_is_requested() -> None:
+    input_buffer = InputBuffer(OneByOne([np.int64(7), ValueError("eight"), np.int64(9)]))
+    stream = input_buffer.lazy_rows()
+    next(stream.rows)
+    stream.num_taken += 1
 
     with pytest.raises(ValueError, match="eight"):
-        intake.take(1)
+        input_buffer.take(1)
 
-    assert intake.get_state() == 2
-    assert intake.take(1).rows() == [9]
-
-
-def test_one_of_single_elements_that_is_looked_at_comes_before_the_rest_of_them() -> None:
-    intake = InputBuffer(ListIterator([np.int64(number) for number in range(10, 14)]))
-    intake.peek(4)
-    live = intake.lazy_rows()
-    live.put_back(next(live.rows))
-
-    assert intake.peek(1).rows() == [10]
-    assert intake.get_state() == 0
-    live = intake.lazy_rows()
-    assert live.states(0) == 0
-    assert list(live.rows) == [10, 11, 12, 13]
+    assert input_buffer.get_state() == 2
+    assert input_buffer.take(1).rows() == [9]
 
 
-# --- How many elements are asked for at once, and what memory they take ---------------------------
+def test_a_peeked_lazy_row_precedes_the_remaining_rows() -> None:
+    input_buffer = InputBuffer(ListIterator([np.int64(number) for number in range(10, 14)]))
+    input_buffer.peek(4)
+    stream = input_buffer.lazy_rows()
+    stream.put_back(next(stream.rows))
+
+    assert input_buffer.peek(1).rows() == [10]
+    assert input_buffer.get_state() == 0
+    stream = input_buffer.lazy_rows()
+    assert stream.states(0) == 0
+    assert list(stream.rows) == [10, 11, 12, 13]
+
+
+# --- Sizes of requests, and the memory of chunks --------------------------------------------------
 
 COUNT_FAULTS = """
 import resource
@@ -127,7 +127,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def test_chunks_that_come_and_go_use_the_same_memory() -> None:
+def test_freed_chunks_reuse_the_same_memory() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", COUNT_FAULTS], capture_output=True, text=True, check=True
     )
@@ -136,7 +136,7 @@ def test_chunks_that_come_and_go_use_the_same_memory() -> None:
     assert int(ran.stdout) < pages // 4 or platform.libc_ver()[0] != "glibc"
 
 
-def test_a_chunk_takes_so_much_memory_and_no_more() -> None:
+def test_a_chunk_uses_a_bounded_amount_of_memory() -> None:
     class Rows(ListIterator):
         def next_chunk(self, limit: int) -> Chunk:
             return Chunk.of_columns(np.zeros((limit, 1 << 7)), limit)
@@ -147,7 +147,7 @@ def test_a_chunk_takes_so_much_memory_and_no_more() -> None:
     assert max(sizes) == (1 << 14) // (1 << 10) - 1
 
 
-def test_what_has_arrived_is_taken_at_once_however_large_it_is_by_who_uses_it_soon(
+def test_a_fast_consumer_takes_all_available_elements_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Arrived(ListIterator):
@@ -167,4 +167,6 @@ def test_what_has_arrived_is_taken_at_once_however_large_it_is_by_who_uses_it_so
     rows.available_elements = 2
     assert pace.next_chunk(rows, 5).size == 5
     rows.available_elements, pace.limit, now = 100, 1, 1.0
-    assert pace.next_chunk(rows).size == 1, "whoever takes a second for a chunk is given few"
+    assert pace.next_chunk(rows).size == 1, (
+        "a consumer that takes a second per chunk gets few elements"
+    )

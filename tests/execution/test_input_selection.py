@@ -36,7 +36,7 @@ def outcomes(dataset, most=10**6):
 
 
 def chosen(choices, members, stops):
-    """Return what plain Python takes from several lists."""
+    """Return the elements that plain Python selects from several lists."""
     rests, got = [iter(member) for member in members], []
     ended = set()
     for choice in choices:
@@ -60,7 +60,7 @@ def branching(x):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("stops", [False, True])
 @pytest.mark.parametrize("is_costly", [False, True])
-def test_choices_take_what_plain_python_takes(seed, stops, is_costly):
+def test_choices_select_the_elements_that_plain_python_selects(seed, stops, is_costly):
     numbers = [int(x) for x in Dataset.random(seed=seed).map(lambda x: x % 3).take(60)]
     members = [range(9), range(100, 125), range(200, 203)]
     datasets = [Dataset.range(m.start, m.stop) for m in members]
@@ -72,7 +72,7 @@ def test_choices_take_what_plain_python_takes(seed, stops, is_costly):
     assert outcomes(dataset) == chosen(numbers, members, stops), f"{seed=}"
 
 
-def test_an_input_is_read_no_further_than_it_is_chosen():
+def test_an_input_is_read_only_as_far_as_it_is_chosen():
     calls = []
 
     def note(x):
@@ -94,7 +94,7 @@ def test_an_input_is_read_no_further_than_it_is_chosen():
     assert len(calls) < 10 == len(batch)
 
 
-def test_what_fails_has_its_turn():
+def test_an_error_is_raised_in_its_turn():
     def odd(x):
         return 1 // 0 if x % 2 else x
 
@@ -107,7 +107,7 @@ def test_what_fails_has_its_turn():
 
 
 @pytest.mark.parametrize("choice", [3, -1, 0.5, [0, 1], b"0"])
-def test_a_choice_that_is_none_costs_a_step(choice):
+def test_an_invalid_choice_drops_one_step(choice):
     choices = Dataset.from_generator(lambda: iter([1, choice, 2]))
     got = outcomes(Dataset.choose_from_datasets(three(), choices))
     assert [got[0], got[2]] == [1000, 2000]
@@ -115,7 +115,7 @@ def test_a_choice_that_is_none_costs_a_step(choice):
     assert "must be integers from 0 to 2" in got[1]
 
 
-def test_elements_of_several_shapes_are_chosen_as_they_are():
+def test_elements_of_different_shapes_are_not_changed():
     datasets = [Dataset.range(3).map(lambda n: [n] * int(n)), Dataset.from_tensors(b"x").repeat()]
     choices = Dataset.range(2).repeat()
     with iter(Dataset.choose_from_datasets(datasets, choices)) as iterator:
@@ -127,7 +127,7 @@ def test_elements_of_several_shapes_are_chosen_as_they_are():
 # --- samples --------------------------------------------------------------------------------------
 
 
-def test_weights_say_how_often_an_input_is_drawn():
+def test_weights_determine_how_often_an_input_is_drawn():
     endless = [Dataset.from_tensors(n).repeat() for n in range(4)]
     sample = Dataset.sample_from_datasets(endless, [6, 3, 0, 1], seed=5)
     found = Counter(outcomes(sample, 10_000))
@@ -145,7 +145,7 @@ def test_all_inputs_are_read_to_their_ends_in_their_order():
         assert own == sorted(own)
 
 
-def test_what_is_left_is_drawn_by_its_own_weights():
+def test_remaining_inputs_are_drawn_by_their_own_weights():
     seen = Counter()
     for seed in range(400):
         ends = [
@@ -158,7 +158,7 @@ def test_what_is_left_is_drawn_by_its_own_weights():
     assert abs(seen[1] - 200) < 50  # five standard deviations
 
 
-def test_a_sample_may_end_with_the_first_input_that_is_drawn_after_its_end():
+def test_stop_on_empty_ends_at_the_first_draw_of_an_ended_input():
     datasets = [Dataset.range(3), Dataset.from_tensors(7).repeat()]
     sample = Dataset.sample_from_datasets(datasets, seed=2, stop_on_empty_dataset=True)
     got = outcomes(sample)
@@ -168,7 +168,7 @@ def test_a_sample_may_end_with_the_first_input_that_is_drawn_after_its_end():
     assert outcomes(endless, len(got) + 50)[len(got) :] == [7] * 50
 
 
-def test_choices_do_not_depend_on_how_many_elements_are_asked_for_at_once():
+def test_choices_do_not_depend_on_the_request_size():
     def make():
         return Dataset.sample_from_datasets(three(), [0.5, 0.3, 0.2], seed=9).plan
 
@@ -188,7 +188,7 @@ def test_weights_may_change_from_step_to_step():
     got = outcomes(Dataset.sample_from_datasets(endless, wrong))
     assert [got[0], got[3]] == [0, 2]
     assert "sample_from_datasets (test_input_selection.py:" in got[1]
-    assert "one for each of 3 datasets, but got 2" in got[1]
+    assert "3 values, one for each dataset, but got 2" in got[1]
     assert "must be finite, at least 0" in got[2]
 
 
@@ -203,7 +203,9 @@ def test_weights_may_change_from_step_to_step():
         (3, True, False, False),
     ],
 )
-def test_who_draws_the_same_again(seed, rerandomize, same_pass, same_iteration):
+def test_rerandomize_each_iteration_controls_repeated_draws(
+    seed, rerandomize, same_pass, same_iteration
+):
     sample = Dataset.sample_from_datasets(
         three(30), seed=seed, rerandomize_each_iteration=rerandomize
     )
@@ -212,7 +214,7 @@ def test_who_draws_the_same_again(seed, rerandomize, same_pass, same_iteration):
     assert (outcomes(sample) == outcomes(sample)) == same_iteration
 
 
-def test_the_seed_of_the_options_decides_where_none_was_given():
+def test_the_seed_of_the_options_is_used_if_none_was_given():
     def make():
         return Dataset.sample_from_datasets(three()).with_options(hr.Options(seed=4))
 
@@ -220,12 +222,12 @@ def test_the_seed_of_the_options_decides_where_none_was_given():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "said"),
+    ("arguments", "error", "message"),
     [
         ({"datasets": []}, ValueError, "needs at least one dataset"),
         ({"datasets": [1]}, TypeError, "`datasets` must contain Datasets, but has a int"),
         ({"datasets": 5}, TypeError, "`datasets` must be a list of Datasets"),
-        ({"weights": [1, 2]}, ValueError, "one for each of 3 datasets, but got 2"),
+        ({"weights": [1, 2]}, ValueError, "3 values, one for each dataset, but got 2"),
         ({"weights": [1, 2, -1]}, ValueError, "at least 0"),
         ({"weights": [0, 0, 0]}, ValueError, "not all 0"),
         ({"weights": [1, 2, float("nan")]}, ValueError, "finite"),
@@ -235,12 +237,12 @@ def test_the_seed_of_the_options_decides_where_none_was_given():
         ({"stop_on_empty_dataset": None}, TypeError, "`stop_on_empty_dataset` must be a bool"),
     ],
 )
-def test_wrong_arguments_are_named_at_once(arguments, error, said):
-    with pytest.raises(error, match=said):
+def test_wrong_arguments_are_rejected_immediately(arguments, error, message):
+    with pytest.raises(error, match=message):
         Dataset.sample_from_datasets(**{"datasets": three(), **arguments})
 
 
-def test_cardinalities_are_said_where_they_are_known():
+def test_cardinality_is_returned_where_it_is_known():
     endless, some = Dataset.range(3).repeat(), Dataset.range(4)
     infinite, unknown = hr.INFINITE_CARDINALITY, hr.UNKNOWN_CARDINALITY
     sample, choose = Dataset.sample_from_datasets, Dataset.choose_from_datasets
@@ -258,5 +260,5 @@ def test_cardinalities_are_said_where_they_are_known():
 def test_specs_cover_all_inputs():
     short, long = Dataset.from_tensors(np.zeros(2)), Dataset.from_tensors(np.zeros(3))
     assert Dataset.sample_from_datasets([short, long]).element_spec == hr.ArraySpec((None,), float)
-    with pytest.raises(InvalidElementError, match="no spec covers both"):
+    with pytest.raises(InvalidElementError, match="no spec matches both"):
         _ = Dataset.sample_from_datasets([short, Dataset.range(3)]).element_spec

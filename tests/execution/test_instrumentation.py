@@ -1,4 +1,4 @@
-"""Whoever watches sees every stage of a plan, and changes nothing."""
+"""Instrumentation sees every iterator of a plan and changes nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Dataset = hr.Dataset
 
 
 class Counts:
-    """Counts the elements of each stage, by its node."""
+    """Counts the elements of each iterator, by node."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -78,7 +78,7 @@ def outcomes(iterator, most=60):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_every_stage_is_watched_and_gives_what_it_gives_unwatched(name):
+def test_every_instrumented_iterator_yields_the_same_elements(name):
     plan, counts = PIPELINES[name]().plan, Counts()
     # A plan each: what a cache holds would change the states.
     plain_one = build_iterator(PIPELINES[name]().plan, seed=7)
@@ -115,10 +115,10 @@ def test_the_elements_of_nested_datasets_are_counted():
     assert counts.passed["batch"] == 3
 
 
-def test_a_plan_that_is_dealt_out_is_watched():
-    counts, units = Counts(), iter([(2, 4), (0, 1)])
+def test_a_plan_with_assigned_splits_is_instrumented():
+    counts, splits = Counts(), iter([(2, 4), (0, 1)])
     plan = Dataset.range(8).shuffle(4).map(odd_or_half).batch(2).plan
-    iterator = build_iterator(plan, next_splits=lambda: next(units, None), instrument=counts.watch)
+    iterator = build_iterator(plan, next_splits=lambda: next(splits, None), instrument=counts.watch)
     while iterator.next_chunk(3) is not None:
         pass
     assert counts.passed["batch"] == 3
@@ -126,7 +126,7 @@ def test_a_plan_that_is_dealt_out_is_watched():
     assert counts.kinds["shuffle"] == 1
 
 
-def test_what_nobody_watches_is_the_stage_itself():
+def test_without_instrumentation_iterators_are_not_replaced():
     dataset = Dataset.range(8).map(odd_or_half)
     same = build_iterator(dataset.plan, instrument=lambda node, iterator: iterator)
     assert type(build_iterator(dataset.plan)) is type(same)

@@ -1,4 +1,4 @@
-"""Interleave: datasets in turn, in exact places, opened and read no sooner than asked for."""
+"""Interleave: datasets are read in turn, and opened and read only on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.execution.build import build_iterator
-from headrace.execution.open_dataset import OpenDataset
+from headrace.execution.nested_dataset import NestedDataset
 from tests.stopwatch import Stopwatch
 
 from .contract import assert_keeps_contract, copied, plain, read
@@ -60,7 +60,9 @@ LENGTHS = st.lists(st.integers(0, 9), max_size=8)
     largest=st.sampled_from([1, 9, 60]),
     seed=st.integers(0, 2**32),
 )
-def test_datasets_come_in_turn_from_any_state(lengths, cycle, block, threads, calls, largest, seed):
+def test_datasets_are_read_in_turn_from_any_state(
+    lengths, cycle, block, threads, calls, largest, seed
+):
     def nested(outer):
         dataset = Dataset.range(int(outer) * 100, int(outer) * 100 + lengths[int(outer)])
         return dataset.map(lambda x: x if x >= 0 else -x) if calls else dataset
@@ -117,7 +119,7 @@ NESTED = {
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("nested", NESTED)
 @pytest.mark.parametrize("threads", [None, 2])
-def test_any_outer_input_and_any_nested_dataset_is_restored(outer, nested, threads):
+def test_any_outer_input_and_nested_dataset_is_restored(outer, nested, threads):
     for cycle, block in ((1, 1), (3, 2), (4, 1)):
         dataset = OUTER[outer]().interleave(
             NESTED[nested], cycle_length=cycle, block_length=block, num_parallel_calls=threads
@@ -138,7 +140,7 @@ def test_threads_change_neither_elements_nor_states_nor_errors(nested, cycle):
     assert outcomes(None) == outcomes(1) == outcomes(3)
 
 
-def test_functions_are_called_for_what_was_asked_for():
+def test_functions_are_called_only_for_requested_elements():
     opened, calls = [], []
 
     def note(x):
@@ -156,7 +158,7 @@ def test_functions_are_called_for_what_was_asked_for():
         assert len(calls) == 5
 
 
-def test_a_dataset_of_arrays_is_not_opened_before_its_turn():
+def test_an_array_dataset_is_not_opened_before_its_turn():
     opened = []
 
     def nested(x):
@@ -171,7 +173,7 @@ def test_a_dataset_of_arrays_is_not_opened_before_its_turn():
         assert opened == [0, 1, 2]
 
 
-def test_elements_that_cost_calls_come_in_one_chunk_over_many_turns():
+def test_elements_that_need_calls_form_one_chunk_over_many_turns():
     calls: list[int] = []
 
     def note(x):
@@ -206,17 +208,17 @@ def test_elements_that_cost_calls_come_in_one_chunk_over_many_turns():
 
 
 @pytest.mark.parametrize("lengths", [[200, 200, 200, 200], [200, 7, 90, 40]])
-def test_elements_that_cost_calls_are_read_one_by_one_from_the_second_of_a_dataset_on(
+def test_elements_that_need_calls_are_read_singly_after_the_first(
     lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    read_inner = OpenDataset.read
+    read_inner = NestedDataset.read
 
-    def noted(inner: OpenDataset, *wish: object) -> bool:
+    def noted(inner: NestedDataset, *wish: object) -> bool:
         reads.append(inner.number)
         return read_inner(inner, *wish)
 
-    monkeypatch.setattr(OpenDataset, "read", noted)
+    monkeypatch.setattr(NestedDataset, "read", noted)
     dataset = Dataset.range(len(lengths)).interleave(
         lambda n: Dataset.range(lengths[int(n)]).map(lambda x: int(x)), cycle_length=2
     )
@@ -230,7 +232,7 @@ def test_elements_that_cost_calls_are_read_one_by_one_from_the_second_of_a_datas
     assert len(reads) <= 3 * len(lengths), reads
 
 
-def test_a_pass_of_a_shuffled_dataset_begins_when_its_first_element_is_asked_for():
+def test_an_epoch_of_a_shuffle_starts_with_its_first_request():
     read: list[int] = []
 
     def generated(number):
@@ -269,7 +271,7 @@ def test_datasets_of_different_kinds_are_mixed_as_rows():
     assert found == [("int64", ()), ("float64", ()), ("int64", (2,))] * 40
 
 
-def test_nested_shuffles_differ_by_place_and_by_pass_and_are_repeated_by_a_seed():
+def test_nested_shuffles_differ_by_element_and_epoch_but_repeat_with_a_seed():
     dataset = Dataset.range(3).flat_map(lambda x: Dataset.range(20).shuffle(20)).batch(20)
 
     def order(seed, pass_number=0):
@@ -284,7 +286,7 @@ def test_nested_shuffles_differ_by_place_and_by_pass_and_are_repeated_by_a_seed(
     assert not {*order(6)} & {*first}
 
 
-def test_an_endless_nested_dataset_is_read_in_turn():
+def test_an_infinite_nested_dataset_is_read_in_turn():
     dataset = Dataset.range(2).interleave(
         lambda x: Dataset.range(int(x), int(x) + 1).repeat(), cycle_length=2
     )
@@ -314,7 +316,7 @@ def test_files_are_read_in_turn_and_a_missing_one_is_reported_in_its_turn(tmp_pa
         assert seen == [b"00", "error", b"20", b"01", b"21", b"02", b"22"], threads
 
 
-def test_where_the_order_is_free_a_dataset_that_is_stuck_holds_up_no_other():
+def test_in_unordered_mode_a_blocked_dataset_does_not_block_others():
     gate = Gate()
 
     def nested(x):
@@ -356,7 +358,7 @@ def test_an_exit_in_a_nested_function_reaches_the_consumer():
         iterator.close()
 
 
-def test_close_does_not_wait_for_a_nested_function_that_is_stuck():
+def test_close_does_not_wait_for_a_blocked_nested_function():
     gate = Gate()
     iterator = started(
         Dataset.range(3).interleave(

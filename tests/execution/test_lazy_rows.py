@@ -1,4 +1,4 @@
-"""Single elements: where each costs a user's call, they are asked for, and placed, one by one."""
+"""Lazy rows: elements that need a call of a user's function are computed one by one."""
 
 from __future__ import annotations
 
@@ -153,34 +153,34 @@ def outcome_of(ask, *arguments):
         return type(error).__name__
 
 
-def place_of(iterator):
-    """Return the place at which an iterator stands that no single elements were asked of."""
+def state_of(iterator):
+    """Return the state of an iterator that was read without lazy rows."""
     state = iterator.get_state()
     return (lambda index: state), 0
 
 
-def singles_of(iterator):
-    """Yield the outcomes of single elements, each with the place after it."""
+def lazy_rows_of(iterator):
+    """Yield the outcomes of lazy rows, each with the state after it."""
     while (singles := outcome_of(iterator.lazy_rows)) is not None:
         if isinstance(singles, str):
-            yield singles, place_of(iterator)
+            yield singles, state_of(iterator)
             continue
         rows, states = singles
         count = 0
         while (row := outcome_of(next, rows, END)) is not END:
             failed = isinstance(row, str)
             count += 1
-            yield row, place_of(iterator) if failed else (states, count)
+            yield row, state_of(iterator) if failed else (states, count)
             if failed:
                 break
 
 
 def by_rows(iterator):
-    """Return the outcomes, and the place before each of them and after the last."""
-    outcomes, places = [], [place_of(iterator)]
-    for row, place in singles_of(iterator):
+    """Return the outcomes, and the state before each of them and after the last."""
+    outcomes, places = [], [state_of(iterator)]
+    for row, state in lazy_rows_of(iterator):
         outcomes.append(plain(row))
-        places.append(place)
+        places.append(state)
     return outcomes, places
 
 
@@ -196,15 +196,15 @@ def started(name, calls=None):
 
 
 @CASES
-def test_single_elements_are_those_of_chunks(name):
+def test_lazy_rows_equal_the_rows_of_chunks(name):
     want = by_chunks(started(name), 1)
     assert by_rows(started(name))[0] == want
     assert by_chunks(started(name), 4) == want
 
 
 @CASES
-def test_errors_of_single_elements_say_what_those_of_chunks_say(name):
-    def said(ask, iterator):
+def test_errors_of_lazy_rows_equal_those_of_chunks(name):
+    def message(ask, iterator):
         found = []
         while True:
             try:
@@ -217,11 +217,11 @@ def test_errors_of_single_elements_say_what_those_of_chunks_say(name):
         singles = iterator.lazy_rows()
         return None if singles is None else list(singles[0])
 
-    assert said(all_singly, started(name)) == said(lambda it: it.next_chunk(1), started(name))
+    assert message(all_singly, started(name)) == message(lambda it: it.next_chunk(1), started(name))
 
 
 @CASES
-def test_a_place_leads_to_the_same_rest_however_late_it_is_looked_at(name):
+def test_a_state_continues_correctly_however_late_it_is_computed(name):
     outcomes, places = by_rows(started(name))
     used = started(name)
     for number, (states, index) in enumerate(places):
@@ -235,7 +235,7 @@ def test_a_place_leads_to_the_same_rest_however_late_it_is_looked_at(name):
 
 
 @CASES
-def test_chunks_may_follow_single_elements_that_have_ended_or_failed(name):
+def test_chunks_may_follow_lazy_rows_that_ended_or_failed(name):
     want = by_chunks(started(name), 1)
     for begin in range(3):
         iterator, got, turn = started(name), [], begin
@@ -256,7 +256,7 @@ def test_chunks_may_follow_single_elements_that_have_ended_or_failed(name):
 
 
 def to_the_end(rows):
-    """Return the outcomes of single elements up to an error, or to their end."""
+    """Return the outcomes of lazy rows up to an error, or to their end."""
     got = []
     while (row := outcome_of(next, rows, END)) is not END:
         got.append(plain(row))
@@ -266,10 +266,10 @@ def to_the_end(rows):
 
 
 @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in ("prefetch",)])
-def test_no_function_is_called_for_an_element_that_was_not_asked_for(name):
+def test_no_function_is_called_for_an_unrequested_element(name):
     calls, alone = Calls(), Calls()
     rows, chunks = started(name, calls), started(name, alone)
-    singles = singles_of(rows)
+    singles = lazy_rows_of(rows)
     for _ in range(9):
         got, _ = next(singles, (END, None))
         chunk = outcome_of(chunks.next_chunk, 1)
@@ -280,7 +280,7 @@ def test_no_function_is_called_for_an_element_that_was_not_asked_for(name):
 
 
 @CASES
-def test_a_loop_over_the_dataset_gives_the_same_and_saves_the_same(name):
+def test_a_loop_over_the_dataset_yields_the_same_elements_and_states(name):
     want = by_chunks(started(name), 1)
     dataset = PIPELINES[name](Calls())
     got, states = [], []
@@ -303,7 +303,7 @@ def test_a_loop_over_the_dataset_gives_the_same_and_saves_the_same(name):
             assert rest == want[number:]
 
 
-def test_prefetch_holds_no_more_than_its_number_with_what_its_reader_holds():
+def test_prefetch_and_its_reader_hold_at_most_buffer_size_elements():
     calls = Calls()
     with iter(Dataset.range(10**6).filter(calls.odd).prefetch(32)) as iterator:
         for taken in range(1, 200):
@@ -311,7 +311,7 @@ def test_prefetch_holds_no_more_than_its_number_with_what_its_reader_holds():
             assert calls.count <= 2 * (taken + 32)
 
 
-def test_unbatch_makes_one_element_of_its_input_at_a_time():
+def test_unbatch_computes_one_input_element_at_a_time():
     calls = Calls()
     dataset = Dataset.range(30).map(lambda x: x * 2 + 1).filter(calls.odd).batch(10).unbatch()
     with iter(dataset) as iterator:
@@ -322,7 +322,7 @@ def test_unbatch_makes_one_element_of_its_input_at_a_time():
 
 @pytest.mark.parametrize("fails_at", [None, 5])
 @pytest.mark.parametrize("taken", [40, 900])
-def test_elements_that_a_restore_passes_over_are_not_held_all_at_once(fails_at, taken):
+def test_elements_skipped_by_a_restore_are_not_all_held_in_memory(fails_at, taken):
     limits = []
 
     class Reader:
@@ -364,7 +364,7 @@ def test_elements_that_a_restore_passes_over_are_not_held_all_at_once(fails_at, 
 
 
 @pytest.mark.parametrize("first_fails", [False, True])
-def test_a_zip_asks_its_inputs_in_the_same_order_one_by_one_and_by_chunks(first_fails):
+def test_zip_reads_its_inputs_in_the_same_order_by_row_and_by_chunk(first_fails):
     def fails_at_the_end():
         yield from (10, 11)
         raise KeyError

@@ -1,4 +1,4 @@
-"""The threads of a map wake nobody for a single element."""
+"""The threads of a parallel map notify the consumer for several results at once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headrace.plan.user_function import UserFunction
 from .contract import ListIterator
 
 
-class Notices:
-    """Stands for a condition that somebody waits on, and counts its notices."""
+class CountingCondition:
+    """Stub of a condition that counts its notifications."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -25,9 +25,9 @@ class Notices:
 
 @pytest.fixture
 def work() -> ParallelCalls:
-    """One whose threads do not run: the test does what they would do."""
+    """Parallel calls without threads: the test does their work."""
     made = ParallelCalls(ListIterator([]), UserFunction(abs, "map", False), 2, 0, is_ordered=True)
-    made.ready = Notices()
+    made.ready = CountingCondition()
     made.window = 48  # so that a handful is 6
     return made
 
@@ -44,7 +44,7 @@ def do(work: ParallelCalls, *numbers: int) -> None:
         work._call_function(batch, number - batch.first, number - batch.first + 1)
 
 
-def test_a_consumer_in_wait_is_notified_once_what_it_asked_for_is_done_across_batches(work):
+def test_a_consumer_is_notified_when_results_of_several_batches_are_done(work):
     for _ in range(4):
         put(work, 2)
     work.await_results(6)
@@ -59,7 +59,7 @@ def test_a_consumer_in_wait_is_notified_once_what_it_asked_for_is_done_across_ba
     )
 
 
-def test_a_consumer_waits_for_a_handful_as_long_as_more_and_more_is_read_ahead(work):
+def test_a_consumer_waits_for_few_results_while_the_window_grows(work):
     put(work, 48)
     work.await_results(64)
     before = work.ready.number
@@ -67,7 +67,7 @@ def test_a_consumer_waits_for_a_handful_as_long_as_more_and_more_is_read_ahead(w
     assert work.ready.number == before + 1
 
 
-def test_a_consumer_waits_for_no_more_than_half_of_what_is_read_ahead_once_that_is_settled(work):
+def test_a_consumer_waits_for_at_most_half_of_a_stable_window(work):
     put(work, 48)
     work._is_growing = False
     work.await_results(64)
@@ -78,7 +78,7 @@ def test_a_consumer_waits_for_no_more_than_half_of_what_is_read_ahead_once_that_
     assert work.ready.number == before + 1
 
 
-def test_no_more_is_waited_for_than_was_read(work):
+def test_a_consumer_waits_for_at_most_the_elements_read(work):
     put(work, 3)
     work.await_results(64)
     do(work, 0, 1)
@@ -87,7 +87,7 @@ def test_no_more_is_waited_for_than_was_read(work):
     assert work.ready.number == 2
 
 
-def test_a_consumer_that_waits_for_anything_learns_of_the_first_elements_and_of_the_end(work):
+def test_a_consumer_waiting_for_any_result_is_notified_of_results_and_end(work):
     work.await_results(8)
     put(work, 1)
     assert work.ready.number == 1
@@ -98,7 +98,7 @@ def test_a_consumer_that_waits_for_anything_learns_of_the_first_elements_and_of_
     assert work.has_ended
 
 
-def test_the_input_is_read_once_there_is_room_for_a_handful_and_then_until_there_is_none(work):
+def test_reading_starts_with_space_for_several_elements_and_fills_it(work):
     assert work._free_space() == 48
     work.num_read = 47
     assert work._free_space() == 1

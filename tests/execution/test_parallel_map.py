@@ -1,4 +1,4 @@
-"""The map on several threads: in order or as ready, in bounded memory, never stuck."""
+"""Parallel map: ordered or unordered, in bounded memory, without deadlocks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fails_at(numbers):
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_runs_and_bits_say_the_same(numbers):
+def test_runs_and_masks_are_equivalent(numbers):
     mask = sum(1 << number for number in numbers)
     runs = mask_to_runs(mask)
     assert runs_to_mask(runs) == mask
@@ -64,7 +64,7 @@ def test_runs_and_bits_say_the_same(numbers):
     threads=st.integers(1, 4),
     seed=st.integers(0, 2**32),
 )
-def test_in_order_it_is_a_map_on_one_thread(count, failing, raising, threads, seed):
+def test_an_ordered_parallel_map_equals_a_serial_map(count, failing, raising, threads, seed):
     entries = [ValueError() if n in failing else np.int64(n) for n in range(count)]
 
     def make():
@@ -81,7 +81,7 @@ def test_in_order_it_is_a_map_on_one_thread(count, failing, raising, threads, se
     ]
 
 
-def test_a_state_of_a_serial_map_is_one_of_a_parallel_map():
+def test_states_of_serial_and_parallel_maps_are_interchangeable():
     def fn(x):
         return x + 1 if x % 2 else x
 
@@ -108,7 +108,9 @@ def test_a_state_of_a_serial_map_is_one_of_a_parallel_map():
     raising=st.sets(st.integers(0, 39)),
     seed=st.integers(0, 2**32),
 )
-def test_free_order_loses_and_doubles_nothing_from_any_state(count, failing, raising, seed):
+def test_unordered_mode_neither_loses_nor_repeats_elements_from_any_state(
+    count, failing, raising, seed
+):
     chance = random.Random(seed)
     entries = [ValueError() if n in failing else np.int64(n) for n in range(count)]
 
@@ -153,7 +155,7 @@ def test_free_order_loses_and_doubles_nothing_from_any_state(count, failing, rai
     assert sorted(seen) == want
 
 
-def test_results_leave_as_they_are_ready_where_the_order_is_free():
+def test_unordered_results_are_yielded_as_they_complete():
     gate = Gate()
     iterator = parallel(
         ListIterator([np.int64(n) for n in range(8)]),
@@ -165,7 +167,7 @@ def test_results_leave_as_they_are_ready_where_the_order_is_free():
     assert 0 not in seen
     state = iterator.get_state()
     assert state["input"] == 0
-    assert sum(stop - first for first, stop in state["done"]) == 3
+    assert sum(stop - first for first, stop in state["delivered"]) == 3
     gate.is_open.set()
     while (chunk := iterator.next_chunk(9)) is not None:
         seen += [int(x) for x in chunk.rows()]
@@ -173,7 +175,7 @@ def test_results_leave_as_they_are_ready_where_the_order_is_free():
     iterator.close()
 
 
-def test_quick_elements_are_not_tied_to_a_slow_one():
+def test_fast_elements_do_not_wait_for_a_slow_one():
     gate = Gate()
     done = []
 
@@ -193,7 +195,7 @@ def test_quick_elements_are_not_tied_to_a_slow_one():
     iterator.close()
 
 
-def test_the_input_is_read_while_nobody_asks():
+def test_the_input_is_read_while_the_consumer_is_idle():
     asked = []
 
     def note(x):
@@ -208,7 +210,7 @@ def test_the_input_is_read_while_nobody_asks():
     iterator.close()
 
 
-def test_what_is_held_is_bounded_in_bytes():
+def test_buffered_bytes_are_bounded():
     made = []
 
     class Large(ListIterator):
@@ -228,7 +230,7 @@ def test_what_is_held_is_bounded_in_bytes():
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_what_is_no_exception_reaches_the_consumer(ordered):
+def test_a_base_exception_reaches_the_consumer(ordered):
     iterator = parallel(
         ListIterator([np.int64(n) for n in range(9)]),
         lambda x: sys.exit(5) if x == 3 else x,
@@ -244,7 +246,7 @@ def test_what_is_no_exception_reaches_the_consumer(ordered):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_what_is_no_exception_in_the_input_reaches_the_consumer(error):
+def test_a_base_exception_of_the_input_reaches_the_consumer(error):
     iterator = parallel(ListIterator([np.int64(0), error]), lambda x: x, 2)
     assert iterator.next_chunk(1).rows() == [0]
     with pytest.raises(type(error)):
@@ -271,7 +273,7 @@ def uneven(x):
 
 
 @pytest.mark.parametrize("name", HOLDING)
-def test_free_order_below_any_step_loses_and_doubles_nothing(name):
+def test_unordered_mode_below_any_step_neither_loses_nor_repeats_elements(name):
     dataset = HOLDING[name](
         Dataset.range(40).map(uneven, num_parallel_calls=3, deterministic=False)
     )

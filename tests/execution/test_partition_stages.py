@@ -1,4 +1,4 @@
-"""The halves of a plan together have its elements, in its order, from any place."""
+"""Worker stage and client stage of a plan together yield its elements in order, from any state."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def whole(plan, seed=7):
     return build_iterator(plan, seed=seed)
 
 
-def in_halves(plan, *, bound=1 << 30, seed=7, ordered=True):
-    """Return the upper half of a plan over the lower one, which is run in this process."""
+def in_both_stages(plan, *, bound=1 << 30, seed=7, ordered=True):
+    """Return the client stage of a plan over its worker stage, both run in this process."""
     made = partition_plan(
         plan, ordered=ordered, max_shuffle_bytes=bound, element_bytes=lambda node: 8
     )
@@ -80,16 +80,16 @@ def random_dataset(chance):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_halves_have_the_elements_of_the_plan_in_its_order_from_any_place(seed):
+def test_both_stages_yield_the_plan_in_order_from_any_state(seed):
     chance = random.Random(seed)
     dataset, names = random_dataset(chance)
     bound = chance.choice([0, 1 << 30])
     print(seed, names, bound)
     want, _ = read(whole(dataset.plan))
-    got, states = read(in_halves(dataset.plan, bound=bound), chance)
+    got, states = read(in_both_stages(dataset.plan, bound=bound), chance)
     assert got == want
     for index in chance.sample(range(len(states)), min(4, len(states))):
-        again = in_halves(dataset.plan, bound=bound)
+        again = in_both_stages(dataset.plan, bound=bound)
         again.set_state(states[index])
         assert again.get_state() == states[index]
         assert read(again, chance)[0][: len(want) - index] == want[index:]
@@ -99,15 +99,15 @@ def opened(x):
     return Dataset.range(int(x) % 5 + 2).map(lambda y: y + 10)
 
 
-def mostly_left_out(x):
+def mostly_dropped(x):
     return bool(x % 6 == 1)
 
 
-#: Plans whose upper half takes units in turn, or holds what comes of several.
-IN_TURN = {
+#: Plans whose client stage interleaves splits, or holds elements of several splits.
+INTERLEAVED = {
     "interleave": lambda ds: ds.interleave(opened, cycle_length=3, block_length=2),
     "wide": lambda ds: ds.interleave(opened, cycle_length=20),
-    "filtered": lambda ds: ds.interleave(opened, cycle_length=3).filter(mostly_left_out),
+    "filtered": lambda ds: ds.interleave(opened, cycle_length=3).filter(mostly_dropped),
     "mapped, filtered": lambda ds: (
         ds.interleave(opened, cycle_length=2, block_length=3)
         .map(odd_or_half)
@@ -146,42 +146,42 @@ IN_TURN = {
 
 
 @pytest.mark.parametrize("bound", [0, 1 << 30])
-@pytest.mark.parametrize("name", IN_TURN)
-def test_units_that_are_taken_in_turn_have_the_order_of_one_process(name, bound):
-    dataset = IN_TURN[name](Dataset.range(9).shuffle(9).map(odd_or_half))
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_interleaved_splits_have_the_order_of_a_single_process(name, bound):
+    dataset = INTERLEAVED[name](Dataset.range(9).shuffle(9).map(odd_or_half))
     chance = random.Random(bound)
     want, _ = read(whole(dataset.plan))
-    got, states = read(in_halves(dataset.plan, bound=bound), chance)
+    got, states = read(in_both_stages(dataset.plan, bound=bound), chance)
     assert got == want
     for index in chance.sample(range(len(states)), min(8, len(states))):
-        again = in_halves(dataset.plan, bound=bound)
+        again = in_both_stages(dataset.plan, bound=bound)
         again.set_state(states[index])
         assert again.get_state() == states[index]
         assert read(again, chance)[0] == want[index:]
 
 
-class AnyOrder:
-    """Units that several workers made, each a few of them, in any order; then they are merged.
+class SplitsOfWorkers:
+    """Splits computed by several workers in arbitrary order, and then merged.
 
-    What one reads may come in parts: a worker is lost in the middle of a unit, another goes on.
+    A split may arrive in parts: a worker is lost in the middle of it, and another one continues.
     """
 
     def __init__(self, plan, made, chance, seed=7):
-        self._units = {}
-        units = list(range(made.num_splits))
-        chance.shuffle(units)
-        while units:
+        self._splits = {}
+        splits = list(range(made.num_splits))
+        chance.shuffle(splits)
+        while splits:
             count = chance.randint(1, 4)
-            mine, units = units[:count], units[count:]
-            self._read(plan, made, [(unit, unit + 1) for unit in mine], chance, seed)
-            for unit in mine:
-                # Some of what came is lost, and is read again in part.
-                chunks, elements = self._units[unit]
+            mine, splits = splits[:count], splits[count:]
+            self._read(plan, made, [(split, split + 1) for split in mine], chance, seed)
+            for split in mine:
+                # Some elements are lost, and read again.
+                chunks, elements = self._splits[split]
                 kept = chance.randint(0, len(chunks))
                 if kept < len(chunks):
                     first = chunks[kept].metadata["ordinal"][0]
-                    self._units[unit] = chunks[:kept], elements
-                    part = PartialSplit(unit, ((int(first), None),))
+                    self._splits[split] = chunks[:kept], elements
+                    part = PartialSplit(split, ((int(first), None),))
                     self._read(plan, made, [part], chance, seed)
 
     def _read(self, plan, made, grants, chance, seed):
@@ -196,15 +196,15 @@ class AnyOrder:
         while (chunk := iterator.next_chunk(chance.choice([1, 3, 20]))) is not None:
             for index in range(chunk.size):
                 one = chunk.slice(index, index + 1)
-                unit = int(one.metadata["split"][0])
-                self._units.setdefault(unit, ([], 0))[0].append(one)
+                split = int(one.metadata["split"][0])
+                self._splits.setdefault(split, ([], 0))[0].append(one)
         for ended in iterator.take_finished():
-            for unit in range(ended.first_split, ended.first_split + ended.num_splits):
-                self._units[unit] = self._units.get(unit, ([], 0))[0], ended.num_elements
+            for split in range(ended.first_split, ended.first_split + ended.num_splits):
+                self._splits[split] = self._splits.get(split, ([], 0))[0], ended.num_elements
         iterator.close()
 
-    def open(self, unit, first):
-        chunks, elements = self._units[unit]
+    def open(self, split, first):
+        chunks, elements = self._splits[split]
         return Merged([one for one in chunks if one.metadata["ordinal"][0] >= first], elements)
 
 
@@ -224,13 +224,13 @@ class Merged:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_units_that_others_make_in_any_order_and_in_part_give_the_plan(seed):
+def test_splits_computed_by_workers_in_arbitrary_order_yield_the_plan(seed):
     chance = random.Random(seed)
     if seed % 2:
         dataset, names = random_dataset(chance)
     else:
-        name = chance.choice([*IN_TURN])
-        dataset, names = IN_TURN[name](Dataset.range(9).shuffle(9).map(odd_or_half)), [name]
+        name = chance.choice([*INTERLEAVED])
+        dataset, names = INTERLEAVED[name](Dataset.range(9).shuffle(9).map(odd_or_half)), [name]
     print(seed, names)
     plan = dataset.plan
     made = partition_plan(
@@ -239,7 +239,7 @@ def test_units_that_others_make_in_any_order_and_in_part_give_the_plan(seed):
         max_shuffle_bytes=chance.choice([0, 1 << 30]),
         element_bytes=lambda node: 8,
     )
-    above = build_client_stage(made, AnyOrder(plan, made, chance), seed=7)
+    above = build_client_stage(made, SplitsOfWorkers(plan, made, chance), seed=7)
     assert read(above, chance)[0] == read(whole(plan))[0]
 
 
@@ -289,7 +289,7 @@ def opens_or_fails(x):
 
 ERRORS = {
     "map": lambda ds: ds.map(fails_at_four),
-    "several of a unit": lambda ds: ds.flat_map(lambda x: Dataset.range(9)).map(fails_at_four),
+    "several of a split": lambda ds: ds.flat_map(lambda x: Dataset.range(9)).map(fails_at_four),
     "batches": lambda ds: ds.flat_map(lambda x: Dataset.range(9)).map(fails_at_four).batch(2),
     "failing filter": lambda ds: ds.filter(fails_at_four).flat_map(nested).enumerate(),
     "interleave": lambda ds: ds.interleave(fails_within, cycle_length=3),
@@ -350,32 +350,37 @@ ERRORS = {
 
 @pytest.mark.parametrize("limit", [1, 5])
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_come_in_their_turn_and_once(name, limit):
+def test_errors_are_raised_in_their_turn_and_once(name, limit):
     plan = ERRORS[name](Dataset.range(12)).plan
     want, _ = read_with_errors(whole(plan), limit)
-    got, states = read_with_errors(in_halves(plan), limit)
+    got, states = read_with_errors(in_both_stages(plan), limit)
     assert got == want
     assert "error" in want
     for index in random.Random(limit).sample(range(len(states)), min(12, len(states))):
-        again = in_halves(plan)
+        again = in_both_stages(plan)
         again.set_state(states[index])
         assert read_with_errors(again, limit)[0] == want[index:]
 
 
-def test_a_place_of_before_failures_were_held_goes_on_with_what_was_left_then():
-    """As it was saved by the code before, without that word: what failed was never chosen."""
+def test_a_state_without_deferred_errors_continues_without_them():
+    """The mode of the state has no deferred errors: failed elements were dropped before."""
     dataset = Dataset.range(3).flat_map(lambda x: Dataset.range(x * 10, x * 10 + 6))
     plan = dataset.shuffle(4, seed=5).take(12).map(fails_at_four).plan
-    read_then = {"from": 0, "read": 7, "failed": 2, "input": {"split": 0, "ordinal": 0}}
-    state = {"count": 3, "input": {"drawn": 3, "left": 0, **read_then}}
-    halves = build_both_stages(plan, "ordered, pushed down", seed=7)
-    halves.set_state(state)
-    got, _ = read_with_errors(halves, 1)
+    read_then = {
+        "first_ordinal": 0,
+        "num_read": 7,
+        "failed": 2,
+        "input": {"split": 0, "ordinal": 0},
+    }
+    state = {"count": 3, "input": {"drawn": 3, "emptied": 0, **read_then}}
+    stages = build_both_stages(plan, "ordered + pushed down", seed=7)
+    stages.set_state(state)
+    got, _ = read_with_errors(stages, 1)
     assert got == [*map(str, [0, 3, 13, 14, 10, 20, 12, 22]), "error", "24"]
     made = partition_plan(plan, ordered=True, element_bytes=lambda node: 8)
     assert (made.mode, made.worker_mode) == (
-        "ordered, pushed down, deferred errors",
-        "ordered, pushed down",
+        "ordered + pushed down + deferred errors",
+        "ordered + pushed down",
     )
 
 
@@ -401,33 +406,34 @@ def slowly(x):
     ids=["flat_map", "interleave", "twice"],
 )
 @pytest.mark.parametrize("bound", [0, 1 << 30])
-def test_in_order_no_step_is_free_though_it_says_so_itself(steps, bound):
+def test_in_ordered_mode_no_step_is_unordered_even_if_requested(steps, bound):
     want, _ = read(whole(steps(Dataset.range(9)).plan))
     assert (
-        read(in_halves(steps(Dataset.range(9), deterministic=False).plan, bound=bound))[0] == want
+        read(in_both_stages(steps(Dataset.range(9), deterministic=False).plan, bound=bound))[0]
+        == want
     )
 
 
 @pytest.mark.parametrize("limit", [1, 3, 16])
 @pytest.mark.parametrize("drop_remainder", [False, True])
-@pytest.mark.parametrize("half", ["ordered", "any order"])
-def test_a_batch_that_is_a_unit_lacks_what_failed_and_takes_nothing_of_the_next(
-    half, drop_remainder, limit
-):
+@pytest.mark.parametrize("mode", ["ordered", "unordered"])
+def test_a_batch_that_is_one_split_is_not_filled_from_the_next_split(mode, drop_remainder, limit):
     plan = Dataset.range(43).map(fails_at_four).batch(4, drop_remainder=drop_remainder).plan
     waiting = iter([(0, 3), (3, 8), (8, 11)])
     iterator = build_iterator(
-        plan, seed=7, next_splits=lambda: next(waiting, None), with_element_ids=True, mode=half
+        plan, seed=7, next_splits=lambda: next(waiting, None), with_element_ids=True, mode=mode
     )
     found, _ = read_with_errors(iterator, limit)
-    rows = [[x for x in range(4 * unit, min(4 * unit + 4, 43)) if x % 7 != 4] for unit in range(11)]
+    rows = [
+        [x for x in range(4 * split, min(4 * split + 4, 43)) if x % 7 != 4] for split in range(11)
+    ]
     assert [each for each in found if each != "error"] == [
         repr(each) for each in rows[: 10 if drop_remainder else 11]
     ]
     assert found.count("error") == 6
 
 
-ANY_ORDER = {
+UNORDERED = {
     "batches of a filter": lambda ds: ds.filter(lambda x: bool(x % 3)).batch(4),
     "remainders dropped": lambda ds: (
         ds.filter(lambda x: bool(x % 3)).batch(4, drop_remainder=True).map(lambda x: x + 1)
@@ -438,10 +444,10 @@ ANY_ORDER = {
 }
 
 
-@pytest.mark.parametrize("name", ANY_ORDER)
+@pytest.mark.parametrize("name", UNORDERED)
 @pytest.mark.parametrize("workers", [1, 3])
-def test_in_any_order_the_halves_have_the_elements_of_the_plan(name, workers):
-    dataset = ANY_ORDER[name](Dataset.range(20))
+def test_in_unordered_mode_both_stages_yield_the_elements_of_the_plan(name, workers):
+    dataset = UNORDERED[name](Dataset.range(20))
     made = partition_plan(dataset.plan, ordered=False)
     assert not made.is_ordered
     each = -(-made.num_splits // workers)
@@ -482,7 +488,7 @@ def elements_in(iterator):
     return sorted(found)
 
 
-FROM_ONE_PROCESS = {
+SINGLE_PROCESS = {
     "rows": lambda ds: ds.map(odd_or_half),
     "batches of rows": lambda ds: ds.map(odd_or_half).batch(3),
     "a filter, batched": lambda ds: ds.filter(lambda x: bool(x % 3)).batch(2),
@@ -501,14 +507,14 @@ class Parts(hr.Source):
         return hr.Dataset.range(start).plan.source.open(position or 0, start)
 
 
-@pytest.mark.parametrize("name", FROM_ONE_PROCESS)
-def test_a_place_that_one_process_saved_is_taken_over(name):
-    dataset = FROM_ONE_PROCESS[name](Dataset.range(14).shuffle(5))
+@pytest.mark.parametrize("name", SINGLE_PROCESS)
+def test_a_state_of_a_single_process_is_accepted(name):
+    dataset = SINGLE_PROCESS[name](Dataset.range(14).shuffle(5))
     want, states = read(whole(dataset.plan), random.Random(3))
     for index, state in enumerate(states):
-        halves = in_halves(dataset.plan)
-        halves.set_state(state)
-        assert read(halves)[0] == want[index:]
+        stages = in_both_stages(dataset.plan)
+        stages.set_state(state)
+        assert read(stages)[0] == want[index:]
 
 
 @pytest.mark.parametrize(
@@ -520,11 +526,11 @@ def test_a_place_that_one_process_saved_is_taken_over(name):
     ],
     ids=["flat_map", "interleave", "filtered parts"],
 )
-def test_a_place_within_a_unit_that_does_not_count_its_elements_is_refused(steps):
+def test_a_state_within_a_split_without_an_element_count_is_rejected(steps):
     plan = steps(Dataset.range(9)).plan
     iterator = whole(plan)
     iterator.next_chunk(1)
     state = iterator.get_state()
     iterator.close()
     with pytest.raises(FailedPreconditionError, match="in the middle of"):
-        in_halves(plan).set_state(state)
+        in_both_stages(plan).set_state(state)

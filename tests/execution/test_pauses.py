@@ -1,4 +1,4 @@
-"""A pause among dealt units: what steps hold comes before it, and what is dealt later goes on."""
+"""Pauses between assigned splits: held elements are yielded first, then later splits follow."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def tens(number: int) -> hr.Dataset:
     return Dataset.range(10 * number, 10 * number + 10)
 
 
-def units() -> hr.Dataset:
+def splits_of_plan() -> hr.Dataset:
     return Dataset.range(12).interleave(tens, cycle_length=3)
 
 
 PLANS: dict[str, Callable[[], hr.Dataset]] = {
-    "a shuffle of values": lambda: units().shuffle(1000, seed=3),
-    "a batch": lambda: units().batch(7),
+    "a shuffle of values": lambda: splits_of_plan().shuffle(1000, seed=3),
+    "a batch": lambda: splits_of_plan().batch(7),
     "steps that read ahead": lambda: (
-        units()
+        splits_of_plan()
         .map(lambda x: x, num_parallel_calls=2)
         .shuffle(30, seed=3)
         .map(lambda x: x, num_parallel_calls=2)
         .batch(4)
         .prefetch(3)
     ),
-    "a filter": lambda: units().filter(lambda x: x % 10 < 3).shuffle(1000, seed=3),
+    "a filter": lambda: splits_of_plan().filter(lambda x: x % 10 < 3).shuffle(1000, seed=3),
     "passes": lambda: Dataset.range(4).flat_map(tens).shuffle(1000, seed=3).repeat(3),
     "nothing that holds": lambda: Dataset.range(12).map(lambda x: x),
 }
@@ -45,8 +45,10 @@ def expected(name: str) -> Counter[int]:
     return Counter(int(x) for each in PLANS[name]().as_numpy_iterator() for x in each.ravel())
 
 
-def dealt(plan: hr.Dataset, grants: list[tuple[int, int] | PartialSplit | Pause], seen: list[int]):
-    """Return an iterator over what is dealt, and note how many elements came before each grant."""
+def assigned_iterator(
+    plan: hr.Dataset, grants: list[tuple[int, int] | PartialSplit | Pause], seen: list[int]
+):
+    """Return an iterator over assigned splits; record the elements yielded before each."""
     pending = iter(grants)
     got: list[int] = []
 
@@ -54,16 +56,16 @@ def dealt(plan: hr.Dataset, grants: list[tuple[int, int] | PartialSplit | Pause]
         seen.append(len(got))
         return next(pending, None)
 
-    deal: NextSplits = next_units
-    iterator = build_iterator(plan.plan, seed=7, next_splits=deal, with_element_ids=True)
+    assign: NextSplits = next_units
+    iterator = build_iterator(plan.plan, seed=7, next_splits=assign, with_element_ids=True)
     assert isinstance(iterator, AssignedPlanIterator)
     return iterator, got
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_all_that_was_dealt_before_a_pause_comes_before_what_is_dealt_after_it(name: str) -> None:
+def test_splits_before_a_pause_are_yielded_before_those_after_it(name: str) -> None:
     before: list[int] = []
-    iterator, got = dealt(
+    iterator, got = assigned_iterator(
         PLANS[name](), [(0, 5), (5, 7), Pause.PAUSE, (7, 8), Pause.PAUSE, (8, 12)], before
     )
     given = []
@@ -74,18 +76,20 @@ def test_all_that_was_dealt_before_a_pause_comes_before_what_is_dealt_after_it(n
 
     all_of_it = expected(name)
     assert Counter(got) == all_of_it
-    assert sorted(set(given) - {0}) == [7, 8], "units that were whole after each pause"
+    assert sorted(set(given) - {0}) == [7, 8], "splits_of_plan that were whole after each pause"
     of_a_unit = len(got) // 12
-    # Asked for units: at first, for more, in vain, and after the pause again.
+    # Asked for splits_of_plan: at first, for more, in vain, and after the pause again.
     assert before[3] >= 7 * of_a_unit
     assert before[5] >= 8 * of_a_unit
 
 
-def test_units_that_ended_are_said_with_the_pause_and_parts_follow_it() -> None:
+def test_finished_splits_are_reported_at_a_pause_and_partial_splits_follow() -> None:
     before: list[int] = []
     plan = Dataset.range(12).flat_map(tens).filter(lambda x: x >= 20).shuffle(1000, seed=3)
     part = PartialSplit(split=4, wanted_ordinals=((8, None),))
-    iterator, got = dealt(plan, [(0, 3), Pause.PAUSE, part, Pause.PAUSE, (5, 6)], before)
+    iterator, got = assigned_iterator(
+        plan, [(0, 3), Pause.PAUSE, part, Pause.PAUSE, (5, 6)], before
+    )
     ended: list[list[FinishedSplits]] = []
     while (chunk := iterator.next_chunk(100)) is not None:
         ended.append(list(iterator.take_finished()))
@@ -97,10 +101,10 @@ def test_units_that_ended_are_said_with_the_pause_and_parts_follow_it() -> None:
     assert sum(each.num_splits for each in ended[0]) == 3
 
 
-def test_a_plan_that_is_one_unit_holds_nothing_before_it_is_dealt() -> None:
+def test_a_single_split_plan_holds_nothing_before_it_is_assigned() -> None:
     plan = Dataset.from_generator(lambda: [1, 2, 3])
     before: list[int] = []
-    iterator, got = dealt(plan, [Pause.PAUSE, Pause.PAUSE, (0, 1)], before)
+    iterator, got = assigned_iterator(plan, [Pause.PAUSE, Pause.PAUSE, (0, 1)], before)
     while (chunk := iterator.next_chunk(100)) is not None:
         got += [int(x) for x in chunk.rows()]
     iterator.close()

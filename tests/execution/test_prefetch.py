@@ -1,4 +1,4 @@
-"""Prefetch: a thread that reads ahead where that is free, and that nobody waits for for long."""
+"""Prefetch: reading ahead on a thread, and stopping it without long waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def take_all(iterator, seen: list) -> None:
 
 
 class Gate:
-    """A function that waits until it is let through."""
+    """A function that blocks until it is released."""
 
     def __init__(self) -> None:
         self.is_open = threading.Event()
@@ -91,7 +91,7 @@ def test_the_states_are_those_of_the_input(count, size, failing, free, slow_from
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
-def test_a_number_is_the_most_elements_that_are_held(size):
+def test_buffer_size_is_the_maximum_number_of_held_elements(size):
     input_ = ListIterator([np.int64(n) for n in range(1000)], reads_ahead_freely=False)
     iterator = prefetch_of(input_, size)
     taken = 0
@@ -105,13 +105,13 @@ def test_a_number_is_the_most_elements_that_are_held(size):
 
 
 @pytest.mark.parametrize(("at_hand", "size", "asked"), [(1, 100, 1), (8, 100, 8), (100, 100, 16)])
-def test_slow_elements_that_are_made_ahead_anyway_are_read_some_at_a_time(at_hand, size, asked):
+def test_slow_elements_computed_ahead_are_read_in_small_groups(at_hand, size, asked):
     class MadeAhead(ListIterator):
         limits: list[int] = []  # noqa: RUF012 - of this one test
 
         def next_chunk(self, limit):
             self.limits.append(limit)
-            time.sleep(0.001)  # slow: one would be asked for, and again one
+            time.sleep(0.001)  # slow: single elements would be requested
             return super().next_chunk(limit)
 
     MadeAhead.preferred_limit = at_hand
@@ -124,7 +124,7 @@ def test_slow_elements_that_are_made_ahead_anyway_are_read_some_at_a_time(at_han
     iterator.close()
 
 
-def test_only_if_slow_cheap_elements_are_made_when_they_are_asked_for_and_others_ahead():
+def test_only_if_slow_reads_ahead_only_for_slow_elements():
     class Slow(ListIterator):
         seconds = 0.0
 
@@ -151,7 +151,7 @@ def test_only_if_slow_cheap_elements_are_made_when_they_are_asked_for_and_others
     iterator.close()
 
 
-def test_only_if_slow_a_few_pauses_of_the_machine_do_not_make_cheap_elements_slow(monkeypatch):
+def test_only_if_slow_ignores_a_few_pauses_of_the_machine(monkeypatch):
     class Clock:
         now = 0.0
 
@@ -173,11 +173,11 @@ def test_only_if_slow_a_few_pauses_of_the_machine_do_not_make_cheap_elements_slo
     iterator.close()
 
 
-def test_it_is_ready_where_an_element_an_error_or_the_end_can_be_had_without_a_wait():
+def test_is_ready_is_true_if_an_element_error_or_end_is_available():
     gate = Gate()
     iterator = prefetch_of(ListIterator([np.int64(0), ValueError("odd"), np.int64(2)]), 2)
     waiting = build_iterator(Dataset.range(3).map(gate).prefetch(2).plan)
-    assert not iterator.is_ready, "nothing was asked for"
+    assert not iterator.is_ready, "nothing was requested"
     iterator.next_chunk(1)
     until(lambda: iterator.is_ready)
     with pytest.raises(ValueError, match="odd"):
@@ -215,7 +215,7 @@ def test_autotune_holds_a_bounded_number_of_bytes():
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_what_is_no_exception_reaches_the_consumer_in_its_turn(error):
+def test_a_base_exception_reaches_the_consumer_in_its_turn(error):
     iterator = prefetch_of(ListIterator([np.int64(0), np.int64(1), error, np.int64(2)]), 2)
     seen: list[np.int64] = []
     with pytest.raises(type(error)):
@@ -238,7 +238,7 @@ def test_an_exit_in_a_function_reaches_the_loop_over_the_dataset():
     assert seen == [0, 1, 2]
 
 
-#: Steps that call a function ahead of whoever reads.
+#: Steps that call a function ahead of the consumer.
 AHEAD = {
     "prefetch": lambda dataset, function: dataset.map(function).prefetch(2),
     "threads": lambda dataset, function: dataset.map(function, num_parallel_calls=2),
@@ -246,7 +246,7 @@ AHEAD = {
 
 
 @pytest.mark.parametrize("step", AHEAD)
-def test_close_does_not_wait_for_a_function_that_is_stuck(step, caplog):
+def test_close_does_not_wait_for_a_blocked_function(step, caplog):
     gate = Gate()
     iterator = iter(AHEAD[step](Dataset.range(9), gate))
     reader = threading.Thread(target=lambda: next(iterator, None))
@@ -255,7 +255,7 @@ def test_close_does_not_wait_for_a_function_that_is_stuck(step, caplog):
     with Stopwatch() as watch:
         iterator.close()
     assert watch.seconds < 5.0
-    assert step == "threads" or "does not return" in caplog.text
+    assert step == "threads" or "is still busy" in caplog.text
     if step == "prefetch":
         gate.is_open.set()  # and all threads end: the fixture sees to it
     reader.join(10.0)  # whoever waits for an element learns that there is none
@@ -263,7 +263,7 @@ def test_close_does_not_wait_for_a_function_that_is_stuck(step, caplog):
     gate.is_open.set()
 
 
-def test_a_generator_that_is_stuck_is_closed_when_it_goes_on():
+def test_a_blocked_generator_is_closed_when_it_continues():
     gate, closed = Gate(), threading.Event()
 
     def numbers():
@@ -283,7 +283,7 @@ def test_a_generator_that_is_stuck_is_closed_when_it_goes_on():
     assert closed.wait(10.0)
 
 
-def test_a_state_is_restored_while_a_function_is_stuck():
+def test_a_state_is_restored_while_a_function_is_blocked():
     gate = Gate()
     stuck = threading.Event()
 
@@ -304,7 +304,7 @@ def test_a_state_is_restored_while_a_function_is_stuck():
     gate.is_open.set()
 
 
-def test_a_dying_interpreter_is_not_held_up():
+def test_interpreter_shutdown_is_not_delayed():
     code = """
         import threading, headrace as hr
         inside = threading.Event()
@@ -325,7 +325,7 @@ def test_a_dying_interpreter_is_not_held_up():
 
 
 @pytest.mark.parametrize("step", AHEAD)
-def test_passing_over_elements_calls_no_function(step):
+def test_skipping_elements_calls_no_function(step):
     calls = []
 
     def note(x):
@@ -343,7 +343,7 @@ def test_passing_over_elements_calls_no_function(step):
 
 
 class Alarm(BaseException):
-    """Not an error: something that comes from outside."""
+    """A BaseException that is not an error."""
 
 
 STEPS_WITH_THREADS = {
@@ -389,7 +389,7 @@ def test_an_interruption_between_a_condition_and_its_lock_leaves_no_thread(kind,
 
 
 @pytest.mark.parametrize("kind", ["prefetch", "parallel map"])
-def test_an_interrupted_close_is_done_by_the_next(kind, monkeypatch):
+def test_an_interrupted_close_is_completed_by_the_next_close(kind, monkeypatch):
     until(lambda: not threads_of_steps())
     iterator = build_iterator(STEPS_WITH_THREADS[kind]().plan, seed=1)
     iterator.next_chunk(1)
@@ -428,7 +428,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_over_open_datasets_reads_ahead_as_freely_as_they_do(name):
+def test_can_read_ahead_of_an_interleave_follows_its_open_datasets(name):
     opened = []
 
     def free(x):
@@ -450,33 +450,33 @@ def test_a_step_over_open_datasets_reads_ahead_as_freely_as_they_do(name):
         iterator.close()
 
 
-def test_an_intake_asks_for_no_more_than_it_needs_from_the_moment_when_that_costs_calls():
+def test_an_input_buffer_requests_only_what_it_needs_once_calls_are_needed():
     input_ = ListIterator([np.int64(n) for n in range(5000)])
-    intake = InputBuffer(input_)
+    input_buffer = InputBuffer(input_)
     for _ in range(900):
-        intake.peek_ahead(1)
-        intake.consume(1)
+        input_buffer.peek_ahead(1)
+        input_buffer.consume(1)
     assert input_.most_asked > 50
-    while intake.num_buffered:
-        intake.consume(1)
+    while input_buffer.num_buffered:
+        input_buffer.consume(1)
     input_.most_asked, input_.can_read_ahead = 0, False
-    assert intake.peek_ahead(2).size == 2
+    assert input_buffer.peek_ahead(2).size == 2
     assert input_.most_asked == 2
 
 
-def test_a_new_pass_is_asked_for_no_more_than_is_needed_until_it_is_known_to_be_free():
+def test_a_new_epoch_is_read_ahead_only_once_known_to_need_no_calls():
     calls = []
 
     def counted(x):
         calls.append(int(x))
         return x
 
-    passes = []
+    epochs = []
 
     def opened(x):
-        passes.append(int(x))
+        epochs.append(int(x))
         inner = Dataset.range(200)
-        return inner if len(passes) == 1 else inner.map(counted)
+        return inner if len(epochs) == 1 else inner.map(counted)
 
     iterator = iter(Dataset.range(1).flat_map(opened).repeat(2))
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""Any plan keeps the contract: any chunk sizes, from any state, used and new, errors midway."""
+"""Random plans keep the iterator contract, with errors, for any chunk sizes and states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every plan node has exactly one iterator, in the file of the same name or one of its part."""
+"""Every plan node has exactly one iterator, in the corresponding module of `execution`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from headrace.plan import (
 )
 from headrace.plan.node import Node
 
-#: Iterators that have grown files of their own, and whose part they are.
-TWINS = {
+#: Iterators in separate modules, and the modules that they belong to.
+ITERATOR_MODULES = {
     "shuffle": "ordering",
     "scanning": "elementwise",
     "input_selection": "combining",
@@ -30,7 +30,7 @@ TWINS = {
 }
 
 
-ROOMS = [
+PACKAGES = [
     batching,
     buffering,
     combining,
@@ -45,16 +45,16 @@ ROOMS = [
 
 def nodes() -> set[type[Node]]:
     found: set[type[Node]] = set()
-    for module in ROOMS:
+    for module in PACKAGES:
         kinds = {v for v in vars(module).values() if isinstance(v, type) and issubclass(v, Node)}
         found |= {kind for kind in kinds if kind.kind}  # others are what several have in common
     # The canonical form has no options: they hold for the whole plan.
     return found - {options.WithOptions}
 
 
-def test_every_node_has_an_iterator_in_its_twin():
+def test_every_node_has_an_iterator_in_the_corresponding_module():
     assert headrace.execution.build
-    # Adapters have steps of their own, beside their iterators.
+    # Adapters define their own steps next to their iterators.
     registry = {
         kind: made
         for kind, made in make_iterator.registry.items()
@@ -62,5 +62,5 @@ def test_every_node_has_an_iterator_in_its_twin():
     }
     assert set(registry) == nodes()
     for kind, made in registry.items():
-        place = made.__module__.rpartition(".")[2]
-        assert TWINS.get(place, place) == kind.__module__.rpartition(".")[2], kind
+        position = made.__module__.rpartition(".")[2]
+        assert ITERATOR_MODULES.get(position, position) == kind.__module__.rpartition(".")[2], kind

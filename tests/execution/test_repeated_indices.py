@@ -1,4 +1,4 @@
-"""Numbers that are counted again in each pass: several short passes make one chunk."""
+"""Indices repeated in each epoch: several short epochs form one chunk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbers_of(
 @pytest.mark.parametrize("size", [1, 2, 5, 16, 60])
 @pytest.mark.parametrize("count", [None, 0, 1, 3, 40])
 @pytest.mark.parametrize("start", [0, 11])
-def test_they_come_in_order_and_go_on_from_any_state_or_position(
+def test_repeated_indices_continue_from_any_state_or_position(
     size: int, count: int | None, start: int
 ) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
@@ -38,25 +38,25 @@ def test_they_come_in_order_and_go_on_from_any_state_or_position(
     chance = random.Random(seed)
     node = Indices(size=size, start=start)
     most = 300
-    wanted = [start + place % size for place in range(most)][
+    wanted = [start + position % size for position in range(most)][
         : None if count is None else count * size
     ]
     found = numbers_of(RepeatedIndicesIterator(node, count), chance, most)
     assert [number for number, _ in found] == wanted
-    for place in chance.sample(range(len(found)), min(len(found), 40)):
-        state = found[place][1]
+    for position in chance.sample(range(len(found)), min(len(found), 40)):
+        state = found[position][1]
         other = RepeatedIndicesIterator(node, count)
         numbers_of(other, chance, chance.randrange(20))
         other.set_state(state)
         assert other.get_state() == state
-        rest = numbers_of(other, chance, most - place)
-        assert [number for number, _ in rest][: len(wanted) - place] == wanted[place:]
-        other.seek(place)
-        rest = numbers_of(other, chance, most - place)
-        assert [number for number, _ in rest][: len(wanted) - place] == wanted[place:]
+        rest = numbers_of(other, chance, most - position)
+        assert [number for number, _ in rest][: len(wanted) - position] == wanted[position:]
+        other.seek(position)
+        rest = numbers_of(other, chance, most - position)
+        assert [number for number, _ in rest][: len(wanted) - position] == wanted[position:]
 
 
-def test_short_passes_make_one_chunk_and_long_ones_end_with_it() -> None:
+def test_short_epochs_share_a_chunk_and_long_epochs_end_their_chunk() -> None:
     short = RepeatedIndicesIterator(Indices(size=4), None).next_chunk(100)
     assert short is not None
     assert short.size == 100
@@ -65,7 +65,7 @@ def test_short_passes_make_one_chunk_and_long_ones_end_with_it() -> None:
     assert long.size == 60, "in order, a source may read them at once"
 
 
-def test_their_states_are_those_of_passes_made_one_by_one() -> None:
+def test_states_equal_those_of_separate_epochs() -> None:
     ahead = [
         state
         for _, state in numbers_of(RepeatedIndicesIterator(Indices(size=3), 2), random.Random(1), 9)
@@ -76,7 +76,7 @@ def test_their_states_are_those_of_passes_made_one_by_one() -> None:
 
 
 class Counted(hr.IndexedSource):
-    """Five numbers, one of which cannot be fetched; it says how many were asked for."""
+    """Five numbers; one cannot be fetched, and its error contains the number requested."""
 
     size = 5
     element_spec = hr.ArraySpec((), np.int64)
@@ -94,7 +94,7 @@ class Counted(hr.IndexedSource):
         return "counted"
 
 
-def test_an_element_that_fails_fails_alone_in_each_pass() -> None:
+def test_a_failing_element_fails_alone_in_each_epoch() -> None:
     got: list[Any] = []
     iterator = iter(hr.Dataset.from_source(Counted()).repeat(3))
     while len(got) < 15:

@@ -1,4 +1,4 @@
-"""Every pipeline continues from every state with the same rest, and raises no error twice."""
+"""Every pipeline continues from every state with the same elements, and raises no error twice."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Dataset = hr.Dataset
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_every_state_continues_with_the_same_rest(name):
+def test_every_state_continues_with_the_same_elements(name):
     assert_restores_everywhere(PIPELINES[name])
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("lower", STEPS)
-def test_every_step_above_every_other_continues_with_the_same_rest(source, lower):
+def test_every_step_above_every_other_continues_with_the_same_elements(source, lower):
     for upper, step in STEPS.items():
 
         def make(step=step):
@@ -41,7 +41,7 @@ def test_every_step_above_every_other_continues_with_the_same_rest(source, lower
 
 
 @pytest.mark.parametrize("steps", [(), ("filter",), ("flat_map",), ("shuffle",), ("failing map",)])
-def test_states_do_not_depend_on_what_changes_only_speed(steps):
+def test_states_do_not_depend_on_settings_that_only_affect_speed(steps):
     def make(threads, ahead, cycle_threads):
         dataset = Dataset.range(40)
         for step in steps:
@@ -105,7 +105,7 @@ def test_a_state_is_restored_in_another_process(name):
     assert result.stdout.strip() == repr([x.tolist() for x in elements[position:]])
 
 
-def test_a_place_survives_without_its_hints():
+def test_a_state_without_hints_is_still_valid():
     def without_hints(state):
         if isinstance(state, dict):
             return {key: without_hints(value) for key, value in state.items() if key != "hint"}
@@ -121,7 +121,7 @@ def test_a_place_survives_without_its_hints():
             assert rest == [batch.tolist() for batch, _ in elements[position:]]
 
 
-def test_an_unordered_map_loses_and_repeats_nothing_from_any_state():
+def test_an_unordered_map_neither_loses_nor_repeats_elements_from_any_state():
     def make():
         return Dataset.range(60).map(odd_or_half, num_parallel_calls=3, deterministic=False)
 
@@ -155,7 +155,7 @@ def test_records_and_lines_are_restored_within_a_file(tmp_path: Path):
     assert len(assert_restores_everywhere(lines)) == 10
 
 
-def test_passing_over_elements_on_the_way_calls_no_function_of_theirs():
+def test_a_restore_that_skips_elements_calls_no_function_for_them():
     calls = []
 
     def note(x):
@@ -206,7 +206,7 @@ def test_the_failing_map_of_these_tests_fails():
         failing(3)
 
 
-def test_after_an_error_of_the_index_part_the_place_is_after_it():
+def test_the_state_after_an_error_of_the_index_plan_is_after_the_error():
     ragged = hr.Dataset.range(5).batch(2).batch(3)
     for dataset in (ragged, ragged.unbatch(), hr.Dataset.range(1).flat_map(lambda x: ragged)):
         iterator = iter(dataset)
@@ -219,7 +219,7 @@ def test_after_an_error_of_the_index_part_the_place_is_after_it():
         assert list(again) == []
 
 
-# --- an error that was raised does not come again after a restore, wherever it came ---------------
+# --- an error that was raised is not raised again after a restore ---------------------------------
 
 
 def outcomes(iterator):
@@ -308,7 +308,7 @@ STEPS_OVER_ERRORS = {
 @pytest.mark.parametrize("steps", STEPS_OVER_ERRORS)
 @pytest.mark.parametrize("source", SOURCES_THAT_RAISE)
 @pytest.mark.parametrize("hints", [True, False])
-def test_an_error_at_the_beginning_or_later_comes_once(source, steps, hints, tmp_path):
+def test_an_error_at_the_start_or_later_is_raised_once(source, steps, hints, tmp_path):
     dataset = STEPS_OVER_ERRORS[steps](source(tmp_path))
     iterator = iter(dataset)
     states, found = [], []
@@ -321,10 +321,10 @@ def test_an_error_at_the_beginning_or_later_comes_once(source, steps, hints, tmp
         except HeadraceError as error:
             found.append(type(error).__name__)
     assert any(text.endswith("Error") for text in found)
-    for place, state in enumerate(states):
+    for position, state in enumerate(states):
         other = iter(dataset)
         other.set_state(state if hints else without_hints(state))
-        assert outcomes(other) == found[place:], (place, state["position"])
+        assert outcomes(other) == found[position:], (position, state["position"])
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_an_error_at_the_beginning_or_later_comes_once(source, steps, hints, tmp
     ],
     ids=["generator", "filter"],
 )
-def test_a_pass_of_errors_alone_is_no_empty_one_before_a_restore_and_after(dataset):
+def test_an_epoch_with_only_errors_does_not_count_as_empty(dataset):
     first, again = iter(dataset), iter(dataset)
     for _ in range(5):
         with pytest.raises(HeadraceError):

@@ -14,7 +14,7 @@ from tests.execution.contract import outcomes
 
 from .battery import assert_restores_everywhere
 
-# --- A value that goes from element to element, and an end by a predicate -------------------------
+# --- Plans with `scan` and `take_while` -----------------------------------------------------------
 
 Dataset = hr.Dataset
 
@@ -22,7 +22,7 @@ Dataset = hr.Dataset
 # --- scan ---------------------------------------------------------------------------------------
 
 
-def test_a_scan_hands_its_value_from_element_to_element():
+def test_a_scan_carries_its_value_from_element_to_element():
     totals = Dataset.range(1, 6).scan(10, lambda total, x: (total + x, total * x))
     assert outcomes(totals) == [10, 22, 39, 64, 100]
     nested = (
@@ -36,7 +36,7 @@ def test_a_scan_hands_its_value_from_element_to_element():
     assert outcomes(nested) == [0, 0, 1]
 
 
-def test_each_iteration_begins_with_the_first_value_whatever_became_of_it():
+def test_each_iteration_starts_with_the_unmodified_initial_value():
     first = np.zeros(1, np.int64)
 
     def count(value, x):
@@ -49,7 +49,7 @@ def test_each_iteration_begins_with_the_first_value_whatever_became_of_it():
     assert outcomes(dataset.repeat(2)) == [[1], [2], [3], [1], [2], [3]]
 
 
-def test_the_function_owns_what_it_is_given_and_a_state_is_a_snapshot():
+def test_the_function_owns_its_arguments_and_a_state_is_a_snapshot():
     kept = []
 
     def note(value, x):
@@ -78,7 +78,7 @@ def test_the_function_owns_what_it_is_given_and_a_state_is_a_snapshot():
                 assert json.dumps(after) == texts[number + 1]
 
 
-def test_a_function_that_fails_costs_one_element_and_leaves_the_value():
+def test_a_failing_function_drops_one_element_and_keeps_the_value():
     def odd(total, x):
         if x % 2:
             raise KeyError(int(x))
@@ -92,22 +92,22 @@ def test_a_function_that_fails_costs_one_element_and_leaves_the_value():
 
 
 @pytest.mark.parametrize(
-    ("returned", "said"),
+    ("returned", "message"),
     [
         ([1, 2], r"scan \(test_scanning.py:\d+\): `scan_func` must return a tuple"),
         ((1, 2, 3), "returned tuple of 3"),
-        ((1, None), "None is not an element"),
+        ((1, None), "returned None as the output element"),
         (None, "did the function forget `return`"),
         ((object(), 1), "not an element"),
     ],
 )
-def test_what_a_scan_cannot_use_is_named_with_its_step(returned, said):
+def test_an_invalid_scan_result_is_reported_with_its_step(returned, message):
     dataset = Dataset.range(3).scan(0, lambda value, x: returned)
-    with pytest.raises(InvalidElementError, match=said):
+    with pytest.raises(InvalidElementError, match=message):
         list(dataset)
 
 
-def test_a_scan_is_called_once_for_each_element_that_was_asked_for():
+def test_a_scan_is_called_once_per_requested_element():
     calls = []
 
     def note(value, x):
@@ -120,7 +120,7 @@ def test_a_scan_is_called_once_for_each_element_that_was_asked_for():
             assert len(calls) == count
 
 
-def test_a_state_of_a_scan_goes_on_without_calls_for_what_was_before():
+def test_a_state_of_a_scan_continues_without_calls_for_earlier_elements():
     calls = []
 
     def note(value, x):
@@ -160,7 +160,7 @@ def plain_below_five(x):
 
 
 @pytest.mark.parametrize("predicate", [plain_below_five, lambda x: x < 5])
-def test_elements_come_up_to_the_first_that_is_refused(predicate):
+def test_take_while_yields_elements_up_to_the_first_rejected_one(predicate):
     numbers = [0, 3, 5, 1, 9, 2]
     dataset = Dataset.from_tensor_slices(np.array(numbers)).take_while(predicate)
     assert outcomes(dataset) == [0, 3]
@@ -171,7 +171,7 @@ def test_elements_come_up_to_the_first_that_is_refused(predicate):
     assert dataset.element_spec == hr.ArraySpec((), np.int64)
 
 
-def test_after_the_end_there_is_nothing_though_the_predicate_would_allow_it():
+def test_take_while_stays_ended_even_if_the_predicate_holds_again():
     asked = []
 
     def is_small(x):
@@ -184,7 +184,7 @@ def test_after_the_end_there_is_nothing_though_the_predicate_would_allow_it():
         assert asked == [0, 1, 2]
 
 
-def test_a_predicate_that_fails_costs_one_element():
+def test_a_failing_predicate_drops_one_element():
     def is_small(x):
         if x == 2:
             raise KeyError
@@ -193,10 +193,10 @@ def test_a_predicate_that_fails_costs_one_element():
     assert outcomes(Dataset.range(9).take_while(is_small)) == [0, 1, ("KeyError", 2), 3]
 
 
-# What a predicate may return: something true or false, and nothing that only passes for it.
+# Results of a predicate: only values with a clear truth value are accepted.
 
 
-def ways(dataset):
+def all_readings(dataset):
     """The elements, read one by one and in chunks."""
     yield dataset
     yield dataset.batch(1).unbatch()
@@ -208,8 +208,8 @@ def ways(dataset):
     [None, "False", b"", [], (1,), {}, object(), np.str_("x")],
     ids=lambda value: type(value).__name__,
 )
-def test_a_predicate_that_returns_nothing_true_or_false_is_an_error_that_names_it(step, verdict):
-    for dataset in ways(hr.Dataset.range(5)):
+def test_a_predicate_without_a_truth_value_is_an_error_that_names_it(step, verdict):
+    for dataset in all_readings(hr.Dataset.range(5)):
         with pytest.raises(UserFunctionError) as caught:
             list(getattr(dataset, step)(lambda x: verdict))
         words = str(caught.value)
@@ -218,11 +218,13 @@ def test_a_predicate_that_returns_nothing_true_or_false_is_an_error_that_names_i
         assert "return a bool" in words
 
 
-def test_a_function_without_return_is_named_with_what_it_returned():
+def test_a_function_without_return_is_reported_with_its_result():
     def is_even(x):
         x % 2 == 0  # noqa: B015 - the mistake
 
-    with pytest.raises(UserFunctionError, match=r"is_even.*it returned None, which is neither"):
+    with pytest.raises(
+        UserFunctionError, match=r"is_even.*it returned None, which is not a truth value"
+    ):
         list(hr.Dataset.range(5).filter(is_even))
 
 
@@ -239,14 +241,14 @@ def test_a_function_without_return_is_named_with_what_it_returned():
         lambda x: np.array([x % 2]),
     ],
 )
-def test_bools_and_numbers_of_python_and_numpy_are_verdicts(odd):
-    for dataset in ways(hr.Dataset.range(6)):
+def test_bools_and_numbers_of_python_and_numpy_are_predicate_results(odd):
+    for dataset in all_readings(hr.Dataset.range(6)):
         assert [int(x) for x in dataset.filter(odd)] == [1, 3, 5]
-    for dataset in ways(hr.Dataset.range(1, 6)):
+    for dataset in all_readings(hr.Dataset.range(1, 6)):
         assert [int(x) for x in dataset.take_while(odd)] == [1]
 
 
-def test_the_element_after_one_without_a_verdict_comes_next():
+def test_after_a_predicate_error_the_next_element_follows():
     verdicts = iter([True, None, True])
     got = []
     with iter(hr.Dataset.range(3).filter(lambda x: next(verdicts))) as iterator:

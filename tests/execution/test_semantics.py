@@ -1,4 +1,4 @@
-"""What the steps yield: values worked out by hand, in the words of tf.data."""
+"""Semantics of the steps, as in tf.data, with values computed by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def values(dataset):
         return [x.tolist() if hasattr(x, "tolist") else x for x in iterator]
 
 
-def test_interleave_takes_blocks_in_turn_and_fills_a_place_that_became_free():
+def test_interleave_takes_blocks_in_turn_and_refills_free_slots():
     dataset = Dataset.range(1, 6).interleave(
         lambda x: Dataset.from_tensors(x).repeat(6), cycle_length=2, block_length=4
     )
@@ -30,14 +30,14 @@ def test_interleave_takes_blocks_in_turn_and_fills_a_place_that_became_free():
     )  # fmt: skip
 
 
-def test_a_shuffle_yields_nothing_before_the_buffer_has_reached_it():
+def test_a_shuffle_yields_no_element_before_the_buffer_reached_it():
     order = values(Dataset.range(1000).shuffle(10, seed=1))
     assert sorted(order) == list(range(1000))
-    assert all(value < place + 10 for place, value in enumerate(order))
+    assert all(value < position + 10 for position, value in enumerate(order))
     assert order != list(range(1000))
 
 
-def test_each_pass_is_shuffled_anew_unless_told_otherwise():
+def test_each_epoch_is_reshuffled_unless_disabled():
     dataset = Dataset.range(50).shuffle(50, seed=3)
     assert values(dataset) != values(dataset)
     fixed = Dataset.range(50).shuffle(50, seed=3, reshuffle_each_iteration=False)
@@ -123,7 +123,7 @@ def test_options_make_parallel_steps_unordered():
 
 
 @pytest.mark.parametrize("calls", [None, 2])
-def test_an_error_comes_in_its_turn_and_the_rest_after_it(calls):
+def test_an_error_is_raised_in_its_turn_and_iteration_continues(calls):
     def fail(x):
         if x in (3, 4):
             raise KeyError("no such thing")
@@ -146,7 +146,7 @@ def test_an_error_comes_in_its_turn_and_the_rest_after_it(calls):
         assert isinstance(error.__cause__, KeyError)
 
 
-def test_a_failing_predicate_or_inner_dataset_is_the_users_error():
+def test_a_failing_predicate_or_nested_dataset_is_a_user_function_error():
     with pytest.raises(UserFunctionError, match="filter"):
         values(Dataset.range(3).filter(lambda x: {}[int(x)]))
     with pytest.raises(UserFunctionError, match="must return a Dataset, but returned int"):
@@ -157,7 +157,7 @@ def test_a_failing_predicate_or_inner_dataset_is_the_users_error():
 
 def test_ragged_elements_cannot_be_batched():
     dataset = Dataset.range(4).map(lambda x: np.zeros(int(x))).batch(4)
-    with pytest.raises(InvalidElementError, match="pad or cut"):
+    with pytest.raises(InvalidElementError, match="pad or truncate"):
         values(dataset)
 
 

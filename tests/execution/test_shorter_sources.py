@@ -1,4 +1,4 @@
-"""A state that lies beyond the end of data that became shorter is refused, not silently empty."""
+"""A state beyond the end of data that became shorter is rejected."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_file_with_fewer_records_than_were_read_is_named(kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_file_that_ends_where_the_state_is_has_an_empty_rest(kind: str, tmp_path: Path) -> None:
+def test_a_file_that_ends_at_the_state_yields_nothing_more(kind: str, tmp_path: Path) -> None:
     make, content = FILES[kind]
     path = tmp_path / "data"
     path.write_bytes(content(100))
@@ -133,7 +133,7 @@ def test_a_generator_that_yields_fewer_than_were_read_is_named() -> None:
         rest_of(numbers_below(stop), state)
 
 
-def test_a_generator_that_is_shorter_says_so_once() -> None:
+def test_a_shorter_generator_raises_once() -> None:
     stop = [100]
     state = state_after(numbers_below(stop), 20)
     stop[0] = 10
@@ -145,7 +145,7 @@ def test_a_generator_that_is_shorter_says_so_once() -> None:
         assert list(iterator) == []
 
 
-def test_a_generator_that_ends_where_the_state_is_has_an_empty_rest() -> None:
+def test_a_generator_that_ends_at_the_state_yields_nothing_more() -> None:
     stop = [100]
     state = state_after(numbers_below(stop), 20)
     stop[0] = 20
@@ -154,7 +154,7 @@ def test_a_generator_that_ends_where_the_state_is_has_an_empty_rest() -> None:
 
 @dataclass(frozen=True)
 class Numbers(Source):
-    """Numbers below `stop[0]`, whose reader knows no position but its beginning."""
+    """Numbers below `stop[0]`; the reader has no position except its start."""
 
     stop: list[int]
 
@@ -192,7 +192,7 @@ class NumbersReader:
         self._left = []
 
 
-def test_any_source_that_ends_before_the_place_is_named_with_what_was_found() -> None:
+def test_any_source_that_ends_before_the_state_is_named_with_its_size() -> None:
     restored = build_iterator(FromSource(source=Numbers([10])), seed=1)
     restored.set_state({"index": 0, "ordinal": 20})
 
@@ -201,8 +201,8 @@ def test_any_source_that_ends_before_the_place_is_named_with_what_was_found() ->
     assert restored.next_chunk(1) is None
 
 
-class Elsewhere(Numbers):
-    """Numbers that are read elsewhere, which is out of reach after two of them for a while."""
+class RemoteNumbers(Numbers):
+    """Numbers of a remote source that is unreachable for a while after two of them."""
 
     @property
     def ordered_partition_mode(self) -> str:
@@ -215,11 +215,11 @@ class Elsewhere(Numbers):
         position: Position = None,
         *,
         pass_number: tuple[int, ...] = (),
-    ) -> OutOfReach:
-        return OutOfReach(self.stop[0], position or 0)
+    ) -> UnreachableReader:
+        return UnreachableReader(self.stop[0], position or 0)
 
 
-class OutOfReach(NumbersReader):
+class UnreachableReader(NumbersReader):
     def __init__(self, stop: int, at: int) -> None:
         super().__init__(stop)
         self._left = self._left[at:]
@@ -236,8 +236,8 @@ class OutOfReach(NumbersReader):
         return self._stop - len(self._left)
 
 
-def test_a_place_elsewhere_is_kept_after_an_error_of_no_element() -> None:
-    reading = build_iterator(FromSource(source=Elsewhere([5])), seed=1)
+def test_a_position_of_another_index_is_kept_after_an_error() -> None:
+    reading = build_iterator(FromSource(source=RemoteNumbers([5])), seed=1)
     assert [reading.next_chunk(1) is not None for _ in range(2)] == [True, True]
     with pytest.raises(TimeoutError):
         reading.next_chunk(1)

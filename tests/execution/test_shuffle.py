@@ -1,4 +1,4 @@
-"""Shuffles and blocks: by arithmetic, by reading again, and against slots walked one by one."""
+"""Shuffles of indices and of values, compared with a simulated buffer; blocks of shards."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .contract import ListIterator, assert_keeps_contract, read, with_input
 CONTEXT = Context(seed=11, build=lambda plan, context: None)
 
 
-def indices_of(dataset: hr.Dataset, passes: tuple[int, ...] = (0,)) -> ElementIterator:
-    """Return an iterator over the index part that ends in the dataset's last shuffle."""
+def indices_of(dataset: hr.Dataset, epochs: tuple[int, ...] = (0,)) -> ElementIterator:
+    """Return an iterator over the index plan below the dataset's last shuffle, inclusive."""
     node = canonicalize(dataset.plan).plan
     while not isinstance(node, Shuffle):
         (node,) = node.inputs
-    context = Context(seed=11, epochs=passes, build=lambda plan, context: None)
+    context = Context(seed=11, epochs=epochs, build=lambda plan, context: None)
     return make_iterator(node, context)
 
 
@@ -83,7 +83,7 @@ def test_the_state_of_an_index_shuffle_is_the_number_of_elements_before_it():
 
 
 @given(seed=st.integers(0, 2**32))
-def test_an_index_shuffle_is_sought_from_anywhere_to_anywhere(seed):
+def test_an_index_shuffle_can_seek_from_any_to_any_position(seed):
     chance = random.Random(seed)
     dataset = Dataset.range(chance.randint(1, 60)).repeat(2).shuffle(chance.randint(1, 20))
     whole = all_of(indices_of(dataset))
@@ -130,10 +130,10 @@ def test_both_shuffles_have_the_same_order(size, count, seed):
     assert values == index
 
 
-def test_an_unseeded_order_differs_by_pass_and_a_fixed_one_does_not():
+def test_an_unseeded_order_differs_by_epoch_and_a_fixed_one_does_not():
     def orders(**how):
         dataset = Dataset.range(30).shuffle(30, **how)
-        return [all_of(indices_of(dataset, passes)) for passes in ((0,), (1,))]
+        return [all_of(indices_of(dataset, epochs)) for epochs in ((0,), (1,))]
 
     for seed in (None, 3):
         first, second = orders(seed=seed)
@@ -142,7 +142,7 @@ def test_an_unseeded_order_differs_by_pass_and_a_fixed_one_does_not():
         assert first == second
 
 
-def test_a_draw_asks_for_one_element():
+def test_a_draw_reads_one_element():
     input_ = numbers(40, reads_ahead_freely=False)
     shuffle = values_of(input_, 10)
     shuffle.next_chunk(1)
@@ -151,19 +151,19 @@ def test_a_draw_asks_for_one_element():
     assert input_.at == 14
 
 
-def test_restoring_reads_each_held_element_once_and_passes_over_the_rest():
+def test_restoring_reads_each_held_element_once_and_skips_the_rest():
     shuffle = values_of(numbers(2000, reads_ahead_freely=False), 50)
     read(shuffle, random.Random(1), 1000)
     state = shuffle.get_state()
     input_ = numbers(2000, reads_ahead_freely=False)
     again = values_of(input_, 50)
     again.set_state(state)
-    assert input_.at - state["from"] - input_.passed_over == 50
+    assert input_.at - state["first_ordinal"] - input_.passed_over == 50
     assert input_.passed_over > 50
     assert all_of(again) == all_of(shuffle)
 
 
-def test_functions_below_a_shuffle_are_called_at_most_once_for_each_slot():
+def test_functions_below_a_shuffle_are_called_at_most_once_per_slot():
     calls = []
 
     def note(x):
@@ -192,7 +192,7 @@ def test_a_shorter_input_than_before_is_named():
     shuffle = values_of(numbers(100), 10)
     read(shuffle, random.Random(2), 60)
     shorter = values_of(numbers(20), 10)
-    with pytest.raises(DataLossError, match="shorter"):
+    with pytest.raises(DataLossError, match="has fewer elements"):
         shorter.set_state(shuffle.get_state())
 
 
@@ -205,7 +205,7 @@ def test_rows_of_mixed_kinds_are_shuffled():
     assert sorted(seen) == sorted(map(repr, entries))
 
 
-def test_rows_that_are_held_do_not_keep_the_chunks_that_they_came_in():
+def test_held_rows_do_not_keep_their_chunks_alive():
     rows, width = 4000, 256  # 1 KiB each, 4 MiB in all; 1 in 16 is kept
 
     def chunks():
@@ -227,8 +227,8 @@ def test_rows_that_are_held_do_not_keep_the_chunks_that_they_came_in():
     assert held < 2 * rows // 16 * width * 4
 
 
-def test_rows_of_some_chunks_among_others_do_not_keep_those_either():
-    """The first and the last have memory of their own, those between are parts of large arrays."""
+def test_held_rows_of_mixed_chunks_do_not_keep_chunks_alive():
+    """The first and the last row own their memory; the others are views of large arrays."""
     width, chunk = 64, 1024
     own = [np.zeros(width, np.uint8) for _ in range(2 * chunk)]
     parts = [np.zeros((16, width), np.uint8)[5] for _ in range(chunk)]
@@ -250,7 +250,7 @@ def simulate(slots, held, incoming):
 
 
 @given(size=st.integers(1, 40), count=st.integers(1, 200), seed=st.integers(0, 2**64 - 1))
-def test_a_block_of_draws_gives_what_single_draws_give(size, count, seed):
+def test_a_block_of_draws_equals_single_draws(size, count, seed):
     slots = SlotDraws([seed], size).take(count)
     held, incoming = np.arange(size), np.arange(size, size + count)
     expected_held = held.tolist()
@@ -260,14 +260,14 @@ def test_a_block_of_draws_gives_what_single_draws_give(size, count, seed):
 
 
 @given(size=st.integers(1, 40), drawn=st.integers(0, 2000), seed=st.integers(0, 2**64 - 1))
-def test_what_a_slot_holds_is_known_without_the_draws_before(size, drawn, seed):
+def test_slot_contents_are_known_without_the_earlier_draws(size, drawn, seed):
     held = list(range(size))
     simulate(SlotDraws([seed], size).take(drawn).tolist(), held, range(size, size + drawn))
     assert slot_ordinals(SlotDraws([seed], size), drawn, size).tolist() == held
 
 
 @given(start=st.integers(0, 50), count=st.integers(0, 50), seed=st.integers(0, 1000))
-def test_draws_are_the_same_read_in_any_way(start, count, seed):
+def test_draws_do_not_depend_on_how_they_are_read(start, count, seed):
     whole = SlotDraws([seed], 17).take(start + count)
     assert SlotDraws([seed], 17).between(start, start + count).tolist() == whole[start:].tolist()
     sought = SlotDraws([seed], 17)
@@ -293,7 +293,7 @@ def test_an_exchange_moves_the_columns_of_an_element_together():
     assert [b"%d" % n for n in numbers] == names.tolist()
 
 
-# --- every n-th block of elements: which those are, from any place on -----------------------------
+# --- every n-th block of elements, from any position ----------------------------------------------
 
 
 def plan_of(size: int, index: int, **terms: int) -> ShardBlocks:
@@ -302,14 +302,14 @@ def plan_of(size: int, index: int, **terms: int) -> ShardBlocks:
 
 @pytest.mark.parametrize("size", [0, 1, 4, 5, 11, 12, 13, 40])
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_every_third_block_comes_and_is_counted(size: int, index: int) -> None:
+def test_every_third_block_is_yielded_and_counted(size: int, index: int) -> None:
     expected = [x for x in range(size) if x // 4 % 3 == index]
     plan = plan_of(size, index, block_size=4)
     assert [int(x) for x in Dataset(plan)] == expected
     assert cardinality(plan) == len(expected)
 
 
-def test_a_shard_of_batches_is_a_batch_of_blocks_from_any_place_on() -> None:
+def test_a_shard_of_batches_equals_a_batch_of_blocks_from_any_position() -> None:
     batches = [batch.tolist() for batch in Dataset.range(100).shuffle(9, seed=2).batch(4)]
     shuffled = Dataset.range(100).shuffle(9, seed=2).plan
     blocks = Dataset(ShardBlocks(input=shuffled, num_shards=3, index=1, block_size=4))
@@ -326,7 +326,7 @@ def test_a_shard_of_batches_is_a_batch_of_blocks_from_any_place_on() -> None:
         assert [batch.tolist() for batch in again] == got[number:]
 
 
-def test_over_other_steps_it_counts_what_it_reads() -> None:
+def test_shard_blocks_above_other_steps_count_the_elements_read() -> None:
     filtered = Dataset.range(60).filter(lambda x: x % 2 == 0).plan
     plan = ShardBlocks(input=filtered, num_shards=2, index=0, block_size=3)
     iterator = build_iterator(plan, seed=1)

@@ -1,4 +1,4 @@
-"""A step over rows in a few lines has places, errors in their turn and no call too many."""
+"""A step over rows has states, raises errors in turn, and makes no extra calls."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Dataset = hr.Dataset
 
 
 class TakeWhileIterator(RowStepIterator):
-    """Ends before the first element for which the predicate is false."""
+    """Ends before the first element that fails the predicate."""
 
     def step(self, row):
         return row if self.call(row) else END
 
 
 class ChangesIterator(RowStepIterator):
-    """Gives twice the elements for which the predicate is true."""
+    """Yields doubled elements that satisfy the predicate."""
 
     def step(self, row):
         return row * 2 if self.call(row) else NO_ELEMENT
@@ -51,7 +51,7 @@ def read(iterator, limit):
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
-def test_it_ends_where_it_says_so_and_stays_there(limit):
+def test_a_step_that_returned_end_stays_ended(limit):
     iterator = over(TakeWhileIterator, Dataset.range(300), lambda x: x < 70)
     assert [value for _, value in read(iterator, limit)] == list(range(70))
     assert iterator.next_chunk(limit) is None
@@ -62,7 +62,7 @@ def test_it_ends_where_it_says_so_and_stays_there(limit):
 
 
 @pytest.mark.parametrize("limit", [1, 3, 100])
-def test_elements_are_left_out_and_errors_come_in_their_turn(limit):
+def test_elements_are_dropped_and_errors_are_raised_in_their_turn(limit):
     calls = []
 
     def third(x):
@@ -74,13 +74,13 @@ def test_elements_are_left_out_and_errors_come_in_their_turn(limit):
     iterator = over(ChangesIterator, Dataset.range(12), third)
     assert read(iterator, limit) == [(0, 0), (3, 6), 4, (6, 12), 7, (9, 18)]
     assert calls == list(range(12))
-    for place, rest in ((1, 5), (4, 4), (5, 3), (8, 1), (10, 0)):
-        iterator.set_state(place)
-        assert iterator.get_state() == place
+    for position, rest in ((1, 5), (4, 4), (5, 3), (8, 1), (10, 0)):
+        iterator.set_state(position)
+        assert iterator.get_state() == position
         assert len(read(iterator, limit)) == rest
 
 
-def test_it_calls_its_function_only_until_it_has_what_was_asked_for():
+def test_the_function_is_called_only_until_the_request_is_filled():
     calls = []
     iterator = over(
         ChangesIterator, Dataset.range(500), lambda x: calls.append(int(x)) or x % 5 == 4

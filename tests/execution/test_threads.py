@@ -1,4 +1,4 @@
-"""A long wait says what it is for, after 10 s and then once a minute."""
+"""Warnings of long waits, after 10 s and then once a minute."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ class FakeCondition(Condition):
         return False
 
 
-def test_a_warning_comes_after_ten_seconds_and_then_each_minute():
+def test_a_warning_is_logged_after_ten_seconds_and_then_each_minute():
     clock = [100.0]
-    said: list[tuple[float, str]] = []
+    message: list[tuple[float, str]] = []
     wait = WaitWarning(
-        "map (train.py:3)", lambda: clock[0], lambda text: said.append((clock[0], text))
+        "map (train.py:3)", lambda: clock[0], lambda text: message.append((clock[0], text))
     )
     changed = FakeCondition(clock)
     for _ in range(3):
         wait.wait(changed)
-    assert [when for when, _ in said] == [110.0, 170.0, 230.0]
-    assert "map (train.py:3)" in said[0][1]
-    assert "10 s" in said[0][1]
-    assert "130 s" in said[2][1]
+    assert [when for when, _ in message] == [110.0, 170.0, 230.0]
+    assert "map (train.py:3)" in message[0][1]
+    assert "10 s" in message[0][1]
+    assert "130 s" in message[2][1]
 
 
-def test_nothing_is_said_of_a_short_wait():
+def test_a_short_wait_logs_nothing():
     clock = [0.0]
-    said: list[str] = []
-    wait = WaitWarning("x", lambda: clock[0], said.append)
+    message: list[str] = []
+    wait = WaitWarning("x", lambda: clock[0], message.append)
     clock[0] = 9.9
     wait.warn_if_due()
-    assert said == []
+    assert message == []
 
 
 class InterruptedCondition(threading.Condition):
-    """A signal comes while the lock is taken again after a wait, or a moment later."""
+    """A signal arrives while the lock is reacquired after a wait, or just after it."""
 
     def __init__(self, is_free: bool) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class InterruptedCondition(threading.Condition):
 
 
 @pytest.mark.parametrize("is_free", [True, False])
-def test_an_interrupted_wait_is_an_interruption(is_free):
+def test_an_interrupted_wait_raises_the_interruption(is_free):
     changed = InterruptedCondition(is_free)
     with pytest.raises(KeyboardInterrupt), changed:
         WaitWarning("nothing").wait(changed)
@@ -69,4 +69,4 @@ def test_an_interrupted_wait_is_an_interruption(is_free):
     thread = threading.Thread(target=lambda: taken.append(changed.acquire(timeout=10)))
     thread.start()
     thread.join()
-    assert taken == [True]  # nobody holds it any more
+    assert taken == [True]  # the lock is free

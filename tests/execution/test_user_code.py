@@ -1,4 +1,4 @@
-"""When users' functions are called, with what, and what becomes of their errors."""
+"""Calls of users' functions: when, with which arguments, and their errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Dataset = hr.Dataset
 Pair = namedtuple("Pair", "a b")
 
 
-class Noting:
+class Recorder:
     """A function that remembers what it was called with."""
 
     def __init__(self):
@@ -28,7 +28,7 @@ class Noting:
         return x
 
 
-# --- calls for what was asked for ---------------------------------------------------------------
+# --- calls for requested elements -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,31 +69,31 @@ class Noting:
         ),
     ],
 )
-def test_a_thousand_elements_cost_a_thousand_calls(make):
-    fn = Noting()
+def test_a_thousand_elements_need_a_thousand_calls(make):
+    fn = Recorder()
     with iter(make(fn)) as iterator:
         for count in range(1, 1001):
             next(iterator)
             assert len(fn.calls) == count
 
 
-def test_a_batch_costs_a_call_for_each_of_its_elements():
-    fn = Noting()
+def test_a_batch_needs_one_call_per_element():
+    fn = Recorder()
     with iter(Dataset.range(5000).map(fn).batch(10)) as iterator:
         next(iterator)
         next(iterator)
     assert fn.calls == list(range(20))
 
 
-def test_a_filter_asks_for_no_element_after_the_one_that_it_keeps():
-    fn, predicate = Noting(), Noting()
+def test_a_filter_reads_no_element_after_the_one_it_keeps():
+    fn, predicate = Recorder(), Recorder()
     dataset = Dataset.range(5000).map(fn).filter(lambda x: predicate(x) % 10 == 9)
     with iter(dataset) as iterator:
         assert int(next(iterator)) == 9
     assert fn.calls == predicate.calls == list(range(10))
 
 
-def test_a_generator_may_wait_for_what_its_consumer_makes_of_an_element():
+def test_a_generator_may_depend_on_the_consumer_of_its_elements():
     feedback = [0]
 
     def play():
@@ -107,7 +107,7 @@ def test_a_generator_may_wait_for_what_its_consumer_makes_of_an_element():
     assert got == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_failing_element_costs_one_call():
+def test_a_failing_element_needs_one_call():
     calls = []
 
     def sometimes(x):
@@ -140,7 +140,7 @@ def test_only_plain_tuples_are_passed_as_several_arguments():
     ]  # fmt: skip
 
 
-def test_none_is_no_element():
+def test_none_is_rejected_as_an_element():
     with pytest.raises(InvalidElementError, match=r"element 0 of map \(test_user.*None.*return"):
         list(Dataset.range(3).map(lambda x: None))
 
@@ -148,7 +148,7 @@ def test_none_is_no_element():
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_an_error_in_a_column_call_is_that_of_one_element():
+def test_an_error_in_a_column_call_is_raised_for_one_element():
     dataset = Dataset.range(2000).map(lambda x: 10 // (x - 1000))
     want = [10 // (x - 1000) for x in range(1000)]
     rest = [10 // (x - 1000) for x in range(1001, 2000)]
@@ -172,7 +172,7 @@ def test_an_error_in_a_column_call_is_that_of_one_element():
         lambda fn: Dataset.range(5).flat_map(lambda x: Dataset.from_tensors(fn(x))),
     ],
 )
-def test_a_function_cannot_end_the_data_by_an_error(make, error):
+def test_an_error_of_a_function_cannot_end_the_data(make, error):
     def fn(x):
         if x == 2:
             raise error
@@ -181,7 +181,7 @@ def test_a_function_cannot_end_the_data_by_an_error(make, error):
     assert outcomes(make(fn)) == [0, 1, (error.__name__, 2), 3, 4]
 
 
-def test_an_error_without_a_text_loses_nothing():
+def test_an_error_without_text_is_reported_completely():
     class MuteError(Exception):
         def __str__(self):
             raise RuntimeError("no text")
@@ -198,14 +198,14 @@ def test_an_error_without_a_text_loses_nothing():
 
 @pytest.mark.parametrize("ahead", [0, 4])
 @pytest.mark.parametrize("threads", [None, 2])
-def test_elements_that_failed_count_in_the_positions_of_later_errors(threads, ahead):
+def test_failed_elements_count_in_positions_of_later_errors(threads, ahead):
     generated = Dataset.from_generator(lambda: iter(range(1, 9)))
     failing = generated.map(lambda x: 10 // int(x % 3), num_parallel_calls=threads)
     got = outcomes(failing.prefetch(ahead))
     assert [at for kind, at in filter(lambda x: type(x) is tuple, got)] == [2, 5]
 
 
-def test_positions_count_in_the_whole_stream_where_it_is_counted():
+def test_positions_are_those_of_the_whole_stream_where_known():
     def fail(x):
         return 1 // 0 if x == 1 else x
 
@@ -222,7 +222,7 @@ def test_positions_count_in_the_whole_stream_where_it_is_counted():
     assert raised.value.position == 1
 
 
-def test_ragged_rows_are_refused_by_step_and_line():
+def test_ragged_rows_are_rejected_with_step_and_line():
     dataset = Dataset.range(4).map(lambda x: np.zeros(int(x))).batch(4)
     with pytest.raises(InvalidElementError, match=r"batch \(test_user_code.py:\d+\) cannot stack"):
         list(dataset)
@@ -264,7 +264,7 @@ def test_an_element_that_cannot_be_gathered_fails_alone():
         (lambda rows: rows.map(lambda x: x), [[0, 1, 2], "row 4 is damaged", [3, 5, 6], [7, 8, 9]]),
     ],
 )
-def test_a_batch_over_a_source_fails_as_a_whole_and_one_over_a_step_is_filled(between, expected):
+def test_a_batch_over_a_source_fails_whole_but_over_a_step_is_filled(between, expected):
     class Rows(hr.IndexedSource):
         size = 10
 
@@ -295,14 +295,14 @@ def test_a_batch_over_a_source_fails_as_a_whole_and_one_over_a_step_is_filled(be
         (lambda a, b: int(a) + "x", False),
     ],
 )
-def test_a_function_with_another_number_of_arguments_learns_how_tuples_are_passed(fn, is_arity):
+def test_an_arity_error_explains_how_tuples_are_passed(fn, is_arity):
     pairs = Dataset.from_tensor_slices((np.arange(2), np.arange(2)))
     with pytest.raises(UserFunctionError, match="raised TypeError") as caught:
         list(pairs.map(fn))
-    assert ("a tuple is passed as several arguments" in str(caught.value)) == is_arity
+    assert ("a tuple is passed as one argument per component" in str(caught.value)) == is_arity
 
 
-def test_positions_count_what_a_filter_left_out():
+def test_positions_count_elements_dropped_by_a_filter():
     def fails(x):
         return 1 // 0 if x == 8 else x
 
@@ -311,14 +311,14 @@ def test_positions_count_what_a_filter_left_out():
         assert outcomes(dataset) == [4, ("ZeroDivisionError", 8), 12, 16]
 
 
-# --- what errors show of the element --------------------------------------------------------------
+# --- elements in error messages -------------------------------------------------------------------
 
 
 def fails(*parts):
     raise ValueError("no")
 
 
-class Unshown:
+class WithoutRepr:
     def __repr__(self):
         raise AssertionError("code of the user's ran")
 
@@ -352,17 +352,17 @@ def test_error_of_a_function_shows_the_element(step):
         ({"a": "a.jpg", "b": np.zeros(99)}, "{'a': 'a.jpg', 'b': array of shape (99,), float64}"),
         ((1, "x"), "(1, 'x')"),
         (b"\0" * 1000, f"{bytes(60)!r}..."[:200]),
-        (Unshown(), "<Unshown>"),
+        (WithoutRepr(), "<WithoutRepr>"),
     ],
 )
-def test_elements_are_shown_in_few_letters(element, shown):
+def test_elements_are_shown_shortened(element, shown):
     error = UserFunction(fails, "map", contain_exits=True).wrap_error(ValueError("no"), 4, element)
     line = str(error).split("\n")[1].removeprefix("The element: ")
     assert len(line) <= 200
     assert line.startswith(shown[:150])
 
 
-def test_long_text_is_cut():
+def test_long_text_is_truncated():
     call = UserFunction(fails, "map", contain_exits=True)
     error = call.wrap_error(ValueError("no"), 4, ["x" * 500] * 9)
     assert len(str(error).split("\n")[1]) <= len("The element: ") + 200

@@ -1,4 +1,4 @@
-"""Windows and buckets: elements that belong together, gathered one by one."""
+"""Windows and buckets: elements collected by key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dataset = hr.Dataset
 
 
 def windows_of(elements, key_of, size_of):
-    """Return windows as plain Python gathers them: key and elements."""
+    """Return windows (key and elements) as plain Python collects them."""
     held, full = {}, []
     for element in elements:
         key = key_of(element)
@@ -31,7 +31,7 @@ def windows_of(elements, key_of, size_of):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_windows_are_those_that_plain_python_gathers(seed):
+def test_windows_equal_those_of_plain_python(seed):
     chance = random.Random(seed)
     numbers = [chance.randrange(50) for _ in range(chance.randrange(80))]
     keys, sizes = chance.randint(1, 6), [chance.randint(1, 7) for _ in range(6)]
@@ -44,14 +44,14 @@ def test_windows_are_those_that_plain_python_gathers(seed):
     assert outcomes(dataset) == [[x + 100 * key for x in held] for key, held in want], f"{seed=}"
 
 
-def test_windows_that_are_not_full_come_at_the_end_the_oldest_first():
+def test_partial_windows_are_yielded_at_the_end_oldest_first():
     dataset = Dataset.from_tensor_slices(np.array([5, 3, 9, 3, 5, 1, 9, 3])).group_by_window(
         lambda x: x, lambda key, window: window.batch(4), window_size=2
     )
     assert outcomes(dataset) == [[3, 3], [5, 5], [9, 9], [1], [3]]
 
 
-def test_all_elements_of_a_window_come_and_it_may_be_read_again():
+def test_a_window_yields_all_its_elements_and_can_be_read_again():
     def twice(key, window):
         assert window.cardinality() == 2
         return Dataset.zip(window.repeat(2), window.concatenate(window)).map(lambda a, b: a + b)
@@ -60,7 +60,7 @@ def test_all_elements_of_a_window_come_and_it_may_be_read_again():
     assert outcomes(dataset) == [0, 2, 0, 2, 4, 6, 4, 6]
 
 
-def test_elements_of_a_window_are_the_readers_own():
+def test_elements_of_a_window_belong_to_the_reader():
     seen = []
 
     def spoiled(key, window):
@@ -92,7 +92,7 @@ def test_elements_of_any_shapes_make_windows():
     assert [batch["s"].tolist() for batch in dataset][1] == ["aa", "aaaa", "aaaaaa"]
 
 
-def test_errors_cost_an_element_or_a_window():
+def test_errors_drop_an_element_or_a_window():
     def key_of(x):
         if x == 3:
             raise KeyError
@@ -110,20 +110,20 @@ def test_errors_cost_an_element_or_a_window():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"key_func": str}, r"group_by_window \(test_windows.py:\d+\): `key_func` must return an"),
         ({"window_size": None, "window_size_func": lambda key: 0}, "must return at least 1"),
         ({"window_size": None, "window_size_func": lambda key: 1.5}, "`window_size_func` must"),
     ],
 )
-def test_what_is_no_key_and_no_size_is_named_with_its_step(arguments, said):
+def test_invalid_keys_and_sizes_are_reported_with_the_step(arguments, message):
     whole = {"key_func": int, "reduce_func": lambda key, w: w, "window_size": 2, **arguments}
-    with pytest.raises(InvalidElementError, match=said):
+    with pytest.raises(InvalidElementError, match=message):
         list(Dataset.range(3).group_by_window(**whole))
 
 
-def test_what_is_no_dataset_is_refused():
+def test_a_reduce_func_without_a_dataset_is_rejected():
     dataset = Dataset.range(3).group_by_window(int, lambda key, window: 7, 2)
     with pytest.raises(UserFunctionError, match="must return a Dataset, but returned int"):
         list(dataset)
@@ -133,7 +133,7 @@ def test_what_is_no_dataset_is_refused():
         Dataset.range(3).group_by_window(int, lambda key, window: window, 2, int)
 
 
-def test_functions_are_called_for_what_the_next_element_needs():
+def test_functions_are_called_only_as_the_next_element_needs():
     calls = []
 
     def note(x):
@@ -165,7 +165,7 @@ def test_functions_are_called_for_what_the_next_element_needs():
         assert calls == list(range(8))
 
 
-def test_what_is_drawn_in_a_window_follows_from_its_place():
+def test_draws_in_a_window_depend_on_its_element_number():
     def drawn(key, window):
         return window.shuffle(5).batch(5)
 
@@ -181,7 +181,7 @@ def test_what_is_drawn_in_a_window_follows_from_its_place():
     assert len({tuple(np.argsort(batch).tolist()) for batch in first}) > 2
 
 
-def test_a_state_is_small_and_restoring_it_calls_nothing_for_what_is_not_held():
+def test_a_state_is_small_and_a_restore_calls_functions_for_held_elements_only():
     calls = []
 
     def note(x):
@@ -215,7 +215,7 @@ def test_a_state_is_small_and_restoring_it_calls_nothing_for_what_is_not_held():
         lambda ds: Dataset.sample_from_datasets([ds, ds.take(90)], seed=2),
     ],
 )
-def test_a_state_that_is_asked_for_later_is_that_of_then(make):
+def test_a_state_computed_later_is_that_of_its_chunk(make):
     dataset = make(Dataset.range(600).filter(lambda x: bool(x % 5)))
 
     def states(ask):
@@ -232,7 +232,7 @@ def test_a_state_that_is_asked_for_later_is_that_of_then(make):
         assert at(index) == then, f"{number=}"
 
 
-def test_places_to_read_again_from_are_few_though_an_element_is_held_for_ever():
+def test_marks_stay_few_even_if_an_element_is_held_forever():
     seldom = Dataset.range(200_000).group_by_window(
         lambda x: int(x % 100_000 == 7), lambda key, window: window.take(1), 500
     )
@@ -249,7 +249,7 @@ def test_places_to_read_again_from_are_few_though_an_element_is_held_for_ever():
         iterator.close()
 
 
-def test_marks_are_kept_for_what_is_held_and_what_comes():
+def test_marks_are_kept_for_held_and_future_elements():
     reread = ReplayableInput(ListIterator(list(range(100))), "step", 10)
     for _ in range(10):
         reread.read_chunk(10)
@@ -287,7 +287,7 @@ def test_buckets_are_windows_of_lengths_between_boundaries(seed):
     assert outcomes(dataset) == want, f"{seed=}"
 
 
-def test_buckets_are_padded_to_their_boundary_where_that_is_asked_for():
+def test_buckets_are_padded_to_their_boundary_if_requested():
     def rows(n):
         return {"x": np.ones((int(n), 2)), "n": n}
 
@@ -305,10 +305,10 @@ def test_buckets_are_padded_to_their_boundary_where_that_is_asked_for():
     got = outcomes(shaped)
     assert got[0] == [[-1, -1], [1, -1]]
     assert [type(one) for one in got].count(str) == 3
-    assert "the element has length 3, and the last of `bucket_boundaries` is" in got[1]
+    assert "the element has length 3, but `pad_to_bucket_boundary=True` requires" in got[1]
 
 
-def test_buckets_without_padding_hold_elements_of_one_shape():
+def test_buckets_without_padding_require_elements_of_one_shape():
     same = Dataset.range(7).bucket_by_sequence_length(lambda x: x, [4], [2, 3], no_padding=True)
     assert outcomes(same) == [[0, 1], [2, 3], [4, 5, 6]]
     uneven = (
@@ -319,20 +319,20 @@ def test_buckets_without_padding_hold_elements_of_one_shape():
 
 
 @pytest.mark.parametrize(
-    ("boundaries", "sizes", "said"),
+    ("boundaries", "sizes", "message"),
     [
         ([3, 3], [1, 1, 1], "increase strictly"),
-        ([3, 5], [1, 1], "one more than the 2 boundaries .* but got 2"),
+        ([3, 5], [1, 1], "one value more than the 2 boundaries, .* but got 2"),
         ([0], [1, 1], r"`bucket_boundaries\[0\]` must be at least 1"),
         ([3], [1, 0], r"`bucket_batch_sizes\[1\]` must be at least 1"),
     ],
 )
-def test_boundaries_and_sizes_are_checked_at_once(boundaries, sizes, said):
-    with pytest.raises(ValueError, match=said):
+def test_boundaries_and_sizes_are_checked_immediately(boundaries, sizes, message):
+    with pytest.raises(ValueError, match=message):
         Dataset.range(3).bucket_by_sequence_length(len, boundaries, sizes)
 
 
-def test_specs_of_windows_and_buckets_are_found_with_few_calls():
+def test_specs_of_windows_and_buckets_need_few_calls():
     calls = []
 
     def note(n):

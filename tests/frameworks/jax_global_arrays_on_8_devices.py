@@ -47,7 +47,7 @@ def cut(rows: np.ndarray, layout: BatchLayout) -> list[np.ndarray]:
         ((8,), P(), 1),
     ],
 )
-def test_an_array_over_a_mesh_is_the_one_that_device_put_makes(shape, spec, shards):
+def test_a_global_array_equals_that_of_device_put(shape, spec, shards):
     sharding = NamedSharding(mesh(*shape), spec)
     layout = batch_layout(sharding)
     assert layout.num_shards == shards
@@ -62,7 +62,7 @@ def test_an_array_over_a_mesh_is_the_one_that_device_put_makes(shape, spec, shar
             np.testing.assert_array_equal(mine.data, theirs.data)
 
 
-def test_devices_in_another_order_get_the_rows_of_their_place_in_the_mesh():
+def test_reordered_devices_get_the_rows_of_their_mesh_position():
     order = np.random.default_rng(7).permutation(8)
     sharding = NamedSharding(Mesh(np.array(jax.devices())[order].reshape(4, 2), ("a", "b")), P("a"))
     layout = batch_layout(sharding)
@@ -70,7 +70,7 @@ def test_devices_in_another_order_get_the_rows_of_their_place_in_the_mesh():
     np.testing.assert_array_equal(global_array(layout, cut(rows, layout)), rows)
 
 
-def test_other_kinds_of_sharding_have_layouts_too():
+def test_other_kinds_of_sharding_have_layouts():
     single = batch_layout(SingleDeviceSharding(jax.devices()[3]))
     assert (single.num_shards, single.local_devices) == (1, ((jax.devices()[3], 0),))
     made = global_array(single, [np.ones((3, 2))])
@@ -89,7 +89,7 @@ def test_a_leaf_with_fewer_axes_than_the_spec_uses_its_first_entries():
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_each_shard_has_as_many_rows_as_its_piece(rows):
+def test_shards_have_the_row_counts_of_their_pieces(rows):
     layout = batch_layout(NamedSharding(mesh(4, 2), P("data", "model")))
     pieces = [np.full((rows, 2), number, np.int8) for number in range(4)]
     made = global_array(layout, pieces)
@@ -110,14 +110,14 @@ def test_each_shard_has_as_many_rows_as_its_piece(rows):
         (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fn),
     ],
 )
-def test_dtypes_are_those_of_jax(dtype, expected):
+def test_dtypes_are_converted_as_in_jax(dtype, expected):
     layout = batch_layout(NamedSharding(mesh(2, 4), P("data")))
     made = global_array(layout, [np.ones(2, dtype), np.zeros(2, dtype)])
     assert made.dtype == expected
     assert made.tolist() == [1, 1, 0, 0]
 
 
-def test_whole_numbers_that_do_not_fit_into_32_bits_are_an_error_that_names_the_leaf():
+def test_integers_that_do_not_fit_into_32_bits_raise_and_name_the_leaf():
     layout = batch_layout(SingleDeviceSharding(jax.devices()[0]))
     for wrong in (np.array([2**31]), np.array([-(2**31) - 1]), np.array([2**32], np.uint64)):
         with pytest.raises(InvalidArgumentError, match=r"\['id'\] holds .*jax_enable_x64"):
@@ -126,7 +126,7 @@ def test_whole_numbers_that_do_not_fit_into_32_bits_are_an_error_that_names_the_
     assert global_array(layout, [np.array([np.nan, np.inf])]).dtype == np.float32
 
 
-def test_64_bits_stay_where_they_are_enabled():
+def test_dtypes_stay_64_bit_if_x64_is_enabled():
     layout = batch_layout(NamedSharding(mesh(8), P("data")))
     with jax.enable_x64(True):
         made = global_array(layout, [np.array([2**40])] * 8)
@@ -146,25 +146,25 @@ def test_64_bits_stay_where_they_are_enabled():
         np.zeros(1, "V3"),
     ],
 )
-def test_what_jax_has_no_arrays_of_is_an_error_that_names_the_leaf(wrong):
+def test_unsupported_dtypes_raise_and_name_the_leaf(wrong):
     layout = batch_layout(SingleDeviceSharding(jax.devices()[0]))
     with pytest.raises(
-        InvalidArgumentError, match=r"\['name'\] holds .*of which JAX has no arrays"
+        InvalidArgumentError, match=r"\['name'\] holds .*which JAX arrays cannot hold"
     ):
         global_array(layout, [wrong], "['name']")
 
 
-def test_pieces_that_differ_and_axes_that_cannot_be_cut_are_errors_that_name_the_leaf():
+def test_unequal_pieces_and_indivisible_axes_raise_and_name_the_leaf():
     layout = batch_layout(NamedSharding(mesh(4, 2), P("data", "model")))
     with pytest.raises(InvalidArgumentError, match=r"\['x'\] has shapes \(1,\), \(2,\)"):
         global_array(layout, [np.zeros(1), np.zeros(2), np.zeros(1), np.zeros(1)], "['x']")
-    with pytest.raises(InvalidArgumentError, match=r"\['x'\] of shape \(4, 3\) cannot be cut"):
+    with pytest.raises(InvalidArgumentError, match=r"\['x'\] of shape \(4, 3\) cannot be sharded"):
         global_array(layout, [np.zeros((1, 3))] * 4, "['x']")
-    with pytest.raises(InvalidArgumentError, match=r"\['x'\] of shape \(4, 3\) cannot be cut"):
+    with pytest.raises(InvalidArgumentError, match=r"\['x'\] of shape \(4, 3\) cannot be sharded"):
         whole_array(layout, np.zeros((4, 3)), "['x']")
 
 
-def test_scalars_have_no_rows_but_one_device_takes_them():
+def test_scalars_are_accepted_only_on_one_device():
     layout = batch_layout(NamedSharding(mesh(4, 2), P("data")))
     with pytest.raises(InvalidArgumentError, match=r"\['x'\] is a scalar.*`batch`"):
         global_array(layout, [np.float32(1)] * 4, "['x']")
@@ -183,7 +183,7 @@ def aligned(count: int) -> np.ndarray:
     return memory[start : start + count * 4].view(np.float32)
 
 
-def test_memory_that_is_given_away_is_kept_and_other_memory_is_copied():
+def test_memory_is_copied_unless_it_may_be_aliased():
     layout = batch_layout(NamedSharding(mesh(8), P("data")))
     rows = aligned(8 * 16)
     kept = global_array(layout, cut(rows, layout))
@@ -193,31 +193,31 @@ def test_memory_that_is_given_away_is_kept_and_other_memory_is_copied():
     assert copied.sum() == 0
 
 
-def test_what_is_copied_is_copied_once():
+def test_copies_are_aligned_and_made_once():
     layout = batch_layout(SingleDeviceSharding(jax.devices()[0]))
     copy = jax_global_arrays._aligned_copy(np.ones(1000))
     assert copy.ctypes.data % 64 == 0
-    narrow = copy.astype(np.float32)  # as JAX holds it, so that it keeps the memory
+    narrow = copy.astype(np.float32)  # the dtype of JAX, so that JAX uses the memory
     again = jax_global_arrays._aligned_copy(narrow)
     made = global_array(layout, [again])
     assert made.addressable_shards[0].data.unsafe_buffer_pointer() == again.ctypes.data
 
 
-def test_arrays_of_jax_are_taken_as_they_are():
+def test_jax_arrays_are_used_unchanged():
     layout = batch_layout(NamedSharding(mesh(8), P("data")))
     pieces = [jax.device_put(np.full(2, n), device) for n, device in enumerate(jax.devices())]
     made = global_array(layout, pieces)
     assert made.tolist() == [n for n in range(8) for _ in range(2)]
 
 
-def test_what_is_no_sharding_is_refused():
+def test_values_that_are_no_sharding_are_rejected():
     for wrong in (P("data"), jax.devices()[0], "data", None):
         with pytest.raises(TypeError, match=r"must be a jax\.sharding\.Sharding"):
             batch_layout(wrong)
 
 
-def test_processes_that_need_a_shard_in_common_read_the_same_rows():
-    # Two hosts to a model, two models: (hosts 0, 1) and (2, 3).
+def test_processes_with_a_common_shard_form_one_pipeline():
+    # Two models on two hosts each: (hosts 0, 1) and (2, 3).
     needs = {0: [0], 1: [0], 2: [1], 3: [1]}
     assert jax_global_arrays.group_pipelines(needs) == (
         InputPipeline((0, 1), (0,)),
@@ -229,7 +229,7 @@ def test_processes_that_need_a_shard_in_common_read_the_same_rows():
         InputPipeline((0, 1, 2), (0, 1, 2, 3)),
         InputPipeline((3,), (4,)),
     )
-    # Two that were apart are joined by a third.
+    # A third process joins two separate pipelines.
     assert jax_global_arrays.group_pipelines({0: [0], 1: [1], 2: [0, 1]}) == (
         InputPipeline((0, 1, 2), (0, 1)),
     )
@@ -240,7 +240,7 @@ def test_processes_that_need_a_shard_in_common_read_the_same_rows():
     )
 
 
-def test_the_examples_in_docstrings_give_what_they_say():
+def test_docstring_examples_pass():
     result = doctest.testmod(jax_global_arrays)
     assert result.attempted > 5
     assert result.failed == 0

@@ -1,4 +1,4 @@
-"""The process that coordinates processes of JAX: it lives for as long as one of them does."""
+"""The JAX coordinator process, which runs as long as one of its users does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def is_there(address: str) -> bool:
+def is_reachable(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), 5.0).close()
@@ -25,19 +25,19 @@ def is_there(address: str) -> bool:
     return True
 
 
-def test_it_ends_when_nobody_holds_it_any_more():
-    address, door = jax_coordinator.start_coordinator(2, "127.0.0.1")
-    host, _, port = door.rpartition(":")
+def test_the_coordinator_ends_when_all_connections_are_closed():
+    address, keep_alive_address = jax_coordinator.start_coordinator(2, "127.0.0.1")
+    host, _, port = keep_alive_address.rpartition(":")
     users = [socket.create_connection((host, int(port))) for _ in range(2)]
     users.pop().close()
-    assert is_there(address)
+    assert is_reachable(address)
     users.pop().close()
-    until = time.monotonic() + 30.0
-    while is_there(address):
-        assert time.monotonic() < until
+    deadline = time.monotonic() + 30.0
+    while is_reachable(address):
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_where_it_cannot_listen_is_said():
+def test_a_failed_start_reports_the_cause():
     with pytest.raises(RuntimeError, match=r"(?s)did not start: .*Cannot assign requested"):
         jax_coordinator.start_coordinator(2, "192.0.2.1")

@@ -33,7 +33,7 @@ def test_any_indices_give_the_rows_of_the_joined_arrays(indices, columns):
         assert not np.shares_memory(leaf, arrays[key])
 
 
-def test_what_is_joined_already_is_joined_member_by_member():
+def test_nested_joins_are_flattened():
     numbers = [RangeSource(0, n) for n in (2, 3, 4)]
     left = concatenate_sources(concatenate_sources(numbers[0], numbers[1]), numbers[2])
     right = concatenate_sources(numbers[0], concatenate_sources(numbers[1], numbers[2]))
@@ -45,7 +45,7 @@ def test_what_is_joined_already_is_joined_member_by_member():
         assert joined.gather(np.arange(9)).tolist() == [0, 1, 0, 1, 2, 0, 1, 2, 3]
 
 
-def test_bytes_are_joined_and_the_contract_of_sources_is_kept():
+def test_joined_bytes_keep_the_source_contract():
     texts = concatenate_sources(SlicesSource([b"x", b"longer"]), SlicesSource([b"yy"]))
     assert texts.gather(np.array([2, 1, 0])).tolist() == [b"yy", b"longer", b"x"]
     joined, arrays = source()
@@ -59,7 +59,7 @@ def test_one_index_gives_one_row(index):
 
 
 @pytest.mark.parametrize("indices", [[0, 1], [1, 2, 3, 4], [6, 0], []])
-def test_what_is_lent_is_what_is_given_and_of_one_member_it_is_no_copy(indices):
+def test_borrowed_rows_equal_gathered_rows_and_are_not_copied_within_a_member(indices):
     arrays = [np.arange(n * 5000.0).reshape(n, 5000) for n in (3, 4)]
     joined = concatenate_sources(*map(SlicesSource, arrays))
     lent = joined.gather_borrowed(np.array(indices, np.int64))

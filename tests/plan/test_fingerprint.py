@@ -45,7 +45,7 @@ def test_equal_plans_have_equal_fingerprints():
     assert fingerprint(zeros.plan) != fingerprint(ones.plan)
 
 
-def test_where_a_step_was_written_and_its_number_say_nothing():
+def test_location_and_number_of_a_step_are_ignored():
     one = Dataset.range(3).shuffle(2)
 
     other = Dataset.range(3).shuffle(2)
@@ -53,7 +53,7 @@ def test_where_a_step_was_written_and_its_number_say_nothing():
     assert fingerprint(one.plan) == fingerprint(other.plan.with_number(7))
 
 
-#: Pairs of functions of which one does something else.
+#: Pairs of functions with different behavior.
 DIFFERENT = {
     "a global of a function within": (
         ("fn = lambda x: (lambda y: y * SCALE)(x)", {"SCALE": 2}),
@@ -123,7 +123,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_functions_that_do_something_else_differ(name):
+def test_functions_with_different_behavior_differ(name):
     one, other = ((text, names) for text, names in DIFFERENT[name])
     assert of(written(one[0], **one[1])) != of(written(other[0], **other[1]))
     for text, names in (one, other):
@@ -139,7 +139,7 @@ def test_a_function_that_calls_itself_has_a_fingerprint():
     assert of(written(recursive)) == of(written(recursive))
 
 
-def test_functions_that_all_call_each_other_come_to_an_end():
+def test_mutually_recursive_functions_terminate():
     names = [f"f{n}" for n in range(40)]
     calls = " + ".join(f"{name}(x)" for name in names)
     text = "".join(f"def {name}(x):\n  return {calls}\n" for name in names) + "fn = f0"
@@ -147,7 +147,7 @@ def test_functions_that_all_call_each_other_come_to_an_end():
     assert of(written(text)) != of(written(text.replace("def f7(x):\n  ", "def f7(x):\n  x = 3;")))
 
 
-def test_a_dataset_in_a_function_counts_as_its_plan_however_often_it_was_read():
+def test_a_dataset_in_a_function_counts_as_its_plan_after_any_iterations():
     inner = Dataset.range(3)
     outer = Dataset.range(5).flat_map(lambda x: inner)
     before = fingerprint(outer.plan)
@@ -156,7 +156,7 @@ def test_a_dataset_in_a_function_counts_as_its_plan_however_often_it_was_read():
     assert fingerprint(outer.plan) == before
 
 
-def test_the_order_of_sets_and_dicts_says_nothing():
+def test_the_order_of_sets_and_dicts_is_ignored():
     one, other = {"a": 1, "b": {3, 4, 5}}, {"b": {5, 4, 3}, "a": 1}
     text = "fn = lambda x: KNOWN"
     assert of(written(text, KNOWN=one)) == of(written(text, KNOWN=other))
@@ -183,7 +183,7 @@ class Slotted:
         return x * self.by
 
 
-def test_what_an_object_holds_counts():
+def test_the_contents_of_an_object_count():
     assert of(Scaler(2)) == of(Scaler(2)) != of(Scaler(3))
     assert of(Scaler(2).scale) == of(Scaler(2).scale) != of(Scaler(3).scale)
     assert of(Slotted(2)) == of(Slotted(2)) != of(Slotted(3))
@@ -208,7 +208,7 @@ class fn:
 """
 
 
-def test_a_class_of_the_users_script_counts_by_its_code_and_another_by_its_name():
+def test_classes_of_the_main_script_count_by_code_and_others_by_name():
     def made(module, *numbers):
         text = IN_A_SCRIPT.format(one=numbers[0], two=numbers[1], three=numbers[2])
         return of(written(text, __name__=module))
@@ -243,7 +243,7 @@ class Table(Source):
         raise NotImplementedError
 
 
-def test_a_source_counts_by_what_it_was_given():
+def test_a_source_counts_by_its_arguments():
     def made(*arguments):
         return Dataset.from_source(Table(*arguments)).plan
 
@@ -254,19 +254,19 @@ def test_a_source_counts_by_what_it_was_given():
     assert fingerprint(made("a", np.arange(3))) != fingerprint(made("a", np.arange(4)))
 
 
-def test_a_cache_is_known_by_its_file_and_not_by_its_key():
+def test_a_cache_counts_by_its_file_and_not_by_its_key():
     assert fingerprint(Dataset.range(3).cache().plan) == fingerprint(Dataset.range(3).cache().plan)
     one, other = Dataset.range(3).cache("a"), Dataset.range(3).cache("b")
     assert fingerprint(one.plan) != fingerprint(other.plan)
 
 
-def test_what_cannot_be_pickled_counts_as_its_class():
+def test_an_unpicklable_object_counts_as_its_class():
     text = "fn = lambda x: LOCK"
     assert of(written(text, LOCK=threading.Lock())) == of(written(text, LOCK=threading.Lock()))
     assert of(written(text, LOCK=threading.Lock())) != of(written(text, LOCK=threading.Event()))
 
 
-def test_a_fingerprint_survives_a_journey():
+def test_a_fingerprint_is_the_same_after_pickling():
     plan = make_pipeline(3).plan
     assert fingerprint(load_plan(dump_plan(plan))) == fingerprint(plan)
 
@@ -334,7 +334,7 @@ def test_fingerprints_are_equal_in_every_process():
     assert run("1", "+ 1") not in seen
 
 
-def test_the_step_whose_data_differs_has_other_digits_than_before():
+def test_the_step_with_different_data_has_another_digest():
     def steps(data):
         plan = hr.Dataset.from_tensor_slices(data).map(abs).batch(2).plan
         whole, found = fingerprint_with_steps(plan)

@@ -1,4 +1,4 @@
-"""What a saved state says of its plan: the same for ever, and different where it must be."""
+"""Plan identities in saved states: stable, and different for different plans."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ GOLDEN = [
 ]
 
 
-def test_entries_are_a_format():
+def test_entries_are_a_stable_format():
     entries = [entry[:2] for entry in identity(every_step().plan)]
     both = Dataset.zip({"a": Dataset.from_tensors((1, b"x")), "b": Dataset.range(3).repeat()})
     entries += [entry[:2] for entry in identity(both.plan)]
@@ -243,7 +243,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_gives_the_same_places_is_the_same_plan(name):
+def test_plans_with_the_same_positions_have_the_same_identity(name):
     one, other = SAME[name]()
     assert identity_digest(one.plan) == identity_digest(other.plan)
     assert describe_first_difference(identity(one.plan), other.plan) is None
@@ -263,7 +263,7 @@ DIFFERENT = {
     ),
     "batch size": (
         lambda: (base().batch(2), base().map(double).prefetch(1).batch(3)),
-        rf"^step 2, map {HERE}, was batch$",
+        rf"^step 2, map {HERE}, was batch before$",
     ),
     "batch size alone": (
         lambda: (base().batch(2), base().batch(3)),
@@ -371,7 +371,7 @@ DIFFERENT = {
     ),
     "one step more": (
         lambda: (base(), base().take(3)),
-        rf"^step 2, take {HERE}, was not there$",
+        rf"^step 2, take {HERE}, was added$",
     ),
     "one step less": (
         lambda: (base().take(3), base()),
@@ -418,7 +418,7 @@ def test_kinds_and_digests_are_enough():
     assert "buffer_size is 4" in found
 
 
-def test_what_a_value_holds_counts_whatever_order_it_is_in():
+def test_contents_of_a_value_count_in_any_order():
     one = Table("t", ({1, 2, 30}, {"a": 1, "b": 2}, base()))
     other = Table("t", ({30, 2, 1}, {"b": 2, "a": 1}, base().prefetch(1)))
     digests = {identity_digest(Dataset.from_source(source).plan) for source in (one, other)}
@@ -443,7 +443,7 @@ def make_function(name):
     return scope["fn"]
 
 
-def test_the_code_of_functions_within_counts_too():
+def test_the_code_of_inner_functions_counts():
     saved = identity(base().map(make_function("(lambda y: y + 1)(x)")).plan)
     changed = base().map(make_function("(lambda y: y + 2)(x)"))
     assert len(describe_changed_functions(saved, changed.plan)) == 1
@@ -451,7 +451,7 @@ def test_the_code_of_functions_within_counts_too():
     assert describe_changed_functions(saved, same.plan) == []
 
 
-def test_changed_code_is_worth_a_warning():
+def test_changed_code_causes_a_warning():
     saved = identity(base().map(make_function("x + 1")).map(double).plan)
     changed = base().map(make_function("x + 2")).map(double)
     assert describe_first_difference(saved, changed.plan) is None
@@ -491,12 +491,12 @@ class Caller:
         (np.add, "add"),
     ],
 )
-def test_everything_that_can_be_called_has_a_name(fn, name):
+def test_every_callable_has_a_name(fn, name):
     entry = identity(base().map(fn).plan)[1]
     assert entry[2]["fn"] == name
 
 
-def test_data_with_other_containers_or_kinds_of_text_is_other_data():
+def test_data_with_other_containers_or_text_types_differs():
     rows = np.arange(3)
     slices = Dataset.from_tensor_slices
     Row = namedtuple("Row", "a b")

@@ -30,7 +30,7 @@ def shuffled() -> hr.Dataset:
     )
 
 
-def test_each_shuffle_of_one_order_without_a_seed_has_one_that_was_drawn_when_it_was_made() -> None:
+def test_an_unseeded_fixed_shuffle_draws_its_seed_when_created() -> None:
     one, other = shuffled(), shuffled()
     assert len(collect_fixed_seeds(one.plan)) == 2
     assert len({*collect_fixed_seeds(one.plan), *collect_fixed_seeds(other.plan)}) == 4
@@ -38,7 +38,7 @@ def test_each_shuffle_of_one_order_without_a_seed_has_one_that_was_drawn_when_it
     assert collect_fixed_seeds(Dataset.range(9).shuffle(9).plan) == []
 
 
-def test_the_seed_of_the_options_decides_all_of_them_each_apart() -> None:
+def test_the_seed_of_the_options_gives_each_step_its_own_seed() -> None:
     one, other, third = (
         collect_fixed_seeds(shuffled().with_options(hr.Options(seed=seed)).plan)
         for seed in (1, 1, 2)
@@ -47,20 +47,20 @@ def test_the_seed_of_the_options_decides_all_of_them_each_apart() -> None:
     assert len({*one, *third}) == 4
 
 
-def test_a_seed_is_small_enough_for_any_reader_of_json() -> None:
+def test_a_seed_is_small_enough_for_any_json_reader() -> None:
     for seed in range(50):
         found = collect_fixed_seeds(shuffled().with_options(hr.Options(seed=seed)).plan)
         assert all(0 <= value < 1 << 53 for value in found)
 
 
-def test_a_plan_that_was_given_the_seeds_of_another_has_its_order() -> None:
+def test_a_plan_with_the_seeds_of_another_has_its_order() -> None:
     one, other = shuffled().plan, shuffled().plan
     given = with_fixed_seeds(other, collect_fixed_seeds(one))
     assert collect_fixed_seeds(given) == collect_fixed_seeds(one)
     assert collect_fixed_seeds(other) != collect_fixed_seeds(one)
 
 
-def test_a_plan_that_has_these_seeds_is_left_alone() -> None:
+def test_a_plan_that_has_these_seeds_is_not_changed() -> None:
     plan = shuffled().plan
     assert with_fixed_seeds(plan, collect_fixed_seeds(plan)) is plan
 
@@ -102,11 +102,11 @@ FIXES = {
 
 
 @pytest.mark.parametrize("name", KEEPS)
-def test_the_order_stays_free_below(name):
+def test_a_step_below_stays_unordered(name):
     assert free_count(KEEPS[name](mapped())) == 1
 
 
-def test_the_order_is_free_where_the_last_setting_says_so():
+def test_the_last_setting_decides_whether_a_step_is_unordered():
     def step(**how):
         return Dataset.range(9).map(lambda x: x + 1, num_parallel_calls=2, **how)
 
@@ -122,18 +122,18 @@ def test_the_order_is_free_where_the_last_setting_says_so():
 
 
 @pytest.mark.parametrize("name", FIXES)
-def test_the_order_is_kept_below(name):
+def test_a_step_below_stays_ordered(name):
     assert free_count(FIXES[name](mapped())) == 0
 
 
-def test_of_two_steps_the_upper_one_is_free():
+def test_of_two_steps_the_upper_one_is_unordered():
     dataset = mapped(mapped())
     normal = canonicalize(dataset.plan)
     assert find_unordered_steps(normal.plan, None) == frozenset([id(normal.plan)])
     assert find_overruled_steps(normal.plan, None) == {id(normal.plan.inputs[0]): normal.plan}
 
 
-def test_an_interleave_below_a_free_map_keeps_its_order_and_without_one_it_does_not():
+def test_an_interleave_is_ordered_only_below_an_unordered_map():
     def read(**how):
         rows = Dataset.range(9).interleave(nested, num_parallel_calls=2, deterministic=False)
         return canonicalize(rows.map(lambda x: x + 1, **how).plan).plan
@@ -145,7 +145,7 @@ def test_an_interleave_below_a_free_map_keeps_its_order_and_without_one_it_does_
     assert find_overruled_steps(kept, None) == {}
 
 
-def test_the_option_holds_where_a_step_says_nothing():
+def test_the_option_applies_to_steps_without_a_setting():
     options = hr.Options()
     options.deterministic = False
     dataset = Dataset.range(9).map(lambda x: x + 1, num_parallel_calls=2)
@@ -153,7 +153,7 @@ def test_the_option_holds_where_a_step_says_nothing():
     assert free_count(dataset.with_options(options)) == 1
 
 
-# What is kept is lent where no function of the user's stands between it and who only reads.
+# Buffers are borrowed if no user function is between them and a read-only consumer.
 
 
 def rows():
@@ -182,7 +182,7 @@ def lent(dataset) -> list[bool]:
         lambda ds: Dataset.sample_from_datasets([ds.cache()]),
     ],
 )
-def test_what_is_only_passed_on_is_lent(step):
+def test_elements_that_are_only_passed_on_are_borrowed(step):
     assert lent(step(rows())) == [True]
 
 
@@ -200,18 +200,18 @@ def test_what_is_only_passed_on_is_lent(step):
         lambda ds: ds.interleave(Dataset.from_tensors).batch(2),
     ],
 )
-def test_what_a_function_gets_is_not_lent(step):
+def test_arguments_of_functions_are_not_borrowed(step):
     assert lent(step(rows())) == [False]
 
 
-def test_of_two_inputs_each_is_lent_by_itself():
+def test_two_inputs_borrow_independently():
     mapped = rows().map(lambda x: x)
     assert lent(Dataset.zip(rows().cache(), mapped)) == [True, False]
     assert lent(rows().cache().concatenate(mapped)) == [True, False]
     assert lent(Dataset.sample_from_datasets([rows(), mapped])) == [True, False]
 
 
-def test_a_step_that_stands_in_two_places_is_lent_only_if_it_may_be_in_both():
+def test_a_step_that_occurs_twice_borrows_only_if_both_may():
     shared = canonicalize(rows().plan).plan
     plain, mapped = hr.Dataset(shared), hr.Dataset(shared).map(lambda x: x)
     both = Dataset.zip(plain.cache(), mapped).plan

@@ -58,7 +58,7 @@ BAD_ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("make", "kind", "words"), BAD_ARGUMENTS)
-def test_a_wrong_argument_is_refused_where_it_is_written(make, kind, words):
+def test_a_wrong_argument_is_rejected_where_it_is_written(make, kind, words):
     with pytest.raises(kind, match=words):
         make(Dataset.range(4))
 
@@ -99,7 +99,7 @@ def test_spec_and_cardinality_are_known_without_reading(make, spec, size):
             len(dataset)
 
 
-def test_the_spec_of_nothing_is_unknown():
+def test_the_spec_of_an_empty_dataset_is_unknown():
     with pytest.raises(FailedPreconditionError, match="empty dataset"):
         _ = Dataset.range(0).map(lambda x: str(x)).element_spec
 
@@ -107,12 +107,12 @@ def test_the_spec_of_nothing_is_unknown():
 def test_explain_shows_both_plans_and_where_they_were_written():
     text = Dataset.range(8).shuffle(4).batch(2).explain()
     assert "as written" in text
-    assert "as run" in text
+    assert "as executed" in text
     assert "Gather" in text
     assert "test_plan.py:" in text
 
 
-def test_a_plan_travels_with_its_functions():
+def test_a_plan_is_sent_with_its_functions():
     factor = 3
     plan = load_plan(dump_plan(Dataset.range(4).map(lambda x: f"{x * factor}").plan))
     assert list(Dataset(plan)) == ["0", "3", "6", "9"]

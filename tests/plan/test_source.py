@@ -1,4 +1,4 @@
-"""What a source is asked for, and how what is no source is refused."""
+"""Calls of sources, and rejection of objects that are not sources."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def rows(reader: Any, limit: int = 3) -> list[int]:
     ("start", "stop", "size"),
     [(-1, 2, 4), (3, 2, 4), (0, 5, 4), (0, INFINITE, 4), (2, 1, INFINITE), (-1, 5, INFINITE)],
 )
-def test_indices_that_a_source_does_not_have_are_refused(start: int, stop: int, size: int) -> None:
-    kind = "without end" if size == INFINITE else "of 4 indices"
+def test_indices_out_of_range_are_rejected(start: int, stop: int, size: int) -> None:
+    kind = "of infinite size" if size == INFINITE else "with 4 indices"
     with pytest.raises(ValueError, match=f"indices {start} to {stop} of a source {kind}"):
         check_range(start, stop, size)
 
@@ -49,17 +49,17 @@ def test_indices_that_a_source_does_not_have_are_refused(start: int, stop: int, 
 @pytest.mark.parametrize(
     ("start", "stop", "size"), [(0, 4, 4), (4, 4, 4), (7, INFINITE, INFINITE), (7, 9, INFINITE)]
 )
-def test_indices_that_it_has_are_not(start: int, stop: int, size: int) -> None:
+def test_indices_in_range_are_accepted(start: int, stop: int, size: int) -> None:
     check_range(start, stop, size)
 
 
-def test_a_reader_is_asked_for_something() -> None:
+def test_a_reader_requires_a_positive_limit() -> None:
     check_limit(1)
     with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         check_limit(0)
 
 
-def test_a_reader_of_rows_goes_on_at_its_position_and_ends_with_its_range() -> None:
+def test_a_row_reader_continues_at_its_position_and_ends_with_its_range() -> None:
     source = Tens()
     reader = source.open(1, 4)
     assert [int(row) for row in reader.read(2).rows()] == [10, 20]
@@ -71,17 +71,17 @@ def test_a_reader_of_rows_goes_on_at_its_position_and_ends_with_its_range() -> N
 
 
 @pytest.mark.parametrize("position", [0, 5, "2", 2.0, True])
-def test_a_position_outside_of_its_range_is_refused(position: Any) -> None:
+def test_a_position_out_of_range_is_rejected(position: Any) -> None:
     with pytest.raises(ValueError, match="must be an index from 1 to 4"):
         Tens().open(1, 4, position)
 
 
-def test_a_source_without_end_is_read_for_ever() -> None:
+def test_an_infinite_source_is_read_forever() -> None:
     reader = Tens(INFINITE).open(5, INFINITE, 1 << 40)
     assert [int(row) for row in reader.read(2).rows()] == [10 << 40, (10 << 40) + 10]
 
 
-def test_a_closed_reader_says_so() -> None:
+def test_a_closed_reader_raises_an_error() -> None:
     reader = Tens().open(0, 4)
     reader.close()
     reader.close()
@@ -107,11 +107,11 @@ class Lookalike:
     ],
     ids=["class", "lookalike", "list", "array", "function", "number"],
 )
-def test_what_is_no_source_is_refused_with_what_would_do(found: Any, cure: str) -> None:
+def test_an_object_that_is_not_a_source_is_rejected_with_a_fix(found: Any, cure: str) -> None:
     with pytest.raises(TypeError, match=cure):
         validate_source(found)
 
 
-def test_a_source_is_itself() -> None:
+def test_a_valid_source_is_returned_unchanged() -> None:
     source = Tens()
     assert validate_source(source) is source

@@ -75,7 +75,7 @@ DEEP = {"maps": maps(), "mixed": mixed(), "left": to_the_left(), "right": to_the
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_plans_of_thousands_of_steps_are_as_good_as_any(name):
+def test_plans_with_thousands_of_steps_are_supported(name):
     plan = DEEP[name]
     count = sum(1 for _ in walk(plan))
     assert count > STEPS
@@ -89,12 +89,12 @@ def test_plans_of_thousands_of_steps_are_as_good_as_any(name):
     assert outline(copy) == outline(plan)
     normal = prepare(plan).plan
     assert len(find_leaves(normal)) in (1, STEPS + 1)
-    deal = compute_split_space(normal)
-    assert sum(last - first for _, _, first, last in deal.locate(0, 3)) == 3
+    assign = compute_split_space(normal)
+    assert sum(last - first for _, _, first, last in assign.locate(0, 3)) == 3
     assert repr(plan).startswith("<")
 
 
-def test_walking_and_folding_go_through_every_place_in_order():
+def test_walk_and_fold_visit_every_occurrence_in_order():
     half = Dataset.range(3).take(2)
     plan = Dataset.zip(half, half, Dataset.range(5)).skip(1).plan
     kinds = ["source", "take", "source", "take", "source", "zip", "skip"]
@@ -106,14 +106,14 @@ def test_walking_and_folding_go_through_every_place_in_order():
     assert seen == ["source", "take", "source", "zip", "skip"]
 
 
-def test_a_node_that_stands_in_two_places_is_transformed_once():
+def test_a_node_that_occurs_twice_is_transformed_once():
     half = Dataset.range(3).take(2)
     plan = transform(half.concatenate(half).plan, lambda node: node.copy_with_inputs(node.inputs))
     assert plan.first is plan.second
     assert plan.first is not half.plan
 
 
-def test_one_element_is_enough_to_find_a_spec():
+def test_a_spec_is_inferred_from_one_element():
     asked = []
 
     def infer(node):
@@ -166,9 +166,9 @@ def steps() -> dict[str, Node]:
         Dataset.choose_from_datasets([numbers, numbers], numbers),
     ).with_options(hr.Options(seed=1))
     failing = (RaiseDeferredErrors(input=whole.plan), TagUpstreamErrors(input=whole.plan))
-    halves = (PartitionBoundary(input=whole.plan), ReadSplits(num_splits=3, count=9), *failing)
-    shares = (ShardBlocks(input=whole.plan, num_shards=2, index=0, block_size=3),)
-    plans = (whole.plan, canonicalize(whole.plan).plan, *halves, *shares)
+    stages = (PartitionBoundary(input=whole.plan), ReadSplits(num_splits=3, count=9), *failing)
+    shards = (ShardBlocks(input=whole.plan, num_shards=2, index=0, block_size=3),)
+    plans = (whole.plan, canonicalize(whole.plan).plan, *stages, *shards)
     return {node.kind: node for plan in plans for node in walk(plan)}
 
 
@@ -179,8 +179,8 @@ def cardinality_of(step: Node, count: int) -> int:
     return step.cardinality(*[count] * max(1, len(step.inputs)))
 
 
-def test_all_kinds_of_steps_are_here():
-    # Adapters have steps of their own; what several steps have in common is none.
+def test_the_examples_cover_all_kinds_of_steps():
+    # Adapters define their own steps; base classes are not steps.
     here = (kind for kind in derived(Node) if kind.__module__.startswith("headrace.plan."))
     kinds = {kind.kind for kind in here if kind.kind}
     assert set(ALL_STEPS) == kinds
@@ -193,7 +193,7 @@ def derived(kind):
 
 
 @pytest.mark.parametrize("kind", ALL_STEPS)
-def test_what_makes_one_element_of_each_keeps_their_number(kind):
+def test_one_to_one_steps_preserve_the_cardinality(kind):
     step = ALL_STEPS[kind]
     assert step.preserves_count or not step.one_to_one
     if step.preserves_count:
@@ -203,20 +203,20 @@ def test_what_makes_one_element_of_each_keeps_their_number(kind):
 
 
 @pytest.mark.parametrize("kind", ALL_STEPS)
-def test_units_pass_through_what_keeps_the_number_and_grow_in_batches(kind):
+def test_split_sizes_pass_through_count_preserving_steps_and_grow_in_batches(kind):
     step = ALL_STEPS[kind]
     below = {"batch": 6, "padded_batch": 6}.get(kind, 3 if step.preserves_count else None)
     assert step.input_split_size(3) == below
 
 
 @pytest.mark.parametrize("kind", ALL_STEPS)
-def test_what_draws_is_arithmetic_or_keeps_the_order_below_it(kind):
+def test_random_steps_are_index_plans_or_keep_the_order_below(kind):
     step = ALL_STEPS[kind]
     assert not step.is_random or step.is_index_step or step.rereads_input
 
 
 @pytest.mark.parametrize("kind", ALL_STEPS)
-def test_what_has_a_spec_of_its_own_asks_for_no_other(kind):
+def test_a_step_with_its_own_spec_does_not_request_its_inputs_spec(kind):
     step = ALL_STEPS[kind]
     if step.has_own_spec:
         step.spec()

@@ -37,7 +37,7 @@ _MASK = (1 << 64) - 1
 
 
 def elements(
-    plan: Node, *, seed: int, passes: tuple[int, ...] = (0,), outer: tuple[int, ...] = ()
+    plan: Node, *, seed: int, epochs: tuple[int, ...] = (0,), outer: tuple[int, ...] = ()
 ) -> Iterator[Any]:
     """Yield the elements of a plan as written.
 
@@ -48,7 +48,7 @@ def elements(
         outer: Numbers of the steps that opened this plan.
     """
     plan = with_fixed_seeds(plan, collect_fixed_seeds(plan))
-    return _Reading(plan, seed, outer).of(plan, passes, ())
+    return _Reading(plan, seed, outer).of(plan, epochs, ())
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -75,14 +75,14 @@ class _Reading:
 
     def _number(self, node: Node, path: tuple[int, ...]) -> None:
         if isinstance(node, Cache) and node.key in self._caches:
-            # One cache holds one thing, in whatever places it stands.
+            # A cache has the same elements in each of its occurrences.
             first = self._caches[node.key]
             for other, number in list(self.numbers.items()):
                 if other[: len(first)] == first:
                     self.numbers[path + other[len(first) :]] = number
             return
-        for place, input_ in enumerate(node.inputs):
-            self._number(input_, (*path, place))
+        for position, input_ in enumerate(node.inputs):
+            self._number(input_, (*path, position))
         if isinstance(
             node, Shuffle | Interleave | GroupByWindow | Sample
         ) or reads_unresolved_source(node):
@@ -93,15 +93,15 @@ class _Reading:
         if isinstance(node, WithOptions) and node.options.seed is not None:
             self.seed = node.options.seed
 
-    def of(self, node: Node, passes: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Any]:
-        def read(place: int, *more: int) -> Iterator[Any]:
-            return self.of(node.inputs[place], (*passes, *more), (*path, place))
+    def of(self, node: Node, epochs: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Any]:
+        def read(position: int, *more: int) -> Iterator[Any]:
+            return self.of(node.inputs[position], (*epochs, *more), (*path, position))
 
         match node:
             case FromSource(source=RandomSource(seed=seed)):
                 unseeded = [4, self.seed & _MASK, len(self.outer) + 1, *self.outer]
                 if seed is None:
-                    key = derive_key([*unseeded, self.numbers[path], *passes[:1]])
+                    key = derive_key([*unseeded, self.numbers[path], *epochs[:1]])
                 else:
                     key = derive_key([5, seed & _MASK])
                 for n in itertools.count():
@@ -117,7 +117,7 @@ class _Reading:
             case GroupByWindow() | BucketBySequenceLength():
                 yield from self._gathered(node, read(0))
             case Sample():
-                chosen = self._drawn(node, passes, self.numbers.get(path))
+                chosen = self._drawn(node, epochs, self.numbers.get(path))
                 yield from _chosen(node, [read(n) for n in range(len(node.inputs))], chosen)
             case Choose(datasets=datasets):
                 choices = read(len(datasets))
@@ -152,30 +152,30 @@ class _Reading:
                 for number in itertools.count() if count is None else range(count):
                     yield from read(0, number)
             case Zip(structure=structure):
-                inputs = [read(place) for place in range(len(node.inputs))]
+                inputs = [read(position) for position in range(len(node.inputs))]
                 for row in zip(*inputs, strict=False):
                     yield unflatten(structure, list(row))
             case Concatenate():
                 yield from itertools.chain(read(0), read(1))
             case Shuffle():
-                yield from self._shuffled(node, read(0), passes, self.numbers[path])
+                yield from self._shuffled(node, read(0), epochs, self.numbers[path])
             case Interleave():
                 yield from self._interleaved(node, read(0))
             case Cache():
-                yield from self.of(node.input, (0,) * len(passes), (*path, 0))
+                yield from self.of(node.input, (0,) * len(epochs), (*path, 0))
             case Prefetch() | WithOptions():
                 yield from read(0)
             case _:
                 raise NotImplementedError(type(node).__name__)
 
     def _shuffled(
-        self, node: Shuffle, input_: Iterator[Any], passes: tuple[int, ...], number: int
+        self, node: Shuffle, input_: Iterator[Any], epochs: tuple[int, ...], number: int
     ) -> Iterator[Any]:
         if not node.reshuffle_each_iteration:
-            passes = ()
+            epochs = ()
         path = (*self.outer, number)
-        unseeded = [2, self.seed & _MASK, len(path), *path, *passes]
-        seeded = [1, (node.seed or 0) & _MASK, *passes]
+        unseeded = [2, self.seed & _MASK, len(path), *path, *epochs]
+        seeded = [1, (node.seed or 0) & _MASK, *epochs]
         if node.seed is None and not node.reshuffle_each_iteration:
             unseeded = [3, node.default_seed & _MASK]
         draws = SlotDraws(unseeded if node.seed is None else seeded, node.buffer_size)
@@ -209,12 +209,12 @@ class _Reading:
         dataset = node.make_dataset(FromSource(source=ElementListSource(window)))
         return elements(node.reduce_func(np.int64(key), dataset).plan, seed=self.seed)
 
-    def _drawn(self, node: Sample, passes: tuple[int, ...], number: int | None) -> Any:
+    def _drawn(self, node: Sample, epochs: tuple[int, ...], number: int | None) -> Any:
         is_same = node.is_same_in_each_epoch
         path = (*self.outer, number)
-        entropy = [2, self.seed & _MASK, len(path), *path, *passes]
+        entropy = [2, self.seed & _MASK, len(path), *path, *epochs]
         if node.seed is not None:
-            entropy = [6, node.seed & _MASK, *(() if is_same else passes)]
+            entropy = [6, node.seed & _MASK, *(() if is_same else epochs)]
         elif is_same:
             entropy = [3, node.default_seed & _MASK]
 
@@ -287,5 +287,5 @@ def _stack(batch: list[Any]) -> Any:
 def _rows(x: Any) -> Iterator[Any]:
     lengths: list[int] = []
     map_leaves(lambda leaf: lengths.append(len(leaf)), x)
-    for place in range(lengths[0]):
-        yield map_leaves(lambda leaf, place=place: leaf[place], x)
+    for position in range(lengths[0]):
+        yield map_leaves(lambda leaf, position=position: leaf[position], x)

@@ -42,7 +42,7 @@ class Elsewhere(Source):
         raise NotImplementedError
 
 
-def test_the_gather_rises_above_every_step_that_does_not_look():
+def test_gather_moves_above_steps_that_do_not_look_at_elements():
     dataset = (
         Dataset.from_tensor_slices(np.arange(12))
         .shuffle(5, seed=1).repeat(2).skip(1).take(20).shard(2, 0).batch(3)
@@ -52,14 +52,14 @@ def test_the_gather_rises_above_every_step_that_does_not_look():
     ]  # fmt: skip
 
 
-def test_steps_that_choose_move_below_functions():
+def test_selecting_steps_move_below_functions():
     dataset = Dataset.range(9).map(keep).shuffle(3).prefetch(1).map(len).take(4).repeat().batch(2)
     assert steps(dataset) == [
         "indices", "shuffle", "take", "repeat", "gather", "map", "prefetch", "map", "batch",
     ]  # fmt: skip
 
 
-def test_nothing_moves_below_what_is_not_one_to_one():
+def test_no_step_moves_below_a_step_that_is_not_one_to_one():
     dataset = Dataset.range(9).filter(bool).take(4).map(keep).batch(2).skip(1).unbatch().take(3)
     assert steps(dataset) == [
         "indices", "gather", "filter", "take", "map", "batch", "skip", "unbatch", "take",
@@ -75,7 +75,7 @@ def test_a_batch_moves_below_a_gather_and_prefetches_only():
     assert steps(Dataset.range(9).map(keep).batch(3)) == ["indices", "gather", "map", "batch"]
 
 
-def test_rows_side_by_side_are_gathered_together():
+def test_zipped_rows_are_gathered_together():
     images, labels = Dataset.from_tensor_slices(np.ones((9, 2))), Dataset.range(9)
     both = Dataset.zip({"x": images, "y": Dataset.zip(labels, labels.skip(1))}).enumerate(5)
     assert steps(both.shuffle(4).batch(2)) == [
@@ -90,7 +90,7 @@ def test_rows_side_by_side_are_gathered_together():
     assert element_spec(canonicalize(batches.plan).plan) == spec
 
 
-def test_rows_end_to_end_are_gathered_together_where_they_are_alike():
+def test_concatenated_rows_are_gathered_together_if_their_specs_match():
     both = Dataset.range(9).shuffle(3).concatenate(Dataset.range(4)).concatenate(Dataset.range(2))
     assert steps(both.shuffle(20).batch(4)) == [
         "indices", "shuffle", "indices", "concatenate", "indices", "concatenate", "shuffle",
@@ -115,17 +115,17 @@ def test_rows_end_to_end_are_gathered_together_where_they_are_alike():
         Dataset.range(4).batch(2, drop_remainder=True),
     ],
 )
-def test_rows_that_are_not_alike_are_gathered_apart(other):
+def test_rows_with_different_specs_are_gathered_separately(other):
     assert steps(Dataset.range(9).concatenate(other))[-1] == "concatenate"
     assert steps(other.concatenate(Dataset.range(9)))[-1] == "concatenate"
 
 
-def test_what_stands_beside_a_function_is_not_gathered_together():
+def test_rows_zipped_with_a_function_are_not_gathered_together():
     both = Dataset.zip(Dataset.range(9).map(keep), Dataset.range(9)).enumerate()
     assert steps(both) == ["indices", "gather", "map", "indices", "gather", "zip", "enumerate"]
 
 
-def test_a_source_of_rows_is_gathered_and_one_of_groups_is_read(tmp_path):
+def test_a_source_of_rows_is_gathered_and_a_source_of_groups_is_read(tmp_path):
     rows = canonicalize(Dataset.from_tensor_slices(np.arange(5)).plan).plan
     assert isinstance(rows, GatherIndices)
     assert isinstance(rows.input, Indices)
@@ -139,11 +139,11 @@ def test_a_source_of_rows_is_gathered_and_one_of_groups_is_read(tmp_path):
     assert isinstance(generator, ReadIndices)
 
 
-def test_a_source_that_cannot_be_read_in_parts_stays_as_it_is():
+def test_an_indivisible_source_is_not_changed():
     assert steps(Dataset.from_source(Elsewhere()).map(keep).take(3)) == ["source", "take", "map"]
 
 
-def test_where_a_step_was_written_stays_with_it():
+def test_a_step_keeps_its_location():
     plan = canonicalize(Dataset.range(3).map(keep).shuffle(2).plan).plan
     assert all("test_canonicalize.py:" in node.location for node in walk(plan))
 
@@ -154,21 +154,21 @@ def numbers(dataset):
     ]
 
 
-def test_steps_that_draw_are_numbered_inputs_first():
+def test_random_steps_are_numbered_inputs_first():
     left = Dataset.range(3).shuffle(2).map(keep).flat_map(Dataset.from_tensors)
     right = Dataset.range(3).batch(2).shuffle(4)
     both = Dataset.zip(left, right).shuffle(5)
     assert numbers(both) == [("shuffle", 0), ("interleave", 1), ("shuffle", 2), ("shuffle", 3)]
 
 
-def test_what_changes_no_element_changes_no_number():
+def test_transparent_steps_do_not_change_numbers():
     plain = Dataset.range(9).shuffle(3).filter(bool).shuffle(2)
     dressed = Dataset.range(9).prefetch(2).map(keep).shuffle(3).cache().filter(bool).take(3)
     dressed = dressed.with_options(Options(deterministic=True)).shuffle(2)
     assert numbers(plain) == numbers(dressed) == [("shuffle", 0), ("shuffle", 1)]
 
 
-def test_a_step_that_stands_in_two_places_draws_for_itself_in_each():
+def test_a_step_that_occurs_twice_draws_separately():
     half = Dataset.range(9).shuffle(3)
     assert numbers(half.concatenate(half)) == [("shuffle", 0), ("shuffle", 1)]
     assert half.plan.number is None
@@ -177,7 +177,7 @@ def test_a_step_that_stands_in_two_places_draws_for_itself_in_each():
     assert len({id(node) for node in walk(plan)}) == 3
 
 
-def test_one_cache_holds_one_thing_wherever_it_stands():
+def test_a_cache_that_occurs_twice_has_the_same_elements():
     kept = Dataset.range(9).shuffle(3).filter(keep).cache()
     both = kept.shuffle(2).concatenate(kept).concatenate(Dataset.zip(kept, kept)).shuffle(4)
     assert [number for _, number in numbers(both)] == [0, 1, 0, 0, 0, 2]
@@ -188,7 +188,7 @@ def test_one_cache_holds_one_thing_wherever_it_stands():
     assert len({node.key for node in found if node.kind == "cache"}) == 1
 
 
-def test_numbers_pass_through_a_source_that_stands_for_a_plan():
+def test_numbers_continue_through_a_source_with_a_remote_plan():
     inner = Dataset.range(9).shuffle(3).flat_map(Dataset.range)
     service = Dataset.from_source(Elsewhere(inner.plan))
     assert numbers(service.shuffle(2)) == [("shuffle", 2)]
@@ -196,7 +196,7 @@ def test_numbers_pass_through_a_source_that_stands_for_a_plan():
     assert numbers(twice.shuffle(2)) == [("shuffle", 2)]
 
 
-def test_the_later_setting_wins_wherever_it_stands():
+def test_later_options_take_precedence_in_any_position():
     dataset = (
         Dataset.range(9).with_options(Options(seed=1, deterministic=False))
         .map(keep).with_options(Options(seed=2))
@@ -211,7 +211,7 @@ def test_the_later_setting_wins_wherever_it_stands():
     assert canonicalize(service.plan).options.seed == 2
 
 
-def test_a_plan_as_written_is_left_alone():
+def test_the_plan_as_written_is_not_modified():
     dataset = Dataset.range(9).map(keep).shuffle(3)
     before = [(id(node), node.number) for node in walk(dataset.plan)]
     prepare(dataset.plan)
@@ -223,7 +223,7 @@ def shape(plan):
 
 
 @given(dataset=pipelines())
-def test_a_normal_form_says_the_same_as_the_plan_and_is_its_own(dataset):
+def test_the_canonical_form_is_equivalent_and_idempotent(dataset):
     normal = canonicalize(dataset.plan)
     assert element_spec(normal.plan) == element_spec(dataset.plan)
     assert cardinality(normal.plan) == cardinality(dataset.plan)
@@ -242,7 +242,7 @@ def test_a_normal_form_says_the_same_as_the_plan_and_is_its_own(dataset):
 
 
 @given(dataset=pipelines())
-def test_walking_and_transforming_change_nothing_by_themselves(dataset):
+def test_walk_and_transform_do_not_modify_the_plan(dataset):
     plan = dataset.plan
     assert transform(plan, lambda node: node) is plan
     copy = transform(plan, lambda node: node.copy_with_inputs(node.inputs))
@@ -252,7 +252,7 @@ def test_walking_and_transforming_change_nothing_by_themselves(dataset):
 
 
 @given(dataset=pipelines())
-def test_optimising_changes_no_step_but_maps_and_filters(dataset):
+def test_optimizing_changes_only_maps_and_filters(dataset):
     plan = canonicalize(dataset.plan).plan
     kinds = [(node.kind, node.number) for node in walk(plan)]
     assert [(node.kind, node.number) for node in walk(optimize(plan))] == kinds
@@ -260,7 +260,7 @@ def test_optimising_changes_no_step_but_maps_and_filters(dataset):
     assert known is None or element_spec(optimize(plan)) == known
 
 
-def test_doubling_a_plan_again_and_again_is_cheap_until_it_is_run():
+def test_repeated_doubling_of_a_plan_is_cheap_until_it_runs():
     dataset = Dataset.range(3)
     for _ in range(60):
         dataset = dataset.concatenate(dataset)
@@ -269,7 +269,7 @@ def test_doubling_a_plan_again_and_again_is_cheap_until_it_is_run():
 
 
 @pytest.mark.parametrize("size", [0, 1, 7])
-def test_every_source_says_the_same_in_its_normal_form(size):
+def test_every_source_is_equivalent_in_its_canonical_form(size):
     for dataset in (Dataset.range(size), Dataset.from_tensors(size).repeat(size)):
         normal = canonicalize(dataset.plan).plan
         assert cardinality(normal) == dataset.cardinality() == size

@@ -215,13 +215,13 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_not_proved_is_called_with_elements(name):
+def test_an_unproved_function_is_called_with_elements(name):
     assert infer_columnar_spec(HOSTILE[name], INT) is None
     assert call_on_columns(HOSTILE[name], NUMBERS, len(NUMBERS)) is None
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_plan_with_a_hostile_function_yields_what_a_loop_does(name):
+def test_a_plan_with_an_adversarial_function_equals_a_loop(name):
     fn = HOSTILE[name]
     expected = by_rows(fn, NUMBERS, len(NUMBERS))
     if any(isinstance(result, Exception) for result in expected) or fn is yields:
@@ -233,7 +233,7 @@ def test_a_plan_with_a_hostile_function_yields_what_a_loop_does(name):
 
 @pytest.mark.parametrize("target", ["u1", "int8", "uint32", np.int64, int])
 @pytest.mark.parametrize("source", ["f2", "f4", "f8"])
-def test_a_float_becomes_an_integer_by_rows_alone(source, target):
+def test_floats_are_converted_to_integers_only_by_rows(source, target):
     assert infer_columnar_spec(lambda x: x.astype(target), ArraySpec((), source)) is None
 
 
@@ -294,7 +294,7 @@ def test_a_map_and_a_filter_are_marked_in_the_plan():
     assert not mark_columnar(Filter(input=numbers, predicate=lambda x: x % 2)).columnar
 
 
-def test_a_cell_that_is_rebound_is_read_again():
+def test_a_rebound_closure_variable_is_read_again():
     def around():
         k = 2
 
@@ -314,7 +314,7 @@ def test_a_cell_that_is_rebound_is_read_again():
     assert call_on_columns(fn, NUMBERS, 6) is None
 
 
-def test_a_module_number_that_is_rebound_takes_another_branch():
+def test_a_rebound_module_global_takes_another_branch():
     fn = compile_function("def f(x):\n    return x * 2 if K > 2 else np.sqrt(x).astype('int64')")
     assert np.array_equal(call_on_columns(fn, NUMBERS, 6), NUMBERS * 2)
     fn.__globals__["K"] = 1
@@ -352,20 +352,20 @@ def test_no_two_arrays_of_a_result_share_memory():
     assert not np.shares_memory(made["a"], made["b"])
 
 
-def test_the_containers_of_a_result_are_its_own():
+def test_a_result_has_fresh_containers():
     columns = {"a": NUMBERS}
     made = call_on_columns(lambda d: d, columns, 6)
     assert made is not columns
     assert made["a"] is NUMBERS
 
 
-def test_the_element_is_not_written_to():
+def test_the_element_is_not_modified():
     column = NUMBERS.copy()
     assert call_on_columns(adds_in_place, column, 6) is None
     assert np.array_equal(column, NUMBERS)
 
 
-def test_components_of_different_shapes_go_by_rows_whatever_the_number_of_elements():
+def test_components_of_different_shapes_are_processed_by_rows():
     columns = (np.ones((3, 3)), np.arange(3.0))
     assert call_on_columns(lambda a, b: a * b, columns, 3) is None
 
@@ -379,7 +379,7 @@ def test_a_result_of_another_spec_than_expected_is_dropped():
     assert call_on_columns(lambda x: x * 2, rows, 2, ArraySpec((4,), float)) is None
 
 
-def test_an_integer_that_does_not_fit_goes_by_rows():
+def test_an_integer_that_overflows_is_processed_by_rows():
     column = np.arange(4, dtype=np.uint8)
     assert call_on_columns(lambda x: x + 300, column, 4) is None
     assert assert_columns_give_the_elements(lambda x: x < 300, column, 4)
@@ -394,7 +394,7 @@ RAISES = {
 
 
 @pytest.mark.parametrize("name", RAISES)
-def test_where_a_warning_would_raise_the_elements_are_computed_one_by_one(name):
+def test_if_warnings_raise_elements_are_computed_one_by_one(name):
     with np.errstate(all="raise"):
         assert call_on_columns(RAISES[name], NUMBERS, 6) is None
     with np.errstate(all="warn"), warnings.catch_warnings():
@@ -424,7 +424,7 @@ def test_modes_that_run_code_may_raise(mode):
         assert may_raise_on_warnings()
 
 
-def test_an_error_within_a_chunk_costs_one_element_and_has_its_position():
+def test_an_error_within_a_chunk_drops_one_element_and_has_its_position():
     def divide(x):
         return 10 // (x - 1000)
 

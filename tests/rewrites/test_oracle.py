@@ -1,4 +1,4 @@
-"""What is executed yields what a naive reading of the plan as written yields."""
+"""Execution yields the elements of a simple interpreter of the plan as written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def executed(plan, *, seed, sizes, most=MOST):
     seed=st.integers(0, 3),
     sizes=st.lists(st.sampled_from([1, 2, 3, 7, 50]), min_size=1, max_size=4),
 )
-def test_a_plan_yields_what_it_says(dataset, seed, sizes):
+def test_a_plan_yields_the_elements_of_the_oracle(dataset, seed, sizes):
     expected = list(itertools.islice(elements(dataset.plan, seed=seed_of(dataset, seed)), MOST))
     found = executed(dataset.plan, seed=seed_of(dataset, seed), sizes=sizes)
     assert len(found) == len(expected)
@@ -60,7 +60,7 @@ WORKED_OUT = {
     "numbers without end": (
         Dataset.from_source(RangeSource(3, None, 2)).shuffle(4).enumerate().batch(2).take(20)
     ),
-    "a pass without end": Dataset.range(5).shuffle(2).repeat().map(lambda x: x * 2).take(44),
+    "an infinite epoch": Dataset.range(5).shuffle(2).repeat().map(lambda x: x * 2).take(44),
     "one cache in three places": (
         (kept := Dataset.range(9).shuffle(3).filter(lambda x: x != 4).cache())
         .concatenate(kept.take(3)).concatenate(kept).shuffle(2)
@@ -81,7 +81,7 @@ WORKED_OUT = {
 
 @pytest.mark.parametrize("name", WORKED_OUT)
 @pytest.mark.parametrize("size", [1, 3, 64])
-def test_a_pipeline_yields_what_it_says(name, size):
+def test_a_pipeline_yields_the_elements_of_the_oracle(name, size):
     plan = WORKED_OUT[name].plan
     expected = list(itertools.islice(elements(plan, seed=7), MOST))
     found = executed(plan, seed=7, sizes=[size])
@@ -95,7 +95,7 @@ def seed_of(dataset, seed):
     return seed if own is None else own
 
 
-def test_the_naive_reading_is_right_about_what_is_known():
+def test_the_oracle_is_correct_for_known_results():
     def values(dataset, seed=1):
         return [np.asarray(x).tolist() for x in elements(dataset.plan, seed=seed)]
 

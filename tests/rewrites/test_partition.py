@@ -1,4 +1,4 @@
-"""Where a plan is cut: what workers run, what the client runs, and what `explain` says."""
+"""Partitions of plans: worker stage, client stage, and the text of `explain`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Dataset = hr.Dataset
 
 
 def chain(plan: Node) -> str:
-    """Return the kinds of a plan's steps, inputs first; what joins two stands after both."""
+    """Return the kinds of a plan's steps, inputs first."""
     return " ".join(node.kind for node in walk(plan))
 
 
-def halves(dataset: Dataset, ordered: bool = True, **arguments: object) -> tuple[str, str]:
+def both_stages(dataset: Dataset, ordered: bool = True, **arguments: object) -> tuple[str, str]:
     made = partition_plan(dataset.plan, ordered=ordered, **arguments)
     assert compute_split_space(made.worker_stage).size == made.num_splits
     return chain(made.worker_stage), chain(made.client_stage)
@@ -118,9 +118,9 @@ IN_ORDER = {
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
-def test_a_plan_is_cut_so_that_its_order_can_be_kept(name):
+def test_a_plan_is_partitioned_so_that_its_order_is_kept(name):
     dataset, below, above = IN_ORDER[name]
-    assert halves(dataset, element_bytes=lambda node: 8) == (below, above)
+    assert both_stages(dataset, element_bytes=lambda node: 8) == (below, above)
 
 
 IN_ANY_ORDER = {
@@ -154,7 +154,7 @@ IN_ANY_ORDER = {
         "indices gather interleave boundary bucket_by_sequence_length",
         "read_splits",
     ),
-    "what stands over a shuffle of many": (
+    "steps above a large shuffle": (
         FILES.flat_map(opened).shuffle(4).flat_map(opened),
         "indices gather interleave boundary shuffle",
         "read_splits interleave",
@@ -163,32 +163,32 @@ IN_ANY_ORDER = {
 
 
 @pytest.mark.parametrize("name", IN_ANY_ORDER)
-def test_in_any_order_what_carries_origins_stays_on_workers(name):
+def test_in_unordered_mode_id_propagating_steps_run_on_workers(name):
     dataset, below, above = IN_ANY_ORDER[name]
-    assert halves(dataset, ordered=False) == (below, above)
+    assert both_stages(dataset, ordered=False) == (below, above)
     assert not partition_plan(dataset.plan, ordered=False).is_ordered
 
 
-def test_what_needs_several_streams_has_them_in_order():
+def test_a_plan_with_several_streams_uses_an_ordered_mode():
     dataset = FILES.filter(odd).take(2).repeat(3)
     made = partition_plan(dataset.plan, ordered=False)
     assert (made.mode, chain(made.client_stage)) == (
-        "ordered, pushed down",
+        "ordered + pushed down",
         "read_splits take repeat",
     )
 
 
-def test_a_step_whose_elements_are_of_unknown_size_stays_over_a_shuffle():
-    assert halves(READ.shuffle(9).map(keep)) == (
+def test_a_step_with_elements_of_unknown_size_stays_above_a_shuffle():
+    assert both_stages(READ.shuffle(9).map(keep)) == (
         "indices gather interleave boundary",
         "read_splits shuffle map",
     )
 
 
-def test_steps_sink_below_a_shuffle_while_what_it_holds_fits_the_bound():
+def test_steps_are_pushed_below_a_shuffle_if_its_buffer_fits_the_limit():
     images = READ.map(lambda x: x + 1).shuffle(100).map(lambda x: (x, x * 2))
     below = "indices gather interleave boundary map map"
-    assert halves(images, element_bytes=lambda node: 1000, max_shuffle_bytes=100_000) == (
+    assert both_stages(images, element_bytes=lambda node: 1000, max_shuffle_bytes=100_000) == (
         below,
         "read_splits shuffle raise_deferred_errors",
     )
@@ -199,32 +199,32 @@ def test_steps_sink_below_a_shuffle_while_what_it_holds_fits_the_bound():
     assert kept.client_shuffle_bytes == 100_000
     assert chain(kept.client_stage) == "read_splits shuffle map map"
     why = [placed.reason for placed in kept.placements if placed.runs_on == "client"]
-    assert any("does not fit the bound" in reason for reason in why)
+    assert any("would exceed the memory limit" in reason for reason in why)
 
 
-def test_what_fails_below_a_shuffle_is_told_from_what_fails_in_steps_that_sank_below_it():
+def test_errors_below_a_shuffle_differ_from_errors_of_pushed_down_steps():
     failing = READ.filter(odd).shuffle(9).map(keep)
-    assert halves(failing, element_bytes=lambda node: 8) == (
+    assert both_stages(failing, element_bytes=lambda node: 8) == (
         "indices gather interleave boundary filter tag_upstream_errors map",
         "read_splits shuffle raise_deferred_errors",
     )
 
 
-def test_steps_that_sink_raise_what_fails_in_one_place():
+def test_errors_of_pushed_down_steps_are_raised_in_one_place():
     over_both = READ.shuffle(9).map(keep).concatenate(READ.take(4).map(keep)).map(keep)
-    _, above = halves(over_both, element_bytes=lambda node: 8)
+    _, above = both_stages(over_both, element_bytes=lambda node: 8)
     assert (
         above == "read_splits shuffle raise_deferred_errors read_splits take raise_deferred_errors "
         "concatenate"
     )
-    _, above = halves(over_both.take(5).map(keep), element_bytes=lambda node: 8)
+    _, above = both_stages(over_both.take(5).map(keep), element_bytes=lambda node: 8)
     assert above.endswith("concatenate take map map")
     one_only = READ.shuffle(9).map(keep).concatenate(READ).map(keep)
-    _, above = halves(one_only, element_bytes=lambda node: 8)
+    _, above = both_stages(one_only, element_bytes=lambda node: 8)
     assert above == "read_splits shuffle raise_deferred_errors read_splits concatenate map"
 
 
-def test_units_know_their_numbers_in_every_pass():
+def test_split_indices_are_known_in_every_epoch():
     one, two = FILES.filter(odd).take(9), Dataset.range(5).filter(odd).take(9)
     three = Dataset.range(3).filter(odd).take(9).repeat(2).concatenate(two)
     made = partition_plan(one.concatenate(three.repeat(4)).plan, ordered=True)
@@ -239,25 +239,25 @@ def test_units_know_their_numbers_in_every_pass():
     assert third.split_at((3,), 4) == 8 + 3 * 11 + 6 + 4 == made.num_splits - 1
 
 
-def test_a_plan_without_end_has_units_without_end():
+def test_an_infinite_plan_has_infinitely_many_splits():
     made = partition_plan(FILES.filter(odd).shuffle(3).repeat().plan, ordered=True)
     assert made.num_splits == INFINITE
 
 
-def test_a_plan_says_where_each_step_runs_and_why():
+def test_explain_shows_where_each_step_runs_and_why():
     made = partition_plan(READ.filter(odd).shuffle(4).enumerate().plan, ordered=True)
     placed = {placed.step.split()[0]: (placed.runs_on, placed.reason) for placed in made.placements}
     assert placed["interleave"][0] == "both"
     assert placed["filter"][0] == "workers"
-    assert placed["shuffle"] == ("client", "needs the elements of several units in order")
+    assert placed["shuffle"] == ("client", "needs the elements of several splits in order")
 
 
-def test_the_client_needs_places_where_it_opens_datasets():
+def test_the_client_needs_element_numbers_if_it_opens_datasets():
     assert partition_plan(READ.shuffle(4).flat_map(opened).plan, ordered=True).wants_element_numbers
     assert not partition_plan(READ.shuffle(4).plan, ordered=True).wants_element_numbers
 
 
-def test_what_cannot_be_dealt_cannot_be_cut():
+def test_an_indivisible_plan_cannot_be_partitioned():
     class Whole(hr.Source):
         size = 1
         splittable = False
@@ -265,11 +265,11 @@ def test_what_cannot_be_dealt_cannot_be_cut():
         def open(self, start, stop, position=None, *, pass_number=()):
             raise NotImplementedError
 
-    with pytest.raises(FailedPreconditionError, match="cannot be read in parts"):
+    with pytest.raises(FailedPreconditionError, match="cannot be divided"):
         partition_plan(Dataset.from_source(Whole()).plan, ordered=True)
 
 
-def test_both_sides_cut_alike():
+def test_both_sides_partition_identically():
     dataset = Dataset.from_tensor_slices(np.arange(8)).interleave(opened).shuffle(5).map(keep)
     one, other = (
         partition_plan(dataset.plan, ordered=True),
@@ -282,20 +282,20 @@ def test_both_sides_cut_alike():
     )
 
 
-def test_what_runs_where_is_said_as_text():
+def test_explain_describes_both_stages():
     text = explain_partition(
         partition_plan(READ.filter(odd).shuffle(4).map(keep).plan, ordered=True)
     )
-    assert "order: that of one process" in text
+    assert "order: as in a single process" in text
     assert "workers  filter" in text
     assert "client   shuffle" in text
     assert "elements of unknown size" in text
     any_order = explain_partition(partition_plan(FILES.filter(odd).batch(2).plan, ordered=False))
-    assert "order: that in which workers finish" in any_order
+    assert "order: as workers finish" in any_order
     assert "bytes" not in any_order
 
 
-# --- `explain` says what is arithmetic, what is dealt out, and where a wish is not followed -------
+# --- `explain`: index plans, numbers of splits, and steps that stay ordered -----------------------
 
 
 def keep_all(x):
@@ -306,25 +306,25 @@ def lines(dataset, text):
     return [line.strip() for line in explain(dataset.plan).splitlines() if text in line]
 
 
-def test_the_index_part_is_marked_where_it_begins():
-    (line,) = lines(Dataset.range(9).shuffle(4).map(keep_all).batch(3), "index part")
+def test_explain_marks_the_top_of_the_index_plan():
+    (line,) = lines(Dataset.range(9).shuffle(4).map(keep_all).batch(3), "index plan")
     assert line.startswith("Shuffle(")
     both = Dataset.zip(Dataset.range(9).map(keep_all), Dataset.range(3))
-    assert [line[:7] for line in lines(both, "index part")] == ["Indices", "Indices"]
+    assert [line[:7] for line in lines(both, "index plan")] == ["Indices", "Indices"]
 
 
-def test_a_wish_for_free_order_that_is_not_followed_is_marked():
+def test_explain_marks_steps_that_stay_ordered_despite_the_request():
     mapped = Dataset.range(9).map(keep_all, num_parallel_calls=2, deterministic=False)
-    (line,) = lines(mapped.filter(keep_all).shuffle(3), "keeps its order")
+    (line,) = lines(mapped.filter(keep_all).shuffle(3), "ordered despite")
     assert line.startswith("Map(")
-    assert lines(mapped.batch(2), "keeps its order") == []
+    assert lines(mapped.batch(2), "ordered despite") == []
     kept = Dataset.range(9).map(keep_all, num_parallel_calls=2).filter(keep_all).shuffle(3)
-    assert lines(kept, "keeps its order") == []
+    assert lines(kept, "ordered despite") == []
     free = kept.with_options(hr.Options(deterministic=False))
-    assert len(lines(free, "keeps its order")) == 1
+    assert len(lines(free, "ordered despite")) == 1
 
 
-def test_of_two_steps_with_a_free_order_the_lower_one_says_which_step_keeps_it():
+def test_explain_names_the_step_that_keeps_a_lower_step_ordered():
     def opened(x):
         return Dataset.range(3)
 
@@ -333,23 +333,23 @@ def test_of_two_steps_with_a_free_order_the_lower_one_says_which_step_keeps_it()
         return files.map(keep_all, **how).with_options(hr.Options(deterministic=False))
 
     for how in ({"num_parallel_calls": 2}, {}):
-        (line,) = lines(read(**how), "keeps its order")
+        (line,) = lines(read(**how), "ordered despite")
         assert line.startswith("Interleave(")
-        assert "the map above, whose order is free" in line
-    assert lines(read(deterministic=True), "keeps its order") == []
-    (line,) = lines(read(deterministic=True).shuffle(4), "keeps its order")
-    assert "the shuffle above reads it again after a restore" in line
+        assert "the unordered map above" in line
+    assert lines(read(deterministic=True), "ordered despite") == []
+    (line,) = lines(read(deterministic=True).shuffle(4), "ordered despite")
+    assert "the shuffle above reads its input again after a restore" in line
 
 
 @pytest.mark.parametrize(
-    ("dataset", "units"),
+    ("dataset", "splits"),
     [
         (Dataset.range(10).map(keep_all).batch(4), "3"),
-        (Dataset.range(10).map(keep_all).repeat(), "without end"),
+        (Dataset.range(10).map(keep_all).repeat(), "infinite"),
         (Dataset.zip(Dataset.range(3).filter(keep_all), Dataset.range(3)), "1, the whole plan"),
     ],
 )
-def test_the_units_are_counted(dataset, units):
-    (line,) = lines(dataset, "units")
-    assert line.startswith(f"units that a service would deal out: {units}")
+def test_explain_shows_the_number_of_splits(dataset, splits):
+    (line,) = lines(dataset, "number of splits")
+    assert line.startswith(f"number of splits: {splits}")
     assert dataset.explain() == explain(dataset.plan)

@@ -60,7 +60,7 @@ def without_hints(value):
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("size", [1, 3, hr.AUTOTUNE])
-def test_states_are_the_same_and_go_either_way(name, size):
+def test_states_are_the_same_with_and_without_prefetch(name, size):
     bare = STEPS[name](Dataset.range(10)).with_options(SEED)
     ahead = STEPS[name](Dataset.range(10).prefetch(size)).with_options(SEED)
     states, elements = states_and_elements(bare)
@@ -68,11 +68,11 @@ def test_states_are_the_same_and_go_either_way(name, size):
     assert same == elements
     if name != "filter":  # its place may be before or after elements that it drops
         assert without_hints(others) == without_hints(states)
-    for place in range(0, len(elements), 3):
-        for dataset, state in ((bare, others[place]), (ahead, states[place])):
+    for position in range(0, len(elements), 3):
+        for dataset, state in ((bare, others[position]), (ahead, states[position])):
             iterator = iter(dataset)
             iterator.set_state(state)
-            assert [plain(x) for x in iterator] == elements[place:]
+            assert [plain(x) for x in iterator] == elements[position:]
 
 
 @pytest.mark.parametrize("name", STEPS)

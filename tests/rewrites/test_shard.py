@@ -52,7 +52,7 @@ def by_hint(dataset, index, workers=WORKERS):
 
 
 @pytest.mark.catalogue("2.3.1", "3.12.1-4", "3.12.21", "3.12.22")
-def test_a_worker_reads_every_nth_file_from_its_own_on(files):
+def test_a_worker_reads_every_nth_file_from_its_index_on(files):
     names = Dataset.list_files(files, shuffle=False)
     assert by_files(names.flat_map(hr.TFRecordDataset), 3) == records(3, 8)
     assert by_files(names.flat_map(lambda name: hr.TFRecordDataset(name)).prefetch(2), 3) == (
@@ -62,7 +62,7 @@ def test_a_worker_reads_every_nth_file_from_its_own_on(files):
 
 
 @pytest.mark.catalogue("3.12.5-8")
-def test_files_in_turn_stay_in_turn(files):
+def test_interleaved_files_stay_interleaved(files):
     turns = Dataset.list_files(files, shuffle=False).interleave(
         hr.TFRecordDataset, cycle_length=10, num_parallel_calls=2
     )
@@ -91,13 +91,13 @@ def test_each_branch_is_sharded(files):
     assert by_files(one.concatenate(one), 3) == records(3, 8, 3, 8)
 
 
-def test_what_a_filter_leaves_of_the_names_is_sharded(files):
+def test_filtered_file_names_are_sharded(files):
     names = Dataset.list_files(files, shuffle=False).filter(lambda name: name[-10] in "13579")
     found = [by_files(names.flat_map(hr.TFRecordDataset), index, workers=2) for index in range(2)]
     assert found == [records(1, 5, 9), records(3, 7)]
 
 
-def test_files_within_files_count_as_files(files):
+def test_nested_files_are_sharded_by_outer_files(files):
     folders = Dataset.from_tensors(np.array(files)).flat_map(
         lambda pattern: Dataset.list_files(str(pattern), shuffle=False)
     )
@@ -105,13 +105,13 @@ def test_files_within_files_count_as_files(files):
     assert by_files(nested, 0, workers=10) == records(0)
 
 
-def test_a_loader_of_whole_files_is_sharded_by_its_names(files):
+def test_a_map_that_loads_whole_files_is_sharded_by_names(files):
     names = Dataset.list_files(files, shuffle=False).map(lambda name: name[-11:-9])
     assert by_files(names, 2) == ["02", "07"]
 
 
 @pytest.mark.catalogue("2.3.3", "3.12.19")
-def test_what_is_not_read_from_files_is_refused_by_name(files):
+def test_a_source_that_reads_no_files_is_rejected_by_name(files):
     with pytest.raises(NotFoundError, match=r"Found an unshardable source dataset.*FILE_OR_DATA"):
         by_files(Dataset.range(20).map(str), 1)
     one = Dataset.list_files(files, shuffle=False).flat_map(hr.TFRecordDataset)
@@ -121,7 +121,7 @@ def test_what_is_not_read_from_files_is_refused_by_name(files):
         by_files(Dataset.range(3).flat_map(lambda n: Dataset.range(n)), 1)
 
 
-def test_too_few_files_are_refused_on_every_worker(files):
+def test_too_few_files_are_rejected_on_every_worker(files):
     four = Dataset.list_files(files, shuffle=False).take(4).flat_map(hr.TFRecordDataset)
     for index in range(WORKERS):
         with pytest.raises(
@@ -130,8 +130,8 @@ def test_too_few_files_are_refused_on_every_worker(files):
             by_files(four, index)
 
 
-@pytest.mark.parametrize("share", [by_files, by_hint])
-def test_each_part_is_kept_in_a_file_of_its_own(files, tmp_path, share):
+@pytest.mark.parametrize("shard", [by_files, by_hint])
+def test_each_shard_has_its_own_cache_file(files, tmp_path, shard):
     read = []
 
     def noted(record):
@@ -140,12 +140,12 @@ def test_each_part_is_kept_in_a_file_of_its_own(files, tmp_path, share):
 
     def cached():
         names = Dataset.list_files(files, shuffle=False)
-        names = names.shard(SHARD_HINT, 0) if share is by_hint else names
+        names = names.shard(SHARD_HINT, 0) if shard is by_hint else names
         return names.flat_map(hr.TFRecordDataset).map(noted).cache(tmp_path / "kept")
 
     for _ in range(2):
-        assert share(cached(), 0) == records(0, 5)
-        assert share(cached(), 4) == records(4, 9)
+        assert shard(cached(), 0) == records(0, 5)
+        assert shard(cached(), 4) == records(4, 9)
     assert read == records(0, 5, 4, 9)
     assert {path.name for path in tmp_path.glob("kept*")} == {
         "kept.share-0-of-5",
@@ -153,19 +153,19 @@ def test_each_part_is_kept_in_a_file_of_its_own(files, tmp_path, share):
     }
 
 
-def test_a_state_is_the_same_wherever_a_share_is_kept(files):
-    """States that were saved before shares had files of their own are read for ever."""
+def test_a_state_does_not_depend_on_the_cache_file_of_a_shard(files):
+    """States saved before shards had separate cache files remain readable."""
     names = Dataset.list_files(files, shuffle=False)
     plan = names.flat_map(hr.TFRecordDataset).cache("/tmp/kept").plan
-    share = shard_files(plan, 5, 0, opens_files)
-    for saved in (plan, share):
+    shard = shard_files(plan, 5, 0, opens_files)
+    for saved in (plan, shard):
         assert [entry[1] for entry in identity(saved) if entry[0] == "cache"] == [
             identity(plan)[-1][1]
         ]
 
 
-@pytest.mark.parametrize("share", [by_files, by_hint])
-def test_in_one_process_each_part_has_a_cache_of_its_own_for_all_passes(files, share):
+@pytest.mark.parametrize("shard", [by_files, by_hint])
+def test_in_one_process_each_shard_has_its_own_cache_for_all_epochs(files, shard):
     read = []
 
     def noted(record):
@@ -173,17 +173,17 @@ def test_in_one_process_each_part_has_a_cache_of_its_own_for_all_passes(files, s
         return record
 
     names = Dataset.list_files(files, shuffle=False).shard(SHARD_HINT, 0)
-    if share is by_files:
+    if shard is by_files:
         names = Dataset.list_files(files, shuffle=False)
     cached = names.flat_map(hr.TFRecordDataset).map(noted).cache()
-    assert share(cached, 3) == share(cached, 3) == records(3, 8)
-    assert share(cached, 4) == records(4, 9)
-    assert share(cached, 3, workers=4) == records(3, 7)
-    assert share(cached, 3) == records(3, 8)
+    assert shard(cached, 3) == shard(cached, 3) == records(3, 8)
+    assert shard(cached, 4) == records(4, 9)
+    assert shard(cached, 3, workers=4) == records(3, 7)
+    assert shard(cached, 3) == records(3, 8)
     assert read == records(3, 8, 4, 9, 3, 7)
 
 
-def test_options_of_the_plan_stay(files):
+def test_options_of_the_plan_are_kept(files):
     options = hr.Options()
     options.seed = 3
     names = Dataset.list_files(files, shuffle=False).shuffle(10).with_options(options)
@@ -204,7 +204,7 @@ def elements_without_seed(plan):
 
 
 @pytest.mark.catalogue("3.12.13", "3.12.14", "3.12.16")
-def test_elements_are_dealt_in_turn_and_batches_whole():
+def test_elements_are_sharded_in_turn_and_batches_stay_whole():
     def part(dataset, index=1):
         return elements(shard_elements(dataset.plan, WORKERS, index))
 
@@ -215,13 +215,13 @@ def test_elements_are_dealt_in_turn_and_batches_whole():
 
 
 @pytest.mark.catalogue("3.12.25")
-def test_shuffled_elements_are_dealt_once():
+def test_shuffled_elements_are_in_one_shard_each():
     shuffled = Dataset.range(100).shuffle(30)
     parts = [elements(shard_elements(shuffled.plan, 3, index)) for index in range(3)]
     assert sorted(number for part in parts for number in part) == list(range(100))
 
 
-def test_a_function_is_called_for_the_workers_own_elements_alone():
+def test_a_function_is_called_only_for_the_elements_of_the_shard():
     seen = []
     mapped = Dataset.range(20).map(lambda x: seen.append(int(x)) or x)
     assert elements(shard_elements(mapped.plan, WORKERS, 1)) == [1, 6, 11, 16]
@@ -235,7 +235,7 @@ def test_a_hint_is_filled_in_whatever_its_index_is(index):
     assert elements(shard_hints(hinted.plan, WORKERS, 1)) == [2, 12, 22, 32]
 
 
-def test_a_hint_before_files_shards_files_and_after_them_records(files):
+def test_a_hint_below_files_shards_files_and_above_them_records(files):
     names = Dataset.list_files(files, shuffle=False)
     before = names.shard(SHARD_HINT, 0).flat_map(hr.TFRecordDataset)
     assert elements(shard_hints(before.plan, WORKERS, 3)) == records(3, 8)
@@ -245,12 +245,12 @@ def test_a_hint_before_files_shards_files_and_after_them_records(files):
 
 
 @pytest.mark.catalogue("3.12.30")
-def test_a_plain_shard_is_no_hint():
+def test_a_plain_shard_is_not_a_hint():
     plain = Dataset.range(20).shard(1, 0)
     assert elements(shard_hints(plain.plan, WORKERS, 1)) == list(range(20))
 
 
-def test_too_little_to_shard_where_the_hint_is_is_refused(files):
+def test_too_few_elements_at_the_hint_are_rejected(files):
     four = Dataset.list_files(files, shuffle=False).take(4)
     hinted = four.shard(SHARD_HINT, 0).flat_map(hr.TFRecordDataset)
     with pytest.raises(InvalidArgumentError, match="not enough for the required 5 shards/workers"):
@@ -258,13 +258,13 @@ def test_too_little_to_shard_where_the_hint_is_is_refused(files):
 
 
 @pytest.mark.catalogue("2.3.6")
-def test_a_hint_that_nobody_fills_in_is_refused():
+def test_a_hint_without_a_service_is_rejected():
     hinted = Dataset.range(20).shard(SHARD_HINT, 0)
     assert hinted.cardinality() == hr.UNKNOWN_CARDINALITY
-    with pytest.raises(FailedPreconditionError, match=r"ShardingPolicy\.HINT` processing mode"):
+    with pytest.raises(FailedPreconditionError, match=r"ShardingPolicy\.HINT`"):
         list(hinted)
 
 
-def test_a_hint_is_no_index():
+def test_the_hint_is_not_a_valid_index():
     with pytest.raises(ValueError, match=r"`index` must be at least 0|between 0 and 4"):
         Dataset.range(20).shard(5, SHARD_HINT)

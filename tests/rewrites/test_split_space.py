@@ -1,4 +1,4 @@
-"""What is dealt out of a plan: every position once, in order, and no batch in parts."""
+"""Split spaces: every position occurs once, in order, and no batch is divided."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.rewrites.plans import pipelines
 Dataset = hr.Dataset
 
 
-def deal(dataset):
+def split_space_of(dataset):
     return compute_split_space(canonicalize(dataset.plan).plan)
 
 
@@ -33,21 +33,21 @@ def some(x):
     return int(x) % 2 == 0
 
 
-def test_an_index_part_is_one_leaf_however_long_it_is():
-    assert deal(Dataset.range(10)).locate(0, 10) == [(0, (), 0, 10)]
-    repeated = deal(Dataset.range(10).shuffle(3).repeat(3))
+def test_an_index_plan_is_one_leaf_of_any_size():
+    assert split_space_of(Dataset.range(10)).locate(0, 10) == [(0, (), 0, 10)]
+    repeated = split_space_of(Dataset.range(10).shuffle(3).repeat(3))
     assert repeated.size == 30
     assert repeated.locate(7, 23) == [(0, (), 7, 23)]
 
 
-def test_an_index_part_without_end_has_positions_without_end():
-    endless = deal(Dataset.range(10).shuffle(4).repeat().map(keep))
+def test_an_infinite_index_plan_has_infinitely_many_positions():
+    endless = split_space_of(Dataset.range(10).shuffle(4).repeat().map(keep))
     assert endless.size == INFINITE
     assert endless.locate(10**12, 10**12 + 5) == [(0, (), 10**12, 10**12 + 5)]
 
 
-def test_a_batch_over_one_to_one_steps_is_one_unit():
-    batches = deal(Dataset.range(10).shuffle(3).map(keep).prefetch(2).cache().batch(4))
+def test_a_batch_above_one_to_one_steps_is_one_split():
+    batches = split_space_of(Dataset.range(10).shuffle(3).map(keep).prefetch(2).cache().batch(4))
     assert batches.size == 3
     assert batches.locate(0, 3) == [(0, (), 0, 10)]
     assert batches.locate(1, 2) == [(0, (), 4, 8)]
@@ -55,29 +55,31 @@ def test_a_batch_over_one_to_one_steps_is_one_unit():
 
 
 def test_batches_of_batches_multiply():
-    nested = deal(Dataset.range(100).map(keep).batch(4).map(len).batch(5))
+    nested = split_space_of(Dataset.range(100).map(keep).batch(4).map(len).batch(5))
     assert nested.size == 5
     assert nested.locate(4, 5) == [(0, (), 80, 100)]
 
 
-def test_batches_of_an_index_part_are_its_positions():
-    assert deal(Dataset.range(10).batch(4)).locate(0, 3) == [(0, (), 0, 3)]
-    assert deal(Dataset.range(10).batch(4).map(len).batch(2)).locate(1, 2) == [(0, (), 2, 3)]
+def test_batches_within_an_index_plan_are_its_positions():
+    assert split_space_of(Dataset.range(10).batch(4)).locate(0, 3) == [(0, (), 0, 3)]
+    assert split_space_of(Dataset.range(10).batch(4).map(len).batch(2)).locate(1, 2) == [
+        (0, (), 2, 3)
+    ]
 
 
-def test_a_batch_above_a_filter_takes_no_part_in_dealing():
-    assert deal(Dataset.range(10).filter(some).batch(4)).locate(3, 4) == [(0, (), 3, 4)]
-    below = deal(Dataset.range(10).map(keep).batch(4).filter(lambda x: True).batch(9))
+def test_a_batch_above_a_filter_does_not_affect_splits():
+    assert split_space_of(Dataset.range(10).filter(some).batch(4)).locate(3, 4) == [(0, (), 3, 4)]
+    below = split_space_of(Dataset.range(10).map(keep).batch(4).filter(lambda x: True).batch(9))
     assert below.locate(1, 2) == [(0, (), 4, 8)]
 
 
-def test_a_padded_batch_over_what_keeps_the_count_is_one_unit():
-    padded = deal(Dataset.range(10).shuffle(3).map(keep).padded_batch(4))
+def test_a_padded_batch_above_count_preserving_steps_is_one_split():
+    padded = split_space_of(Dataset.range(10).shuffle(3).map(keep).padded_batch(4))
     assert padded.locate(0, 3) == [(0, (), 0, 10)]
     assert padded.locate(1, 2) == [(0, (), 4, 8)]
     summed = Dataset.range(10).map(keep).scan(0, lambda total, x: (total, x))
-    assert deal(summed.padded_batch(4)).locate(2, 3) == [(0, (), 8, 10)]
-    assert deal(summed).size == 10
+    assert split_space_of(summed.padded_batch(4)).locate(2, 3) == [(0, (), 8, 10)]
+    assert split_space_of(summed).size == 10
 
 
 @pytest.mark.parametrize(
@@ -88,10 +90,12 @@ def test_a_padded_batch_over_what_keeps_the_count_is_one_unit():
         lambda ds: ds.bucket_by_sequence_length(len, [3], [2, 2]),
     ],
 )
-def test_what_ends_or_gathers_takes_no_part_in_dealing(step):
-    assert deal(step(Dataset.range(10).map(keep))).locate(3, 5) == [(0, (), 3, 5)]
-    assert deal(step(Dataset.range(10).map(keep)).padded_batch(4)).size == 10
-    assert deal(step(Dataset.range(10).map(keep).batch(2))).locate(3, 4) == [(0, (), 6, 8)]
+def test_steps_that_end_or_collect_do_not_affect_splits(step):
+    assert split_space_of(step(Dataset.range(10).map(keep))).locate(3, 5) == [(0, (), 3, 5)]
+    assert split_space_of(step(Dataset.range(10).map(keep)).padded_batch(4)).size == 10
+    assert split_space_of(step(Dataset.range(10).map(keep).batch(2))).locate(3, 4) == [
+        (0, (), 6, 8)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,20 +105,20 @@ def test_what_ends_or_gathers_takes_no_part_in_dealing(step):
         Dataset.choose_from_datasets([Dataset.range(5)] * 2, Dataset.range(2).repeat()),
     ],
 )
-def test_what_is_mixed_of_several_is_one_unit(mixed):
-    assert deal(mixed).is_single_split
-    assert deal(mixed.map(keep).batch(3).repeat()).size == 1
+def test_mixed_streams_are_a_single_split(mixed):
+    assert split_space_of(mixed).is_single_split
+    assert split_space_of(mixed.map(keep).batch(3).repeat()).size == 1
 
 
-def test_passes_over_what_is_no_index_part_are_counted():
-    passes = deal(Dataset.range(5).filter(some).repeat(2).filter(some).repeat(3))
-    assert passes.size == 30
-    assert passes.locate(3, 12) == [
+def test_epochs_above_other_steps_are_counted():
+    epochs = split_space_of(Dataset.range(5).filter(some).repeat(2).filter(some).repeat(3))
+    assert epochs.size == 30
+    assert epochs.locate(3, 12) == [
         (0, (0, 0), 3, 5),
         (0, (0, 1), 0, 5),
         (0, (1, 0), 0, 2),
     ]
-    endless = deal(Dataset.range(5).filter(some).repeat())
+    endless = split_space_of(Dataset.range(5).filter(some).repeat())
     assert endless.size == INFINITE
     assert endless.locate(5 * 10**9 - 1, 5 * 10**9 + 1) == [
         (0, (10**9 - 1,), 4, 5),
@@ -122,15 +126,17 @@ def test_passes_over_what_is_no_index_part_are_counted():
     ]
 
 
-def test_a_batch_ends_with_its_pass_where_the_pass_is_above():
-    batches = deal(Dataset.range(5).map(keep).batch(2).repeat(2))
+def test_a_batch_ends_with_its_epoch_if_repeat_is_above():
+    batches = split_space_of(Dataset.range(5).map(keep).batch(2).repeat(2))
     assert batches.size == 6
     assert batches.locate(2, 4) == [(0, (0,), 4, 5), (0, (1,), 0, 2)]
 
 
-def test_concatenated_leaves_come_in_turn():
+def test_concatenated_leaves_follow_each_other():
     first = Dataset.range(3).filter(some)
-    both = deal(first.concatenate(Dataset.range(4).filter(some)).concatenate(first).repeat(2))
+    both = split_space_of(
+        first.concatenate(Dataset.range(4).filter(some)).concatenate(first).repeat(2)
+    )
     assert both.size == 20
     assert both.locate(2, 12) == [
         (0, (0,), 2, 3),
@@ -140,9 +146,9 @@ def test_concatenated_leaves_come_in_turn():
     ]
 
 
-def test_nothing_comes_after_what_has_no_end():
+def test_nothing_follows_an_infinite_leaf():
     endless = Dataset.range(3).filter(some).repeat()
-    after = deal(endless.concatenate(Dataset.range(4).filter(some)).repeat(2))
+    after = split_space_of(endless.concatenate(Dataset.range(4).filter(some)).repeat(2))
     assert after.size == INFINITE
     assert after.locate(3, 5) == [(0, (0, 1), 0, 2)]
 
@@ -157,33 +163,37 @@ def test_nothing_comes_after_what_has_no_end():
         Dataset.range(3).filter(some).repeat(0),
     ],
 )
-def test_what_holds_nothing_has_no_units(dataset):
-    assert deal(dataset).size == 0
-    assert deal(dataset).locate(0, 0) == []
+def test_an_empty_plan_has_no_splits(dataset):
+    assert split_space_of(dataset).size == 0
+    assert split_space_of(dataset).locate(0, 0) == []
 
 
 def test_files_are_positions(tmp_path):
     names = [str(tmp_path / name) for name in "abc"]
-    files = deal(hr.TFRecordDataset(names).shuffle(10).batch(2))
+    files = split_space_of(hr.TFRecordDataset(names).shuffle(10).batch(2))
     assert files.size == 3
     assert files.locate(1, 3) == [(0, (), 1, 3)]
     names_first = Dataset.from_tensor_slices(names).shuffle(3).interleave(hr.TFRecordDataset)
-    assert deal(names_first.repeat(2)).locate(2, 4) == [(0, (0,), 2, 3), (0, (1,), 0, 1)]
+    assert split_space_of(names_first.repeat(2)).locate(2, 4) == [(0, (0,), 2, 3), (0, (1,), 0, 1)]
 
 
-def test_rows_side_by_side_are_positions():
-    both = deal(Dataset.zip(Dataset.range(9), Dataset.range(7).shuffle(3)).enumerate().batch(2))
+def test_zipped_rows_are_positions():
+    both = split_space_of(
+        Dataset.zip(Dataset.range(9), Dataset.range(7).shuffle(3)).enumerate().batch(2)
+    )
     assert both.size == 4
     assert both.locate(1, 3) == [(0, (), 1, 3)]
 
 
-def test_streams_side_by_side_are_one_unit():
-    both = deal(Dataset.zip(Dataset.range(6).filter(some), Dataset.range(4).map(keep)).repeat())
+def test_zipped_streams_are_a_single_split():
+    both = split_space_of(
+        Dataset.zip(Dataset.range(6).filter(some), Dataset.range(4).map(keep)).repeat()
+    )
     assert both.is_single_split
     assert both.size == 1
     assert both.locate(0, 1) == [(0, (), 0, 6), (1, (), 0, 4)]
     assert both.locate(0, 0) == []
-    assert not deal(Dataset.range(4)).is_single_split
+    assert not split_space_of(Dataset.range(4)).is_single_split
 
 
 class Elsewhere(Source):
@@ -194,18 +204,20 @@ class Elsewhere(Source):
         raise NotImplementedError
 
 
-def test_what_cannot_be_read_in_parts_cannot_be_dealt():
-    assert deal(Dataset.from_source(Elsewhere())) is None
-    assert deal(Dataset.range(3).concatenate(Dataset.from_source(Elsewhere()))) is None
+def test_an_indivisible_source_has_no_split_space():
+    assert split_space_of(Dataset.from_source(Elsewhere())) is None
+    assert split_space_of(Dataset.range(3).concatenate(Dataset.from_source(Elsewhere()))) is None
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (3, 2), (0, 11), (11, 11)])
-def test_units_that_are_not_there_are_refused(start, stop):
-    with pytest.raises(ValueError, match=f"units {start} to {stop}: the number of units is 10"):
-        deal(Dataset.range(10)).locate(start, stop)
+def test_splits_out_of_range_are_rejected(start, stop):
+    with pytest.raises(
+        ValueError, match=f"splits {start} to {stop} are out of range: the number of splits is 10"
+    ):
+        split_space_of(Dataset.range(10)).locate(start, stop)
 
 
-def test_leaves_are_listed_for_each_place_that_they_stand_in():
+def test_leaves_are_listed_for_each_occurrence():
     half = Dataset.range(4).shuffle(2)
     normal = canonicalize(half.concatenate(half.filter(some)).plan).plan
     found = find_leaves(normal)
@@ -217,43 +229,43 @@ def test_leaves_are_listed_for_each_place_that_they_stand_in():
 
 
 def units_of(plan, numbers):
-    """Every unit as a list of (leaf, passes, position), and whether a batch above adds to it."""
+    """Every split as a list of (leaf, epochs, position), and whether a batch above adds to it."""
     if id(plan) in numbers:
         leaf = numbers[id(plan)]
         return [[(leaf, (), position)] for position in range(cardinality(plan))], True
     inputs = [units_of(node, numbers) for node in plan.inputs]
-    units, is_whole = inputs[0]
+    splits, is_whole = inputs[0]
     match plan:
         case Batch(size=size) | PaddedBatch(size=size):
             if is_whole:
-                groups = [units[i : i + size] for i in range(0, len(units), size)]
-                units = [[place for unit in group for place in unit] for group in groups]
-            return units, is_whole  # batches of batches take whole ones
+                groups = [splits[i : i + size] for i in range(0, len(splits), size)]
+                splits = [[place for split in group for place in split] for group in groups]
+            return splits, is_whole  # batches of batches take whole ones
         case Repeat(count=count):
-            units = [
-                [(leaf, (number, *passes), position) for leaf, passes, position in unit]
+            splits = [
+                [(leaf, (number, *epochs), position) for leaf, epochs, position in split]
                 for number in range(count)
-                for unit in units
+                for split in splits
             ]
         case Concatenate():
-            units = units + inputs[1][0]
-    return units, is_whole and plan.preserves_count
+            splits = splits + inputs[1][0]
+    return splits, is_whole and plan.preserves_count
 
 
 @given(dataset=pipelines(leave_out=("with itself",)), data=st.data())
-def test_any_ranges_together_are_every_position_of_every_pass_in_order(dataset, data):
+def test_ranges_cover_every_position_of_every_epoch_in_order(dataset, data):
     plan = canonicalize(dataset.plan).plan
-    dealt = compute_split_space(plan)
-    assume(not dealt.is_single_split)
-    units, _ = units_of(plan, {id(leaf): number for number, leaf in enumerate(find_leaves(plan))})
-    assert dealt.size == len(units)
-    assume(len(units) < 500)
-    cuts = data.draw(st.sets(st.integers(0, len(units)), max_size=12))
-    edges = sorted({0, len(units), *cuts})
+    assigned = compute_split_space(plan)
+    assume(not assigned.is_single_split)
+    splits, _ = units_of(plan, {id(leaf): number for number, leaf in enumerate(find_leaves(plan))})
+    assert assigned.size == len(splits)
+    assume(len(splits) < 500)
+    cuts = data.draw(st.sets(st.integers(0, len(splits)), max_size=12))
+    edges = sorted({0, len(splits), *cuts})
     for start, stop in pairwise(edges):
         found = [
-            (leaf, passes, position)
-            for leaf, passes, first, last in dealt.locate(start, stop)
+            (leaf, epochs, position)
+            for leaf, epochs, first, last in assigned.locate(start, stop)
             for position in range(first, last)
         ]
-        assert found == [place for unit in units[start:stop] for place in unit]
+        assert found == [place for split in splits[start:stop] for place in split]

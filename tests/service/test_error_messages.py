@@ -29,11 +29,11 @@ def test_a_dataset_is_distributed_once(service: str, ordered: bool) -> None:
 
 def test_explain_of_a_distributed_dataset_omits_the_split_count(service: str) -> None:
     dataset = hr.Dataset.range(4)
-    assert "units that a service would deal out: 4" in dataset.explain()
+    assert "number of splits: 4" in dataset.explain()
     for ordered in (False, True):
         text = dataset.apply(distribute(DYNAMIC, service, ordered=ordered)).explain()
-        assert "over the service" in text
-        assert "would deal out" not in text
+        assert "with the data service" in text
+        assert "number of splits" not in text
 
 
 @pytest.mark.parametrize("spec", ["x", 3, (hr.ArraySpec((), "int64"), "x")])

@@ -44,7 +44,7 @@ def made_by(number: int) -> np.ndarray:
     return np.array([int(number), os.getpid()])
 
 
-HALVES = ["ordered", "ordered, pushed down", "ordered, pushed down, deferred errors"]
+HALVES = ["ordered", "ordered + pushed down", "ordered + pushed down + deferred errors"]
 SHUFFLED = READ.shuffle(25).with_options(hr.Options(seed=5))
 
 
@@ -92,7 +92,7 @@ def test_an_unordered_plan_that_falls_back_to_order_is_pushed_down(service: str)
 def test_elements_too_large_for_the_shuffle_are_computed_here(service: str) -> None:
     dataset = READ.shuffle(1 << 30, seed=1).map(made_by)
     served = in_order(dataset, service)
-    assert re.search(r"client +map .*does not fit", served.explain())
+    assert re.search(r"client +map .*would exceed the memory limit", served.explain())
     assert [row[0] for row in lists(served)] == [row[0] for row in lists(dataset)]
     assert {row[1] for row in lists(served)} == {os.getpid()}
 
@@ -114,7 +114,7 @@ def test_a_function_that_fails_here_stays_here_and_fails_as_before(service: str)
 
 @pytest.mark.parametrize("first", HALVES)
 def test_a_state_resumes_with_its_own_partition_mode(first: str, service: str) -> None:
-    second = "ordered, pushed down, deferred errors" if first == "ordered" else "ordered"
+    second = "ordered + pushed down + deferred errors" if first == "ordered" else "ordered"
     dataset = SHUFFLED.map(spread).batch(3)
     want = lists(dataset)
     with iter(kept_at(first, in_order(dataset, service))) as iterator:
@@ -130,7 +130,7 @@ def test_a_state_resumes_with_its_own_partition_mode(first: str, service: str) -
         here = iter(dataset)
         here.set_state(after)
         assert got + rest + lists(here) == want
-    assert cut_of(going_on).mode == "ordered, pushed down, deferred errors", (
+    assert cut_of(going_on).mode == "ordered + pushed down + deferred errors", (
         "the state of one reading decides nothing"
     )
 
@@ -183,7 +183,7 @@ def test_consumers_with_different_partitions_share_one_order(service: str) -> No
         assert first + lists(iterator) == want[index : 2 * rounds : 2]
     assert [state["position"]["partition_mode"] for state in states] == [
         "ordered",
-        "ordered, pushed down, deferred errors",
+        "ordered + pushed down + deferred errors",
     ]
     again = [
         in_order(dataset, service, "went on", consumer_index=index, num_consumers=2)

@@ -100,10 +100,10 @@ def test_states_with_and_without_steps_after_distribute_differ(
             with iter(dataset) as iterator:
                 with pytest.raises(FailedPreconditionError) as caught:
                     iterator.set_state(state)
-                if "has no states" not in str(caught.value):
+                if "cannot save or restore states" not in str(caught.value):
                     assert "`distribute` after step 2 (" in str(caught.value)
                     assert "no step after `distribute`" in str(caught.value)
-                    assert "Restore it with `distribute` where it was" in str(caught.value)
+                    assert "move `distribute` back" in str(caught.value)
 
 
 def test_a_state_with_distribute_at_another_step_is_rejected(service: str) -> None:

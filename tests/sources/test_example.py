@@ -49,7 +49,7 @@ WANTED = {
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_examples_are_those_that_tensorflow_writes(index: int) -> None:
+def test_encoded_examples_equal_those_of_tensorflow(index: int) -> None:
     assert encode_example(FEATURES[index]) == GOLDEN[index]
 
 
@@ -86,7 +86,7 @@ def test_an_empty_batch_has_columns_of_no_rows() -> None:
     assert parsed["ids"]["lengths"].shape == (0,)
 
 
-def test_shapes_and_dtypes_are_as_asked_for() -> None:
+def test_shapes_and_dtypes_are_as_requested() -> None:
     data = encode_example({"a": np.arange(6).reshape(2, 3), "b": 0.5, "c": "hé", "d": True})
 
     parsed = parse_example(
@@ -106,7 +106,7 @@ def test_shapes_and_dtypes_are_as_asked_for() -> None:
     assert parsed["d"] is np.True_
 
 
-def test_defaults_stand_for_what_is_missing() -> None:
+def test_missing_features_get_default_values() -> None:
     wanted = {
         "i": FixedLenFeature((2,), np.int32, -1),
         "f": FixedLenFeature((), np.float32, 3),
@@ -136,7 +136,7 @@ def test_defaults_stand_for_what_is_missing() -> None:
         (FixedLenFeature((), np.float32), "has no feature 'z'"),
     ],
 )
-def test_what_is_missing_is_named(wanted: FixedLenFeature, message: str) -> None:
+def test_a_missing_feature_is_named(wanted: FixedLenFeature, message: str) -> None:
     good = encode_example({"z": 1 if wanted.kind == 3 else 1.0})
 
     with pytest.raises(InvalidElementError, match="the example " + message):
@@ -157,7 +157,7 @@ def test_what_is_missing_is_named(wanted: FixedLenFeature, message: str) -> None
         ("label", FixedLenFeature((), np.uint64), "holds -., which uint64 cannot hold"),
     ],
 )
-def test_what_does_not_fit_is_named(name: str, wanted: Any, message: str) -> None:
+def test_a_mismatching_feature_is_named(name: str, wanted: Any, message: str) -> None:
     for serialized in (GOLDEN[0], GOLDEN, GOLDEN[:1] * 3):
         with pytest.raises(InvalidElementError, match=f"feature '{name}'.*{message}"):
             parse_example(serialized, {name: wanted})
@@ -182,7 +182,7 @@ UNPACKED = encode_field(
 )
 
 
-def test_numbers_that_are_not_packed_are_read() -> None:
+def test_unpacked_numbers_are_read() -> None:
     wanted = {"i": VarLenFeature(np.int64), "f": FixedLenFeature((2,), np.float32)}
 
     one = parse_example(UNPACKED, wanted)
@@ -194,7 +194,7 @@ def test_numbers_that_are_not_packed_are_read() -> None:
     assert batch["f"].tolist() == [[1.0, 2.0]] * 3
 
 
-def test_unknown_fields_are_passed_over_and_the_last_of_two_entries_counts() -> None:
+def test_unknown_fields_are_skipped_and_the_last_duplicate_is_used() -> None:
     unknown = b"\x18\x96\x01" + b"\x21" + bytes(8) + b"\x2d" + bytes(4) + b"\x32\x02hi"
     number = entry(b"a", unknown + encode_field(3, encode_field(1, b"\x01")))
     again = entry(b"a", encode_field(3, unknown + encode_field(1, b"\x02")))
@@ -229,7 +229,7 @@ def test_unknown_fields_are_passed_over_and_the_last_of_two_entries_counts() -> 
         encode_field(1, encode_field(1, b"\x0a\x7fids")),
     ],
 )
-def test_damaged_examples_are_lost_data(data: bytes) -> None:
+def test_damaged_examples_raise_data_loss(data: bytes) -> None:
     wanted = {"ids": VarLenFeature(np.int64), "weights": VarLenFeature(np.float32)}
 
     with pytest.raises(DataLossError, match=r"example"):
@@ -238,13 +238,13 @@ def test_damaged_examples_are_lost_data(data: bytes) -> None:
         parse_example([GOLDEN[0], data], wanted)
 
 
-def test_text_that_is_none_is_lost_data() -> None:
+def test_invalid_text_raises_data_loss() -> None:
     with pytest.raises(DataLossError, match="feature 's' of the example is damaged"):
         parse_example(encode_example({"s": b"\xff"}), {"s": FixedLenFeature((), str)})
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=40))
-def test_varints_return(values: list[int]) -> None:
+def test_varints_round_trip(values: list[int]) -> None:
     array = np.array(values, np.int64)
     data = encode_varints(array)
 
@@ -253,7 +253,7 @@ def test_varints_return(values: list[int]) -> None:
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_varints_or_refused(data: bytes) -> None:
+def test_arbitrary_bytes_are_varints_or_rejected(data: bytes) -> None:
     try:
         values = decode_varints(data)
     except WireFormatError:
@@ -269,7 +269,7 @@ values = st.one_of(
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcdefé"), values), min_size=1, max_size=5))
-def test_what_was_encoded_is_parsed_alone_and_in_batches(rows: list[dict[str, list[Any]]]) -> None:
+def test_encoded_examples_are_parsed_alone_and_in_batches(rows: list[dict[str, list[Any]]]) -> None:
     data = [encode_example(row) for row in rows]
     kinds: dict[str, Any] = {}
     for row in rows:
@@ -289,7 +289,7 @@ def test_what_was_encoded_is_parsed_alone_and_in_batches(rows: list[dict[str, li
 
 
 @given(st.lists(st.tuples(st.integers(-9, 300), st.floats(width=32)), min_size=2, max_size=9))
-def test_examples_of_one_layout_and_of_several_give_the_same(rows: list[tuple[Any, Any]]) -> None:
+def test_examples_of_one_or_several_layouts_parse_the_same(rows: list[tuple[Any, Any]]) -> None:
     data = [encode_example({"i": [i, 3], "f": f, "s": b"%04d" % i}) for i, f in rows]
     wanted = {
         "i": FixedLenFeature((2,), np.int64),
@@ -306,7 +306,7 @@ def test_examples_of_one_layout_and_of_several_give_the_same(rows: list[tuple[An
 
 @pytest.mark.parametrize("size", [0, 1, 100, 127, 128, 16_383, 16_384, 1 << 21])
 @pytest.mark.parametrize("number", [0, 127, 128, 20_000, (1 << 63) - 1, -1, -(1 << 63)])
-def test_one_value_of_any_size_is_given_as_it_was_stored(size: int, number: int) -> None:
+def test_one_value_of_any_size_is_returned_unchanged(size: int, number: int) -> None:
     wanted = {"image": FixedLenFeature((), bytes), "label": FixedLenFeature((), np.int64)}
 
     parsed = parse_example(encode_example({"image": b"x" * size, "label": number}), wanted)
@@ -347,7 +347,7 @@ def test_entries_in_unusual_forms_are_read(size: int) -> None:
         assert parsed["image"].tolist() == expected, what
 
 
-def test_features_may_be_others_at_the_next_call() -> None:
+def test_features_may_change_between_calls() -> None:
     data = encode_example({"a": 1, "b": 300})
     features: dict[str, Any] = {"a": FixedLenFeature((), np.int64)}
 
@@ -363,7 +363,7 @@ def test_features_may_be_others_at_the_next_call() -> None:
         parse_example(data, features)
 
 
-def test_features_that_have_no_hash_are_read() -> None:
+def test_unhashable_features_are_read() -> None:
     class Unhashable(FixedLenFeature):
         __hash__ = None  # type: ignore[assignment]
 
@@ -373,7 +373,7 @@ def test_features_that_have_no_hash_are_read() -> None:
 
 
 @given(st.binary(max_size=30), st.integers(0, len(GOLDEN[1])), st.integers(0, 30))
-def test_no_damage_escapes_as_another_error(noise: bytes, at: int, cut: int) -> None:
+def test_damage_raises_only_data_loss(noise: bytes, at: int, cut: int) -> None:
     data = GOLDEN[1][:at] + noise + GOLDEN[1][at + cut :]
     for serialized in (data, [GOLDEN[1], data]):
         found: Any = None
@@ -391,14 +391,14 @@ def test_no_damage_escapes_as_another_error(noise: bytes, at: int, cut: int) -> 
         (None, TypeError, "feature 'x' must hold bytes or str"),
         (1j, TypeError, "feature 'x' must be bytes, str, int, float"),
         ([b"a", 3], TypeError, "feature 'x' must hold bytes or str"),
-        ([[1], [1, 2]], TypeError, "feature 'x' is no array"),
+        ([[1], [1, 2]], TypeError, "feature 'x' cannot be converted to an array"),
         (1 << 64, ValueError, "feature 'x' holds 18446744073709551616"),
         (1 << 63, ValueError, "feature 'x' holds 9223372036854775808"),
         (1e300, ValueError, "does not fit into float32"),
         ([1.0, 1e300], ValueError, "feature 'x' holds a number that does not fit into float32"),
     ],
 )
-def test_what_cannot_be_encoded_is_named(value: Any, error: Any, message: str) -> None:
+def test_an_unencodable_value_is_named(value: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         encode_example({"x": value})
 

@@ -22,7 +22,7 @@ def pairs() -> Iterator[Any]:
         yield {"x": [index, 0.5], "y": "text", "n": index}
 
 
-def test_elements_come_as_the_function_yields_them() -> None:
+def test_elements_are_yielded_as_the_function_yields_them() -> None:
     check_source(GeneratorSource(count, (23,)), [np.int64(value) for value in range(23)])
 
 
@@ -74,7 +74,7 @@ def test_nested_signatures_are_checked_leaf_by_leaf() -> None:
         (object(), ArraySpec((), np.int64)),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_and_the_next_one_comes(value: Any, spec: Any) -> None:
+def test_a_mismatching_value_is_named_and_iteration_continues(value: Any, spec: Any) -> None:
     fitting = np.zeros([n or 0 for n in spec.shape], spec.dtype)[()]
     if spec.dtype.kind in "SU":
         fitting = b"" if spec.dtype.kind == "S" else ""
@@ -104,7 +104,7 @@ def test_floats_round_to_the_signature() -> None:
 def test_elements_must_have_the_structure_of_the_signature() -> None:
     source = GeneratorSource(lambda: [(1, 2)], (), {"a": ArraySpec((), np.int64)})
 
-    with pytest.raises(InvalidElementError, match="different structure"):
+    with pytest.raises(InvalidElementError, match="the same structure"):
         source.open(0, 1).read(1)
 
 
@@ -114,7 +114,7 @@ def faulty() -> Iterator[int]:
     raise KeyError("the cupboard is bare")
 
 
-def test_an_error_of_the_function_comes_with_its_traceback_after_the_elements_before_it() -> None:
+def test_an_error_has_its_traceback_and_follows_earlier_elements() -> None:
     reader = GeneratorSource(faulty).open(0, 1)
 
     chunk = reader.read(10)
@@ -131,14 +131,14 @@ def test_an_error_of_the_function_comes_with_its_traceback_after_the_elements_be
     assert GeneratorSource(faulty).open(0, 1, reader.get_position()).read(10) is None
 
 
-def test_an_error_that_is_still_to_come_comes_after_restoring() -> None:
+def test_a_pending_error_is_raised_after_a_restore() -> None:
     reader = GeneratorSource(faulty).open(0, 1, 2)
 
     with pytest.raises(UserFunctionError):
         reader.read(1)
 
 
-def test_an_error_in_the_call_is_the_users() -> None:
+def test_an_error_in_the_call_is_a_user_function_error() -> None:
     reader = GeneratorSource(count, ()).open(0, 1)
 
     with pytest.raises(UserFunctionError, match="missing 1 required positional argument"):
@@ -153,7 +153,7 @@ def counted(calls: list[int], stop: int = 10) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 10])
-def test_the_generator_runs_for_what_was_asked_for_and_no_further(limit: int) -> None:
+def test_the_generator_runs_only_for_requested_elements(limit: int) -> None:
     calls: list[int] = []
     reader = GeneratorSource(counted, (calls,)).open(0, 1)
 
@@ -218,9 +218,7 @@ FIRST = {
 
 @pytest.mark.parametrize("limit", [1, 4, 100])
 @pytest.mark.parametrize("generator", list(FIRST))
-def test_what_is_yielded_again_and_again_is_taken_over_each_time(
-    generator: Any, limit: int
-) -> None:
+def test_a_repeatedly_yielded_buffer_is_copied_each_time(generator: Any, limit: int) -> None:
     rows = read_all(GeneratorSource(generator).open(0, 1), limit)
 
     assert [int(FIRST[generator](row)) for row in rows] == list(range(6))
@@ -240,7 +238,9 @@ def test_what_is_yielded_again_and_again_is_taken_over_each_time(
         ),
     ],
 )
-def test_with_a_signature_too(generator: Any, signature: Any) -> None:
+def test_a_repeatedly_yielded_buffer_is_copied_with_a_signature(
+    generator: Any, signature: Any
+) -> None:
     rows = read_all(GeneratorSource(generator, (), signature).open(0, 1))
 
     assert [int(FIRST[generator](row)) for row in rows] == list(range(6))
@@ -272,7 +272,9 @@ class Stop(BaseException):
 @pytest.mark.parametrize(
     "exception", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError, Stop]
 )
-def test_an_interruption_passes_and_moves_nothing(exception: type[BaseException]) -> None:
+def test_an_interruption_passes_and_does_not_change_the_position(
+    exception: type[BaseException],
+) -> None:
     interruptions = [exception("now")]
 
     def interrupted() -> Iterator[int]:
@@ -315,7 +317,7 @@ class Unreadable:
         raise StopIteration
 
 
-def test_an_element_whose_conversion_stops_is_named_and_does_not_end_the_data() -> None:
+def test_stop_iteration_in_a_conversion_is_an_error_of_the_element() -> None:
     reader = GeneratorSource(lambda: [1, Unreadable(), 3]).open(0, 1)
 
     assert reader.read(1) is not None
@@ -338,7 +340,7 @@ def test_an_error_without_text_is_reported() -> None:
         GeneratorSource(failing).open(0, 1).read(1)
 
 
-def test_a_bare_yield_is_refused() -> None:
+def test_a_bare_yield_is_rejected() -> None:
     def forgetful() -> Iterator[Any]:
         yield 1
         yield
@@ -366,12 +368,12 @@ def test_closing_closes_the_generator() -> None:
     assert closed == [True]
 
 
-def test_a_generator_object_is_refused_with_advice() -> None:
+def test_a_generator_object_is_rejected_with_a_fix() -> None:
     with pytest.raises(TypeError, match="without calling it"):
         GeneratorSource(count(3))  # type: ignore[arg-type]
 
 
-def test_what_is_not_callable_is_refused() -> None:
+def test_a_non_callable_is_rejected() -> None:
     with pytest.raises(TypeError, match="must be callable, got int"):
         GeneratorSource(3)  # type: ignore[arg-type]
 
@@ -388,7 +390,7 @@ def failing_at_two() -> Iterator[Any]:
     raise ValueError("three")
 
 
-def test_elements_one_by_one_are_those_of_chunks_with_their_errors_and_positions() -> None:
+def test_lazy_rows_equal_chunks_with_errors_and_positions() -> None:
     source = GeneratorSource(failing_at_two)
     reader, found = source.open(0, 1), []
     while True:
@@ -405,7 +407,7 @@ def test_elements_one_by_one_are_those_of_chunks_with_their_errors_and_positions
     assert reader.read(1) is None
 
 
-def test_elements_one_by_one_are_made_when_they_are_asked_for() -> None:
+def test_lazy_rows_are_computed_on_request() -> None:
     made: list[int] = []
 
     def numbers() -> Iterator[int]:
@@ -422,7 +424,7 @@ def test_elements_one_by_one_are_made_when_they_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize("signature", [None, ArraySpec((2,), np.int64)])
-def test_a_buffer_that_is_yielded_again_is_copied_for_elements_one_by_one(signature: Any) -> None:
+def test_a_repeatedly_yielded_buffer_is_copied_for_lazy_rows(signature: Any) -> None:
     def buffers() -> Iterator[Any]:
         buffer = np.zeros(2, np.int64)
         for number in range(4):
@@ -434,7 +436,7 @@ def test_a_buffer_that_is_yielded_again_is_copied_for_elements_one_by_one(signat
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float64, np.bool_])
-def test_python_numbers_become_those_of_the_widest_dtypes(dtype: Any) -> None:
+def test_python_numbers_get_the_widest_dtypes(dtype: Any) -> None:
     values = {np.int64: [-(1 << 63), (1 << 63) - 1], np.float64: [1e308, float("inf")]}
     yielded = values.get(dtype, [True, False])
 
@@ -444,7 +446,7 @@ def test_python_numbers_become_those_of_the_widest_dtypes(dtype: Any) -> None:
     assert {type(value) for value in found} == {dtype}
 
 
-def test_an_int_beyond_int64_is_refused_by_its_signature() -> None:
+def test_an_int_beyond_int64_is_rejected_by_its_signature() -> None:
     source = GeneratorSource(lambda: [1 << 63], (), ArraySpec((), np.int64))
 
     with pytest.raises(InvalidElementError, match="9223372036854775808"):

@@ -30,7 +30,7 @@ class Pair(NamedTuple):
         ((1 << 63) - 3, (1 << 63) - 1, 1, np.int64),
     ],
 )
-def test_a_range_is_that_of_python(start: int, stop: int, step: int, dtype: Any) -> None:
+def test_a_range_equals_that_of_python(start: int, stop: int, step: int, dtype: Any) -> None:
     source = RangeSource(start, stop, step, dtype)
 
     assert isinstance(source, IndexedSource)
@@ -38,7 +38,7 @@ def test_a_range_is_that_of_python(start: int, stop: int, step: int, dtype: Any)
     check_source(source, [np.dtype(dtype).type(value) for value in range(start, stop, step)])
 
 
-def test_a_range_without_stop_has_no_end() -> None:
+def test_a_range_without_stop_is_infinite() -> None:
     source = RangeSource(7, None, 2)
 
     reader = source.open(10, INFINITE)
@@ -59,7 +59,7 @@ def test_a_range_without_stop_has_no_end() -> None:
         ((0, 3, 1, np.bool_), "integers or floats, got bool"),
     ],
 )
-def test_a_range_that_cannot_be_is_refused(arguments: Any, message: str) -> None:
+def test_an_invalid_range_is_rejected(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RangeSource(*arguments)
 
@@ -107,12 +107,12 @@ def test_components_of_different_lengths_are_named() -> None:
 
 
 @pytest.mark.parametrize("value", [3, np.float32(1), "text", b"bytes"])
-def test_what_has_no_axis_has_no_slices(value: Any) -> None:
+def test_scalars_have_no_slices(value: Any) -> None:
     with pytest.raises(ValueError, match=r"component \[1\]: it has no axis"):
         SlicesSource((np.zeros(2), value))
 
 
-def test_nothing_has_no_slices() -> None:
+def test_an_empty_structure_has_no_slices() -> None:
     with pytest.raises(ValueError, match="no array"):
         SlicesSource({})
 
@@ -141,7 +141,7 @@ def test_gathered_runs_are_copies(count: int) -> None:
     ],
     ids=str,
 )
-def test_what_slices_lend_is_what_they_give(length: int, indices: Any) -> None:
+def test_borrowed_slices_equal_copied_slices(length: int, indices: Any) -> None:
     array = np.arange(9.0 * length).reshape(9, length)
     source = SlicesSource({"x": array, "y": np.arange(9)})
 
@@ -153,7 +153,7 @@ def test_what_slices_lend_is_what_they_give(length: int, indices: Any) -> None:
 
 
 @pytest.mark.parametrize("indices", [np.arange(2, 6), np.arange(2, 8).reshape(2, 3)], ids=str)
-def test_runs_of_large_slices_are_lent_without_a_copy(indices: Any) -> None:
+def test_runs_of_large_slices_are_borrowed_without_a_copy(indices: Any) -> None:
     array = np.arange(9 * 5000.0).reshape(9, 5000)
     source = SlicesSource(array)
 
@@ -165,7 +165,7 @@ def test_runs_of_large_slices_are_lent_without_a_copy(indices: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (0,)])
-def test_tensors_are_lent_without_a_copy(shape: tuple[int, ...]) -> None:
+def test_tensors_are_borrowed_without_a_copy(shape: tuple[int, ...]) -> None:
     array, indices = np.arange(6.0).reshape(2, 3), np.zeros(shape, np.int64)
     source = TensorsSource({"x": array, "y": 3, "z": "text"})
 
@@ -176,7 +176,7 @@ def test_tensors_are_lent_without_a_copy(shape: tuple[int, ...]) -> None:
     assert not lent["x"].flags.writeable
 
 
-def test_what_only_looks_like_a_run_is_gathered() -> None:
+def test_indices_that_only_resemble_a_run_are_gathered() -> None:
     indices = np.arange(2000)
     indices[[5, 6]] = 6, 5
 
@@ -192,7 +192,7 @@ def test_tensors_are_one_element(element: Any) -> None:
     check_source(source, [source.element])
 
 
-def test_each_reading_of_tensors_is_a_copy_that_may_be_written_to() -> None:
+def test_each_read_of_tensors_returns_a_writable_copy() -> None:
     array, given = np.zeros(3), {}
     given["x"] = array
     source = TensorsSource(given)
@@ -239,18 +239,18 @@ def test_windows_of_an_array_are_gathered_without_a_copy_of_all_of_them() -> Non
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 5), (0, INFINITE)])
-def test_ranges_outside_of_a_source_are_refused(start: int, stop: int) -> None:
+def test_ranges_outside_a_source_are_rejected(start: int, stop: int) -> None:
     with pytest.raises(ValueError, match="cannot open indices"):
         SlicesSource(np.zeros(4)).open(start, stop)
 
 
 @pytest.mark.parametrize("position", [5, 0, "2", 1.5])
-def test_positions_outside_of_a_split_are_refused(position: Any) -> None:
+def test_positions_outside_a_range_are_rejected(position: Any) -> None:
     with pytest.raises(ValueError, match="position must be an index from 1 to 4"):
         RangeSource(0, 4).open(1, 4, position)
 
 
-def test_readers_are_asked_for_at_least_one() -> None:
+def test_readers_require_a_limit_of_at_least_one() -> None:
     with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         RangeSource(0, 4).open(0, 4).read(0)
 
@@ -265,7 +265,7 @@ def test_readers_are_asked_for_at_least_one() -> None:
         SlicesSource({"x": np.arange(100.0).reshape(50, 2), "y": np.arange(50)}),
     ],
 )
-def test_a_run_is_what_gather_gives_in_memory_of_its_own(source) -> None:
+def test_a_run_equals_gather_in_its_own_memory(source) -> None:
     stop = source.size
     for first, last in ((0, stop), (1, 2), (stop - 2, stop), (2, 2)):
         run = source.gather_run(first, last)

@@ -1,4 +1,4 @@
-"""Counters and random numbers: sources without end that can be read at any index."""
+"""Counters and random numbers: infinite sources that can be read at any index."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Dataset = hr.Dataset
 
 WORDS = [11667362002292521484, 271747555425766956, 17273651904697830340]
 NUMBERS = [2086300823, 4141330198, 1181318453]
-"""What was drawn once is drawn for ever: states and other machines rely on it."""
+"""The numbers are stable: states and other machines rely on them."""
 
 
 def first(dataset, count=10):
     return [int(x) for x in dataset.take(count)]
 
 
-def test_a_counter_goes_on_for_ever():
+def test_a_counter_is_infinite():
     assert first(Dataset.counter(), 3) == [0, 1, 2]
     assert first(Dataset.counter(7, -3).skip(10**12), 2) == [7 - 3 * 10**12, 4 - 3 * 10**12]
     assert Dataset.counter().cardinality() == hr.INFINITE_CARDINALITY
@@ -47,7 +47,7 @@ def test_random_numbers_fill_their_range_evenly():
     assert abs(pairs) < 5 / 200
 
 
-def test_the_numbers_of_a_seed_are_the_same_for_ever():
+def test_the_numbers_of_a_seed_are_stable():
     words = random_words(derive_key([1, 2]), np.array([0, 1, 10**15]))
     assert words.tolist() == WORDS
     assert first(Dataset.random(seed=0), 3) == NUMBERS
@@ -66,7 +66,7 @@ def test_number_i_is_a_function_of_the_seed_and_i():
     ]  # fmt: skip
 
 
-def test_without_a_seed_each_iteration_has_numbers_of_its_own():
+def test_without_a_seed_each_iteration_has_different_numbers():
     dataset = Dataset.random()
     one, other = first(dataset), first(dataset)
     assert one != other
@@ -84,18 +84,18 @@ def kept(x):
 
 
 @pytest.mark.parametrize("step", [lambda ds: ds, lambda ds: ds.filter(kept)])
-def test_in_all_repetitions_within_an_iteration_they_are_the_same(step):
+def test_all_epochs_of_an_iteration_have_the_same_numbers(step):
     numbers = first(step(Dataset.random()).take(5).repeat(2), 10)
     assert numbers[:5] == numbers[5:]
 
 
-def test_nested_datasets_draw_by_their_place():
+def test_nested_datasets_draw_by_element_number():
     dataset = Dataset.range(4).flat_map(lambda x: Dataset.random().take(2))
     numbers = first(dataset, 8)
     assert len(set(numbers)) == 8
 
 
-def test_a_state_remembers_what_was_drawn():
+def test_a_state_continues_the_drawn_numbers():
     dataset = Dataset.zip(Dataset.range(9), Dataset.random())
     with iter(dataset) as iterator:
         for _ in range(4):
@@ -113,23 +113,23 @@ def test_a_cache_of_random_numbers_keeps_those_of_one_iteration():
     assert first(dataset) == first(dataset)
 
 
-def test_random_numbers_beside_data_are_dealt_with_it():
+def test_random_numbers_zipped_with_data_are_split_with_it():
     plan = canonicalize(
         Dataset.zip(Dataset.range(20), Dataset.random()).shuffle(5).batch(3).plan
     ).plan
     assert compute_split_space(plan).size == 7
     assert len(find_leaves(plan)) == 1
-    units = iter([(2, 5), (0, 2), (5, 7), None])
-    dealt = build_iterator(plan, seed=8, next_splits=lambda: next(units))
+    splits = iter([(2, 5), (0, 2), (5, 7), None])
+    assigned = build_iterator(plan, seed=8, next_splits=lambda: next(splits))
     whole = build_iterator(plan, seed=8)
     want = [row[1].tolist() for c in iter(lambda: whole.next_chunk(1), None) for row in c.rows()]
-    got = [row[1].tolist() for c in iter(lambda: dealt.next_chunk(1), None) for row in c.rows()]
+    got = [row[1].tolist() for c in iter(lambda: assigned.next_chunk(1), None) for row in c.rows()]
     assert got == want[2:5] + want[:2] + want[5:]
     assert compute_split_space(canonicalize(Dataset.random().map(abs).plan).plan).size == INFINITE
 
 
-def test_numbers_that_nobody_has_seeded_are_read_through_a_dataset():
-    with pytest.raises(FailedPreconditionError, match="have no seed yet"):
+def test_unseeded_numbers_require_a_dataset():
+    with pytest.raises(FailedPreconditionError, match="have no seed"):
         RandomSource().gather(np.arange(3))
     with pytest.raises(TypeError, match="`seed` must be an integer"):
         Dataset.random(seed=0.5)

@@ -58,7 +58,7 @@ def outcomes(dataset: hr.Dataset) -> list[Any]:
     ],
     ids=["disk", "network", "damage"],
 )
-def test_a_file_that_fails_half_way_says_where_and_the_next_one_follows(
+def test_a_file_that_fails_midway_is_reported_and_the_next_file_follows(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     raised: Exception,
@@ -101,7 +101,7 @@ class FailingDisk(io.FileIO):
 
 # Of records of 100 bytes the first are read by 250 bytes and 62, then each by 84 and 16.
 @pytest.mark.parametrize(("at", "byte", "records"), [(3, 312, 3), (4, 396, 3), (7, 512, 5)])
-def test_a_disk_that_fails_among_large_records_gives_those_before(
+def test_a_disk_error_among_large_records_keeps_earlier_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, byte: int, records: int
 ) -> None:
     names = [str(tmp_path / name) for name in ("first", "second")]

@@ -65,7 +65,7 @@ def test_a_saved_dataset_keeps_the_contract_of_sources(
     check_source(source, interleaved(*streams, each=4))
 
 
-def test_where_files_are_not_local_an_index_is_a_file(memory: str) -> None:
+def test_for_remote_files_an_index_is_a_file(memory: str) -> None:
     rows = [fixed(n) for n in range(10)]
     saved(memory, rows, each=4)
     source = load_source(memory, wait=False)
@@ -75,7 +75,7 @@ def test_where_files_are_not_local_an_index_is_a_file(memory: str) -> None:
     check_source(source, rows)
 
 
-def test_a_dataset_that_may_still_be_saved_keeps_the_contract(tmp_path: Path) -> None:
+def test_an_unfinished_dataset_keeps_the_contract(tmp_path: Path) -> None:
     streams = [[varying(n) for n in range(7)], [varying(n) for n in range(7, 10)]]
     saved(tmp_path, *streams, each=3)
     source = load_source(tmp_path, wait=True)
@@ -91,7 +91,7 @@ def test_an_empty_dataset_is_a_source(tmp_path: Path, wait: bool) -> None:
     check_source(load_source(tmp_path, wait), [])
 
 
-def test_the_spec_says_what_the_files_hold(tmp_path: Path) -> None:
+def test_the_spec_describes_the_files(tmp_path: Path) -> None:
     saved(tmp_path / "rows", [fixed(n) for n in range(3)])
     saved(tmp_path / "files", [varying(n) for n in range(3)])
 
@@ -115,7 +115,7 @@ def test_rows_of_several_shapes_are_read_by_file(tmp_path: Path) -> None:
     check_source(load_source(tmp_path, wait=False), rows)
 
 
-def test_a_run_of_rows_goes_through_batches_and_files(tmp_path: Path) -> None:
+def test_a_run_of_rows_spans_batches_and_files(tmp_path: Path) -> None:
     rows = [np.int32(n) for n in range(1000)]
     saved(tmp_path, rows, each=90)
     source = load_source(tmp_path, wait=False)
@@ -126,7 +126,7 @@ def test_a_run_of_rows_goes_through_batches_and_files(tmp_path: Path) -> None:
     assert source.gather(backwards).tolist() == backwards.tolist()
 
 
-def test_one_stream_is_a_source_of_its_own(tmp_path: Path) -> None:
+def test_one_stream_is_a_separate_source(tmp_path: Path) -> None:
     streams = [[fixed(n) for n in range(5)], [fixed(n) for n in range(5, 8)]]
     chunks = saved(tmp_path, *streams, each=2).read_status().chunks or ()
     own = tuple(chunk for chunk in chunks if chunk.stream == 1)
@@ -151,7 +151,7 @@ def test_a_directory_that_was_moved_is_the_same_dataset(
     assert here == there
 
 
-def test_what_was_read_is_no_part_of_a_source(tmp_path: Path) -> None:
+def test_open_files_are_not_part_of_a_source(tmp_path: Path) -> None:
     saved(tmp_path, [fixed(n) for n in range(3)])
     source = load_source(tmp_path, wait=False)
     before = fingerprint(FromSource(source=source)), len(pickle.dumps(source))
@@ -207,7 +207,7 @@ def test_after_a_damaged_file_the_next_one_is_read(tmp_path: Path, wait: bool) -
     assert len(read_all(reader)) == 2
 
 
-def test_a_missing_file_is_named_when_its_turn_comes(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_in_its_turn(tmp_path: Path) -> None:
     directory = saved(tmp_path, [fixed(n) for n in range(6)], each=2)
     last = directory.folder.path((directory.read_status().chunks or ())[2].public_name(SAVE))
     Path(last).unlink()
@@ -221,7 +221,7 @@ def test_a_missing_file_is_named_when_its_turn_comes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [[3, 0], [-1, 0], [0], "0", [0, 99], [2, 1], [1.0, 0]])
-def test_positions_that_cannot_be_are_refused(tmp_path: Path, position: Any) -> None:
+def test_invalid_positions_are_rejected(tmp_path: Path, position: Any) -> None:
     saved(tmp_path, [varying(n) for n in range(6)], each=3)
     source = load_source(tmp_path, wait=False)
 

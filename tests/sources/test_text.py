@@ -34,7 +34,7 @@ LINES = [b"one", b"two", b"", b"last without end", b"", b"", b"x\ry", b"long " *
 
 
 @pytest.mark.parametrize("buffer_size", [None, 1, 3, 100])
-def test_lines_come_without_their_ends(files: list[str], buffer_size: int | None) -> None:
+def test_lines_have_no_line_endings(files: list[str], buffer_size: int | None) -> None:
     source = TextLineSource(files, buffer_size=buffer_size)  # type: ignore[arg-type]
 
     assert source.element_spec == ArraySpec((), bytes)
@@ -49,7 +49,7 @@ def test_compressed_lines(tmp_path: Path) -> None:
     check_source(TextLineSource(path, "GZIP", 2), [b"a", b"b", b"c"])  # type: ignore[arg-type]
 
 
-def test_a_missing_file_fails_when_its_turn_comes_and_the_next_one_follows(
+def test_a_missing_file_fails_in_its_turn_and_the_next_file_follows(
     files: list[str],
 ) -> None:
     source = TextLineSource((files[0], files[0] + ".gone", files[3]))
@@ -73,7 +73,7 @@ def test_a_missing_file_fails_when_its_turn_comes_and_the_next_one_follows(
     content=st.binary(max_size=60).map(lambda b: b.translate(bytes(b"\n\r\nab" * 52)[:256])),
     cut=st.integers(1, 20),
 )
-def test_blocks_do_not_matter(content: bytes, cut: int) -> None:
+def test_the_block_size_does_not_matter(content: bytes, cut: int) -> None:
     whole = parse_lines(content, True, "x", 0)
     assert whole.consumed_bytes == len(content)
     found: list[bytes] = []
@@ -88,7 +88,7 @@ def test_blocks_do_not_matter(content: bytes, cut: int) -> None:
 
 
 @pytest.mark.parametrize("buffer_size", [0, -1])
-def test_buffers_hold_something(buffer_size: int) -> None:
+def test_the_buffer_size_must_be_positive(buffer_size: int) -> None:
     with pytest.raises(ValueError, match="`buffer_size` must be at least 1"):
         TextLineSource(("x",), None, buffer_size)
     with pytest.raises(TypeError, match="`buffer_size` must be an integer"):
@@ -96,7 +96,7 @@ def test_buffers_hold_something(buffer_size: int) -> None:
 
 
 @pytest.mark.parametrize("position", [[0, 0], [5, 0, 0], [0, -1, 0], "x", 3, [0, 0.5, 0]])
-def test_positions_that_cannot_be_are_refused(position: object) -> None:
+def test_invalid_positions_are_rejected(position: object) -> None:
     with pytest.raises(ValueError, match="position must be"):
         TextLineSource(("x", "y")).open(0, 2, position)
 
@@ -148,7 +148,7 @@ def test_files_are_named_by_elements_of_text_or_bytes(
     assert list(hr.TFRecordDataset(names)) == EXPECTED
 
 
-def test_an_open_file_is_no_name(record_files: list[str]) -> None:
+def test_an_open_file_is_not_a_name(record_files: list[str]) -> None:
     with (
         open(record_files[0]) as file,
         pytest.raises(TypeError, match=r"an open file .*pass its name"),

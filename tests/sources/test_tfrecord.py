@@ -57,9 +57,7 @@ def records_of(count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
 @pytest.mark.parametrize("buffer_size", [None, 1, 64])
-def test_records_come_back_as_they_were_written(
-    tmp_path: Path, compression: str, buffer_size: int | None
-) -> None:
+def test_records_round_trip(tmp_path: Path, compression: str, buffer_size: int | None) -> None:
     records = records_of(60)
     names = [
         write(tmp_path / "a", records[:40], compression),
@@ -80,7 +78,7 @@ def test_files_that_tensorflow_wrote_are_read(tmp_path: Path, compression: str) 
     check_source(TFRecordSource(path, compression), GOLDEN_RECORDS)  # type: ignore[arg-type]
 
 
-def test_files_are_those_that_tensorflow_writes(tmp_path: Path) -> None:
+def test_written_files_equal_those_of_tensorflow(tmp_path: Path) -> None:
     name = write(tmp_path / "x", GOLDEN_RECORDS)
 
     assert Path(name).read_bytes() == base64.b85decode(GOLDEN[""])
@@ -103,7 +101,7 @@ def test_many_records_over_many_blocks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compression", ["", "ZLIB"])
 @pytest.mark.parametrize("sizes", [(200,), (10, 300, 0), (900, 20, 40), (484,), (3000, 1)])
-def test_records_large_and_small_beside_the_block_come_from_every_position(
+def test_records_of_any_size_are_read_from_every_position(
     tmp_path: Path, compression: str, sizes: tuple[int, ...]
 ) -> None:
     records = [bytes([index]) * size for index, size in enumerate(sizes * 9)]
@@ -114,7 +112,7 @@ def test_records_large_and_small_beside_the_block_come_from_every_position(
 
 
 class LocalFile(io.FileIO):
-    """A local file that notes how much it was asked for."""
+    """A local file that records the sizes of reads."""
 
     def __init__(self, name: str, asked: list[int]) -> None:
         super().__init__(name)
@@ -126,7 +124,7 @@ class LocalFile(io.FileIO):
 
 
 class RemoteFile:
-    """The same behind a file system of its own."""
+    """The same file on a custom file system."""
 
     def __init__(self, name: str, asked: list[int]) -> None:
         self._file = LocalFile(name, asked)
@@ -139,7 +137,7 @@ class RemoteFile:
         # A hundred bytes each, with its frame: once they are known to be large, each is read as it
         # is, then its check and the header of the next one.
         pytest.param(LocalFile, 84, 250, [250, 62, 84, 16, 84, 16], id="large"),
-        # What a large record lacks is read alone, what a small one lacks with a block.
+        # The missing part of a large record is read alone, that of a small one with a block.
         pytest.param(RemoteFile, 84, 250, [250, 50, 250, 50], id="large and remote"),
         pytest.param(LocalFile, 4, 2000, [2000, 2000], id="small"),
     ],
@@ -166,9 +164,7 @@ def test_large_local_records_are_read_one_by_one_and_others_in_blocks(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_is_odd_among_large_records_is_told_as_it_is_of_blocks(
-    tmp_path: Path, seed: int
-) -> None:
+def test_errors_among_large_records_equal_those_in_blocks(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     sizes = [chance.choice([300, 300, 40, 0]) for _ in range(30)]
     content = bytearray(
@@ -179,7 +175,7 @@ def test_what_is_odd_among_large_records_is_told_as_it_is_of_blocks(
     path = tmp_path / "x"
     told = []
 
-    # What is compressed is always read in blocks.
+    # Compressed files are always read in blocks.
     for compression, stored in (("GZIP", gzip.compress(content)), ("", bytes(content))):
         path.write_bytes(stored)
         rows, errors = drain(TFRecordSource((str(path),), compression, 1000).open(0, 1))
@@ -191,7 +187,7 @@ def test_what_is_odd_among_large_records_is_told_as_it_is_of_blocks(
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_after_a_read_that_came_to_nothing_no_record_is_lost_and_none_is_called_damaged(
+def test_after_a_failed_read_no_record_is_lost_or_reported_damaged(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     compression: str,
@@ -260,7 +256,7 @@ def drain(reader: Reader) -> tuple[list[bytes], list[DataLossError]]:
 @pytest.mark.parametrize("buffer_size", [None, 10])
 @pytest.mark.parametrize("compression", ["", "GZIP"])
 @pytest.mark.parametrize("count", [10, 100])
-def test_damaged_data_costs_one_record(
+def test_damaged_data_drops_one_record(
     tmp_path: Path, buffer_size: int | None, compression: str, count: int
 ) -> None:
     records = [b"%03d" % index * 10 for index in range(count)]
@@ -283,7 +279,7 @@ def test_damaged_data_costs_one_record(
 
 
 @pytest.mark.parametrize("count", [10, 100])
-def test_a_damaged_length_costs_the_rest_of_the_file(tmp_path: Path, count: int) -> None:
+def test_a_damaged_length_drops_the_rest_of_the_file(tmp_path: Path, count: int) -> None:
     records = [b"x" * 30] * count
     name = write(tmp_path / "x", records)
     content = bytearray(Path(name).read_bytes())
@@ -300,9 +296,7 @@ def test_a_damaged_length_costs_the_rest_of_the_file(tmp_path: Path, count: int)
 
 @pytest.mark.parametrize("cut", [1, 11, 12, 30, 45])
 @pytest.mark.parametrize("buffer_size", [None, 7])
-def test_a_file_that_ends_in_a_record_says_so(
-    tmp_path: Path, cut: int, buffer_size: int | None
-) -> None:
+def test_a_truncated_record_is_reported(tmp_path: Path, cut: int, buffer_size: int | None) -> None:
     name = write(tmp_path / "x", [b"x" * 30] * 3)
     Path(name).write_bytes(Path(name).read_bytes()[: 46 * 2 + cut])
 
@@ -310,10 +304,10 @@ def test_a_file_that_ends_in_a_record_says_so(
 
     assert rows == [b"x" * 30] * 2
     (error,) = errors
-    assert f"the record at byte 92 is cut short: {cut} bytes of" in str(error)
+    assert f"the record at byte 92 is truncated: the file ends after {cut} of" in str(error)
 
 
-def test_a_length_beyond_the_file_reads_no_more_than_the_file(tmp_path: Path) -> None:
+def test_a_length_beyond_the_file_reads_only_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     length = struct.pack("<Q", 1 << 60)
     path.write_bytes(length + struct.pack("<I", masked_crc(length)) + b"few bytes")
@@ -321,7 +315,7 @@ def test_a_length_beyond_the_file_reads_no_more_than_the_file(tmp_path: Path) ->
     rows, errors = drain(TFRecordSource((str(path),)).open(0, 1))
 
     assert rows == []
-    assert "is cut short" in str(errors[0])
+    assert "is truncated" in str(errors[0])
 
 
 def test_positions_between_errors_restore(tmp_path: Path) -> None:
@@ -356,7 +350,7 @@ def test_positions_between_errors_restore(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_missing_files_are_named_when_their_turn_comes(tmp_path: Path) -> None:
+def test_missing_files_are_reported_in_their_turn(tmp_path: Path) -> None:
     reader = TFRecordSource((str(tmp_path / "gone"),)).open(0, 1)
 
     with pytest.raises(NotFoundError, match=r"No such file: .*gone"):
@@ -377,7 +371,7 @@ def test_urls_are_written_and_read() -> None:
 
 
 @pytest.mark.parametrize("compression", ["", "GZIP"])
-def test_flushed_records_are_there_before_the_file_is_closed(
+def test_flushed_records_are_readable_before_the_file_is_closed(
     tmp_path: Path, compression: str
 ) -> None:
     writer = TFRecordWriter(tmp_path / "x", compression)
@@ -406,7 +400,7 @@ def test_records_are_bytes(tmp_path: Path) -> None:
         writer.write("text")  # type: ignore[arg-type]
 
 
-def test_writers_need_a_folder(tmp_path: Path) -> None:
+def test_a_writer_requires_an_existing_folder(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         TFRecordWriter(tmp_path / "gone" / "x")
     with pytest.raises(ValueError, match="compression_type"):
@@ -422,7 +416,7 @@ class Watched(tuple[str, ...]):
     __contains__ = index = count = __iter__  # type: ignore[assignment]
 
 
-def test_opening_one_file_looks_at_no_other_name(tmp_path: Path) -> None:
+def test_opening_one_file_accesses_no_other_name(tmp_path: Path) -> None:
     path = tmp_path / "records"
     with TFRecordWriter(path) as writer:
         writer.write(b"record")

@@ -101,7 +101,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", list(PIPELINES))
-def test_what_is_written_into_an_element_is_seen_nowhere_else(name: str) -> None:
+def test_writes_to_an_element_are_not_visible_elsewhere(name: str) -> None:
     before = copy_of(NESTED["x"]), TABLE.copy()
     dataset = PIPELINES[name]()
     expected = [copy_of(element) for element in dataset]

@@ -1,17 +1,17 @@
-"""Adapters: datasets as PyTorch, JAX and Keras read them, and tables as they look them up.
+"""Adapters of datasets and embedding tables for PyTorch, JAX and Keras.
 
-* `torch`: what `hr.torch` offers. A loader (`torch_loader`) makes iterators (`torch_iterator`) over
-  passes (`torch_loader_epochs`) of this rank's and this process's part (`torch_sharding`); they
-  yield tensors (`torch_tensors`), on a device if asked to (`torch_device_transfer`). `torch_epochs`
-  numbers the epochs of worker processes that end with each. `torch_datasets` makes datasets of
-  PyTorch's.
-* `jax`: what `hr.jax` offers. The iterator (`jax_iterator`) takes steps of a dataset
-  (`jax_input_steps`), of which `jax_process_input` says who reads which rows, and puts them on
-  devices (`jax_placement`); processes that read rows of their own end together
-  (`jax_step_agreement`).
-* `keras`: what `hr.keras` offers: a dataset for `fit`, `evaluate` and `predict` (`keras_dataset`);
-  `keras_batches` says which batches Keras takes, and `keras_fit`
-  checks what `fit`, `evaluate` and `predict` are given, and refuses models in scopes.
+* `torch`: the public names of `hr.torch`. A loader (`torch_loader`) makes iterators
+  (`torch_iterator`) over epochs (`torch_loader_epochs`) of the shard of this rank and worker
+  process (`torch_sharding`); they yield tensors (`torch_tensors`), optionally on a device
+  (`torch_device_transfer`). `torch_epochs` numbers the epochs of worker processes that end with
+  each epoch. `torch_datasets` converts PyTorch datasets to Headrace datasets.
+* `jax`: the public names of `hr.jax`. The iterator (`jax_iterator`) reads the steps of a dataset
+  (`jax_input_steps`); `jax_process_input` determines which rows each process reads. It puts them on
+  devices (`jax_placement`); processes that read different rows agree on each step, so that they end
+  together (`jax_step_agreement`).
+* `keras`: the public names of `hr.keras`: a dataset for `fit`, `evaluate` and `predict`
+  (`keras_dataset`); `keras_batches` checks the batches, and `keras_fit` checks the arguments of
+  `fit`, `evaluate` and `predict`, and rejects models in scopes.
 * `keras_training`: training of Keras models under strategies.
-* `torch_tables` and `jax_tables`: rows of tables on parameter servers, and their gradients.
+* `torch_tables` and `jax_tables`: look-up of embedding table rows, and their gradients.
 """

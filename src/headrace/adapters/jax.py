@@ -1,6 +1,6 @@
-"""Datasets as arrays on devices of JAX: `hr.jax`.
+"""JAX arrays on devices from datasets: the public names of `hr.jax`.
 
-JAX is imported when one of these is first used, and not before.
+JAX is imported on the first use of one of these names.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ else:
             if error.name not in ("jax", "jaxlib"):
                 raise
             raise ImportError(
-                f"hr.jax.{name} needs JAX, which is not installed here: "
+                f"hr.jax.{name} requires JAX, which is not installed: "
                 "pip install 'headrace[jax]', or jax alone"
             ) from error
 

@@ -1,13 +1,14 @@
-"""Where a process's rows of each step come from: a dataset, or one that a strategy distributes.
+"""Input of each step: the rows of this process, from a dataset or a strategy's distributed dataset.
 
-    DatasetInputSteps       batches of a dataset; cut into shares as a sharding says
-    ReplicaSteps       what a distributed dataset gives the replicas of this process
+    DatasetInputSteps      splits batches of a dataset into the shards of a sharding
+    DistributedInputSteps  reads the values of this process's replicas
 
-Rule 1. A dataset's batches are those of all processes together. Where all read the same ones, each
-        uses its shares of each (`shares_batches`). Else each has its own, as it reads files of its
-        own, and makes as many steps of a batch as there are pipelines.
-Rule 2. A state is the place of the dataset, and how many rows of the batch there are used. It does
-        not say how they were shared, so another sharding goes on from it.
+Rule 1. A dataset's batches are global: they contain the rows of all processes. If all processes
+        read the same batches (`same_batches`), each uses its shards of every batch. Otherwise each
+        pipeline reads its own batches, for instance from its own files, and makes as many steps
+        from a batch as there are pipelines.
+Rule 2. A state consists of the dataset's position and the number of rows consumed of the batch
+        there. It does not depend on the sharding, so it can be restored with another one.
 """
 
 from __future__ import annotations
@@ -28,19 +29,18 @@ from headrace.frameworks.jax_global_arrays import BatchLayout
 __all__ = ["DatasetInputSteps", "DistributedInputSteps", "InputStep", "InputSteps", "StepPosition"]
 
 StepPosition: TypeAlias = tuple[IteratorPosition, int] | None
-"""Where a step begins: a place of the dataset, and rows of the batch there that were used. None:
-where the dataset stands now."""
+"""Start of a step: a position of the dataset and the number of rows consumed of the batch there.
+None stands for the dataset's current position."""
 
 
 class InputStep(NamedTuple):
-    """The rows of one step that this process has.
+    """The rows of one step on this process.
 
     Attributes:
-        structure: Of the element.
-        columns: For each leaf its values, one for each share of this process.
-        rows: How many rows each share has that is known here, by the share's number. Empty: nobody
-            needs to know.
-        whole: The leaves, where this process has all shares and they are equal.
+        structure: Structure of the element.
+        columns: For each leaf its values, one for each local shard.
+        rows: Row count of each shard that is known here, by shard index; empty if not needed.
+        whole: The complete leaves, if this process has all shards and they are of equal size.
     """
 
     structure: Structure
@@ -50,16 +50,16 @@ class InputStep(NamedTuple):
 
 
 class InputSteps(ABC):
-    """Gives a process its rows, step by step."""
+    """Source of a process's rows, step by step."""
 
     @property
     @abstractmethod
     def can_read_ahead(self) -> bool:
-        """Whether steps can be read before those that came first are used."""
+        """Whether steps can be read before earlier ones are consumed."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next step is there without a wait, if that is known."""
+        """Whether the next step is known to be available without waiting."""
         return False
 
     @abstractmethod
@@ -68,37 +68,37 @@ class InputSteps(ABC):
 
     @abstractmethod
     def get_position(self) -> StepPosition:
-        """Return where the next step begins."""
+        """Return the position of the next step."""
 
     @abstractmethod
     def rewind(self, position: StepPosition) -> None:
-        """Have the steps after a place come again."""
+        """Continue with the step at a position again."""
 
     @abstractmethod
     def get_state(self, position: StepPosition) -> dict[str, Any]:
-        """Return the state of a place."""
+        """Return the state of a position."""
 
     @abstractmethod
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where a state was taken."""
+        """Restore a state."""
 
     def accepts_state(self, state: dict[str, Any]) -> bool:
-        """Say whether `set_state` takes a state, which as many read as it has streams."""
+        """Return whether `set_state` accepts a state, which depends on its number of streams."""
         return True
 
     @abstractmethod
     def close(self) -> None:
-        """Release threads and files. May be called twice."""
+        """Release threads and files. Idempotent."""
 
 
 class DatasetInputSteps(InputSteps):
-    """Shares of a dataset's batches.
+    """Shards of a dataset's batches.
 
     Args:
-        elements: Reads the batches.
-        layout: Who needs which rows.
+        elements: Iterator over the batches.
+        layout: Assignment of rows to processes.
         same_batches: Whether all processes read the same batches.
-        keep_whole: Whether elements are used as they are, and need no rows.
+        keep_whole: Whether elements are used unchanged, and need not have rows.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class DatasetInputSteps(InputSteps):
         self._same_batches = same_batches
         self._keep_whole = keep_whole
         pipelines = len(layout.pipelines)
-        #: How many streams of a state there are (`distribute.streams`), and which of them is here.
+        #: Number of streams in a state (`distribute.input_streams`), and the index of this one.
         self._streams, self._stream = (1, 0) if same_batches else (pipelines, layout.pipeline_index)
         self._structure: Structure | None = None
         self._leaves: list[Any] = []
-        #: Steps of the batch in hand that are left: a piece for each share that is known.
+        #: Remaining steps of the current batch: the row range of each known shard.
         self._remaining_steps: list[list[Piece]] = []
-        #: The place of the batch in hand, and how many of its rows were used.
+        #: Position of the current batch, and number of its rows that were consumed.
         self._batch_position: IteratorPosition | None = None
         self._consumed_rows = 0
-        #: Rows to leave out of the next batch, which were used before the state was saved.
+        #: Rows of the next batch that were consumed before the state was saved.
         self._rows_to_skip = 0
 
     @property
@@ -131,10 +131,10 @@ class DatasetInputSteps(InputSteps):
 
     def next(self) -> InputStep | None:
         if not self._remaining_steps:
-            self._leaves = []  # their memory can be used again for what is waited for
+            self._leaves = []  # releases their memory for the next batch
             if self.can_read_ahead:
                 self._batch_position = self._elements.get_position()
-            place = self._elements.get_state() if self._rows_to_skip else None
+            state_before = self._elements.get_state() if self._rows_to_skip else None
             try:
                 for element in self._elements:
                     self._leaves, self._structure = flatten(element)
@@ -142,8 +142,8 @@ class DatasetInputSteps(InputSteps):
                 else:
                     return None
             except Exception:
-                if place is not None and self._elements.get_state() != place:
-                    self._rows_to_skip = 0  # those rows were of the element that is lost
+                if state_before is not None and self._elements.get_state() != state_before:
+                    self._rows_to_skip = 0  # they belong to the element that failed
                 raise
             if self._keep_whole and not self._rows_to_skip:
                 leaves = self._leaves if len(self._layout.processes) == 1 else None
@@ -153,15 +153,18 @@ class DatasetInputSteps(InputSteps):
         pieces = self._remaining_steps.pop(0)
         self._consumed_rows = pieces[-1][1] if self._remaining_steps else 0
         layout = self._layout
-        known = range(layout.num_shards) if self._same_batches else layout.local_pipeline.shards
-        mine = dict(zip(known, pieces, strict=True))
+        shards = range(layout.num_shards) if self._same_batches else layout.local_pipeline.shards
+        row_ranges = dict(zip(shards, pieces, strict=True))
         assert self._structure is not None
-        rows = {shard: stop - start for shard, (start, stop) in mine.items()}
+        rows = {shard: stop - start for shard, (start, stop) in row_ranges.items()}
         is_whole = len(layout.processes) == 1 and len(set(rows.values())) == 1
         begin, end = pieces[0][0], pieces[-1][1]
         return InputStep(
             self._structure,
-            [[leaf[slice(*mine[shard])] for shard in layout.local_shards] for leaf in self._leaves],
+            [
+                [leaf[slice(*row_ranges[shard])] for shard in layout.local_shards]
+                for leaf in self._leaves
+            ],
             rows,
             [leaf[begin:end] for leaf in self._leaves] if is_whole else None,
         )
@@ -190,20 +193,19 @@ class DatasetInputSteps(InputSteps):
     def rewind(self, position: StepPosition) -> None:
         if position is None:
             return
-        mark, rows = position
-        self._elements.rewind(mark)
+        iterator_position, rows = position
+        self._elements.rewind(iterator_position)
         self._remaining_steps, self._consumed_rows, self._rows_to_skip = [], 0, rows
 
     def get_state(self, position: StepPosition) -> dict[str, Any]:
         if position is not None:
-            mark, rows = position
-            self._elements.mark_consumed(mark)
+            iterator_position, rows = position
+            self._elements.mark_consumed(iterator_position)
         elif self._consumed_rows:
             raise FailedPreconditionError(
-                f"{self._consumed_rows} rows of a batch are used and others are not, and what "
-                "comes from a "
-                "data service has no place there: take the state after a step that ends a batch of "
-                "the dataset"
+                f"only {self._consumed_rows} rows of the current batch are consumed, and an "
+                "iterator over a data service has no position within a batch: take the state "
+                "after a step that completes a batch of the dataset"
             )
         else:
             rows = self._rows_to_skip
@@ -212,20 +214,20 @@ class DatasetInputSteps(InputSteps):
         return {"streams": streams}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        place = state["streams"][self._stream]
-        if place is None:
+        stream = state["streams"][self._stream]
+        if stream is None:
             raise FailedPreconditionError(
-                "the state lacks the place of what this process reads: it was taken by one "
-                "process, without the others"
+                "the state has no position for the rows that this process reads: it was taken by "
+                "one process without the others"
             )
-        inputs = place["inputs"]
+        inputs = stream["inputs"]
         if len(inputs) != 1:
             raise FailedPreconditionError(
-                f"the state has the places of {len(inputs)} datasets, one for each replica, and "
-                "here is one; restore it where it was saved"
+                f"the state has positions of {len(inputs)} datasets, one for each replica, but "
+                "this iterator reads one; restore it with the configuration that saved it"
             )
         self._elements.set_state(inputs[0])
-        self._remaining_steps, self._consumed_rows, self._rows_to_skip = [], 0, place["rows"]
+        self._remaining_steps, self._consumed_rows, self._rows_to_skip = [], 0, stream["rows"]
 
     def accepts_state(self, state: dict[str, Any]) -> bool:
         return len(state["streams"]) == self._streams
@@ -236,15 +238,16 @@ class DatasetInputSteps(InputSteps):
 
 
 class DistributedInputSteps(InputSteps):
-    """What a distributed dataset gives the replicas of this process: a share for each.
+    """Values of this process's replicas from a distributed dataset, one shard for each.
 
-    It is read no further than it is used: it reads ahead by itself.
+    The dataset reads ahead itself, so steps are read only when they are used.
 
     Args:
-        steps: What the strategy's replicas get.
-        layout: Who needs which rows.
-        keep_whole: Whether elements are used as they are, and need no rows.
-        replica_indices: Which of the local replicas' values this process uses; None: all.
+        steps: Iterator over the replicas' values.
+        layout: Assignment of rows to processes.
+        keep_whole: Whether elements are used unchanged, and need not have rows.
+        replica_indices: Indices of the local replicas whose values this process uses; None uses
+            all.
     """
 
     def __init__(
@@ -273,16 +276,17 @@ class DistributedInputSteps(InputSteps):
                 columns = [
                     [column[number] for number in self._replica_indices] for column in columns
                 ]
-            here = self._layout.local_shards
-            if any(len(column) != len(here) for column in columns):
+            shards = self._layout.local_shards
+            if any(len(column) != len(shards) for column in columns):
                 raise InvalidArgumentError(
-                    f"the strategy has {len(columns[0])} replicas in this process, and the "
-                    f"sharding cuts a batch into {len(here)} shares for its devices: use as many"
+                    f"the strategy has {len(columns[0])} replicas in this process, but the "
+                    f"sharding splits a batch into {len(shards)} shards for its devices: use the "
+                    "same number of both"
                 )
             if self._keep_whole:
                 return InputStep(structure, columns, {})
             rows = shard_row_counts(structure, columns)
-            return InputStep(structure, columns, dict(zip(here, rows, strict=True)))
+            return InputStep(structure, columns, dict(zip(shards, rows, strict=True)))
         return None
 
     def get_position(self) -> StepPosition:

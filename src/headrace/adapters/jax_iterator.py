@@ -1,4 +1,4 @@
-"""The iterator over devices of JAX: one device or a mesh, in one process or many."""
+"""Iterator over elements on JAX devices: one device or a mesh, in one process or several."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _VERSION = 1
 def device_iterator(
     dataset: Any, sharding: Any = None, prefetch: int = 2, *, remainder: Remainder = "error"
 ) -> DeviceIterator:
-    """Return an iterator over one pass of a dataset, whose batches are arrays on devices.
+    """Return an iterator over one epoch of a dataset, whose batches are arrays on devices.
 
     >>> import headrace as hr
     >>> for batch in hr.jax.device_iterator(hr.Dataset.range(6).batch(4)):
@@ -56,28 +56,30 @@ def device_iterator(
 
     Args:
         dataset: A dataset of global batches, the same in all processes of the sharding; or a
-            distributed dataset, which has a share for each of this process's.
-        sharding: A `jax.sharding.Sharding`, for all leaves or one for each (nested as elements
-            are); or a device. None: JAX's default device.
-        prefetch: Batches under way while one is in use; 0: none.
-        remainder: What becomes of batches that cannot be shared evenly: "error"; "pad", which fills
-            batches up with zeros and adds a boolean `mask`; or "drop", which leaves them out.
+            distributed dataset, which has one shard for each local shard of the sharding.
+        sharding: A `jax.sharding.Sharding` or a device, for all leaves, or one for each leaf
+            (nested like the elements). None uses JAX's default device.
+        prefetch: Batches prepared while one is in use; 0 disables this.
+        remainder: Handling of batches that cannot be split evenly: "error"; "pad", which appends
+            rows of zeros and adds a boolean `mask`; or "drop", which skips them.
 
     Raises:
-        TypeError: It is no dataset, or no sharding.
-        InvalidArgumentError: Its elements are no batches, or hold bytes or str.
+        TypeError: If `dataset` is no dataset, or `sharding` no sharding.
+        InvalidArgumentError: If elements are not batches, or contain bytes or str.
     """
     check_int("prefetch", prefetch, minimum=0)
     check_remainder(remainder)
     process = jax.process_index()
     if isinstance(dataset, ReplicaDataset):
-        spec, here = _replica_spec(dataset.element_spec)
-        placement = ShardedPlacement(_default_sharding(here) if sharding is None else sharding)
+        spec, num_replicas = _replica_spec(dataset.element_spec)
+        placement = ShardedPlacement(
+            _default_sharding(num_replicas) if sharding is None else sharding
+        )
         layout = placement.layout
         agreement = make_agreement(layout, process)
-        passes_on = layout.num_shards == 1 and remainder != "pad" and agreement is None
+        keep_whole = layout.num_shards == 1 and remainder != "pad" and agreement is None
         return DeviceIterator(
-            DistributedInputSteps(iter(dataset), layout, passes_on),
+            DistributedInputSteps(iter(dataset), layout, keep_whole),
             placement,
             remainder,
             lambda: _with_rows(
@@ -88,8 +90,9 @@ def device_iterator(
         )
     if not isinstance(dataset, Dataset):
         raise TypeError(
-            f"`dataset` must be a Dataset or a distributed one, but got {type(dataset).__name__}: "
-            "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a generator"
+            "`dataset` must be a Dataset or a distributed dataset, but got "
+            f"{type(dataset).__name__}: make one with Dataset.from_tensor_slices from arrays, or "
+            "with Dataset.from_generator from a generator"
         )
     placement = ShardedPlacement(_default_device() if sharding is None else sharding)
     _check_is_numeric(element_spec(dataset.plan))
@@ -107,7 +110,7 @@ def device_iterator(
 
 
 class _ReadyStep:
-    """A step that is on its devices, or an error, and the place after it."""
+    """A step on its devices, or an error, and the position after it."""
 
     __slots__ = ("error", "is_returned", "position", "value")
 
@@ -127,14 +130,15 @@ class DeviceIterator:
     [[0, 1], [2, 3]]
 
     Args:
-        steps: The rows of this process.
-        placement: Where they go.
-        remainder: What becomes of shares that differ.
-        spec: Returns the spec of a whole batch in NumPy.
-        rows_per_shard: Rows that each share of a full batch has; None: that is not known.
-        agreement: How processes agree on each step; None: they need not.
-        device_prefetch: How many steps may be on their devices before they are asked for.
-        open_resharded: Returns steps that go on from the state of other processes; None: these do.
+        steps: Source of this process's rows.
+        placement: Puts rows on devices.
+        remainder: Handling of shards with different row counts.
+        spec: Returns the NumPy spec of a whole batch.
+        rows_per_shard: Rows in each shard of a full batch; None if unknown.
+        agreement: Agreement of the processes on each step; None if not needed.
+        device_prefetch: Number of steps that may be on devices before they are requested.
+        open_resharded: Returns steps that continue from a state of a different number of
+            processes; None if `steps` can.
     """
 
     def __init__(
@@ -161,9 +165,9 @@ class DeviceIterator:
         self._reset(None)
 
     def _reset(self, position: StepPosition) -> None:
-        #: Steps that come next; the first may be given already.
+        #: Steps to return next; the first may have been returned already.
         self._ready: deque[_ReadyStep] = deque()
-        #: The place after the last step that is in use, unless that is the first of `_ready`.
+        #: Position after the last step in use, unless that step is the first of `_ready`.
         self._consumed_position = position
         self._has_begun = self._is_at_end = self._was_interrupted = False
 
@@ -175,12 +179,12 @@ class DeviceIterator:
         if ready and ready[0].is_returned:
             self._consumed_position = ready[0].position
             ready.popleft()
-        # The first step is not held up by the second.
-        wanted = 1 + (self._device_prefetch if self._has_begun else 0)
-        # Nor is one that is on its devices, or was waited for. But processes that agree on steps
-        # all read as many: who waits for their word with a step in hand would hold up theirs.
+        # The second step must not delay the first.
+        num_wanted = 1 + (self._device_prefetch if self._has_begun else 0)
+        # Nor may it delay a step that is ready. But processes that agree on steps must all read
+        # equally far: one that waits for the others' messages while it has a step delays them.
         may_wait = self._agreement is not None or (not ready and self._steps.is_ready)
-        while len(ready) < wanted and not self._is_at_end:
+        while len(ready) < num_wanted and not self._is_at_end:
             if ready and not may_wait and not self._steps.is_ready:
                 break
             self._read()
@@ -192,19 +196,19 @@ class DeviceIterator:
             self._consumed_position = item.position
             ready.popleft()
             raise item.error
-        # No call until the return, where an interruption could lose what is given.
+        # No calls from here to the return: an interruption would lose the element.
         value, item.value = item.value, None
         item.is_returned = True
         return value
 
     def _read(self) -> None:
-        """Read one step more and put it on its devices."""
+        """Read one more step and put it on its devices."""
         ready, steps = self._ready, self._steps
         if self._was_interrupted:
             steps.rewind(ready[-1].position if ready else self._consumed_position)
         elif not ready and self._consumed_position is None:
             self._consumed_position = steps.get_position()
-        self._was_interrupted = True  # until it is done; an interruption leaves it so
+        self._was_interrupted = True  # stays True if an interruption ends this call
         try:
             made = self._next_element()
         except Exception as error:
@@ -225,17 +229,17 @@ class DeviceIterator:
                 return None
             if rows is not None:
                 return (self._placement.put(step, rows, self._remainder == "pad"),)
-            _log.info("a batch was left out, since its rows cannot be shared evenly")
+            _log.info("dropped a batch whose rows cannot be split evenly")
 
     def _next_local_step(self) -> tuple[InputStep | None, int | None]:
-        """Return the next step, and how many rows each share is to have; None: it is left out."""
+        """Return the next step and the rows of each shard; None as rows drops the step."""
         step = self._steps.next()
         if step is None or not step.rows:
             return step, 0
         return step, rows_per_shard(self._remainder, list(step.rows.values()), self._rows_per_shard)
 
     def _next_agreed_step(self) -> tuple[InputStep | None, int | None]:
-        """Return the same, as all processes do it."""
+        """Return the same as `_next_local_step`, after agreement with the other processes."""
         assert self._agreement is not None
         try:
             step = self._steps.next()
@@ -243,20 +247,21 @@ class DeviceIterator:
             with contextlib.suppress(AbortedError, UnavailableError):
                 self._agreement.agree({"error": describe_error(error)}, self._remainder)
             raise
-        word: StepMessage = {"end": True}
+        message: StepMessage = {"end": True}
         if step is not None:
-            rows = {str(share): count for share, count in step.rows.items()}
-            word = {"rows": rows, "forms": [_row_signature(column[0]) for column in step.columns]}
-        decided = self._agreement.agree(word, self._remainder, self._rows_per_shard)
-        if "end" in decided:
+            rows = {str(shard): count for shard, count in step.rows.items()}
+            signatures = [_row_signature(column[0]) for column in step.columns]
+            message = {"rows": rows, "signatures": signatures}
+        decision = self._agreement.agree(message, self._remainder, self._rows_per_shard)
+        if "end" in decision:
             return None, None
         if step is None:
-            step = _empty_step(self._spec(), decided["forms"], self._placement.layout)
-        return step, decided.get("use")
+            step = _empty_step(self._spec(), decision["signatures"], self._placement.layout)
+        return step, decision.get("rows_per_shard")
 
     @property
     def element_spec(self) -> Spec:
-        """Spec of the elements: shapes of whole arrays, in JAX's dtypes."""
+        """Spec of the elements: global array shapes, in JAX's dtypes."""
         shards, size = self._placement.layout.num_shards, self._rows_per_shard
         if self._remainder != "pad":
             return _with_rows(self._spec(), lambda rows: None if (rows or 0) % shards else rows)
@@ -265,36 +270,37 @@ class DeviceIterator:
         return add_mask(structure, leaves, ArraySpec(leaves[0].shape[:1], np.bool_))
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the step after the one in use comes from: a JSON value.
+        """Return the position after the step in use: a JSON value.
 
-        Batches that are under way count as not read. `set_state` goes on there, also with another
-        sharding, or among other processes. Where processes read rows of their own all ask, and get
-        the same.
+        Batches that are only prepared count as not read. `set_state` continues there, also with
+        another sharding or number of processes. If processes read different rows, all of them must
+        call it; all get the same state.
         """
         ready = self._ready
-        place = ready[0].position if ready and ready[0].is_returned else self._consumed_position
-        found = self._steps.get_state(place)
+        is_first_in_use = bool(ready) and ready[0].is_returned
+        position = ready[0].position if is_first_in_use else self._consumed_position
+        state = self._steps.get_state(position)
         if self._open_resharded is not None and self._agreement is not None:
-            said = [each["streams"] for each in self._agreement.all_gather(found)]
-            streams = [next(filter(None, each), None) for each in zip(*said, strict=True)]
-            found = {"streams": streams}
-        return {"version": _VERSION, "distributed": found}
+            gathered = [each["streams"] for each in self._agreement.all_gather(state)]
+            streams = [next(filter(None, each), None) for each in zip(*gathered, strict=True)]
+            state = {"streams": streams}
+        return {"version": _VERSION, "distributed": state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go to where `state` was taken.
+        """Continue where `state` was taken.
 
         Raises:
-            FailedPreconditionError: The state is of another dataset, or another version.
+            FailedPreconditionError: If the state is of another dataset or version.
         """
         if not isinstance(state, dict) or not {"version", "distributed"} <= state.keys():
             raise TypeError(
-                f"`state` must be a value of a DeviceIterator's `get_state`, but got {state!r:.80}"
+                f"`state` must be a result of DeviceIterator.get_state, but got {state!r:.80}"
             )
         check_state_version(state["version"], _VERSION)
         saved = state["distributed"]
         if self._open_resharded is not None and not self._steps.accepts_state(saved):
             self._steps.close()
-            # It reads ahead by itself, and is read no further than it is used.
+            # A distributed dataset reads ahead itself, so its steps are read when they are used.
             self._steps, self._device_prefetch = self._open_resharded(), 0
         self._steps.set_state(saved)
         self._reset(None)
@@ -303,9 +309,9 @@ class DeviceIterator:
     load_state_dict = set_state
 
     def close(self) -> None:
-        """Release threads and files; the iterator is at its end then. May be called twice.
+        """Release threads and files; the iterator is at its end afterwards. Idempotent.
 
-        Its state stays: what was given counts as used.
+        Its state remains available: returned steps count as consumed.
         """
         self._is_at_end = True
         if self._ready and self._ready[0].is_returned:
@@ -328,16 +334,15 @@ def _default_device() -> Any:
 
 
 def _default_sharding(local_replicas: int) -> Any:
-    """Return a sharding over as many devices of each process as it has replicas."""
+    """Return a sharding over one device of each process per local replica."""
     by_process: dict[int, list[Any]] = {}
     for device in jax.devices():
         by_process.setdefault(device.process_index, []).append(device)
     found = jax.local_device_count()
     if found < local_replicas:
         raise ValueError(
-            f"the strategy has {local_replicas} replicas in this process, and JAX has {found} "
-            "devices here: "
-            "pass `sharding`, or use as many replicas as there are devices"
+            f"the strategy has {local_replicas} replicas in this process, but JAX has only {found} "
+            "local devices: pass `sharding`, or use at most as many replicas as devices"
         )
     devices = [device for each in by_process.values() for device in each[:local_replicas]]
     if local_replicas == 1:
@@ -346,7 +351,7 @@ def _default_sharding(local_replicas: int) -> Any:
 
 
 def _replica_spec(spec: Spec) -> tuple[Spec, int]:
-    """Return the spec of what one replica gets, and how many there are in this process."""
+    """Return the spec of one replica's values, and the number of replicas in this process."""
     leaves, structure = flatten(spec)
     specs = [leaf.specs if isinstance(leaf, PerReplicaSpec) else (leaf,) for leaf in leaves]
     return unflatten(structure, [each[0] for each in specs]), len(specs[0]) if specs else 1
@@ -358,7 +363,7 @@ def _num_rows(spec: Spec) -> int | None:
 
 
 def _with_rows(spec: Spec, change: Callable[[int | None], int | None]) -> Spec:
-    """Return a spec with other numbers of rows, in the dtypes that JAX makes of its own."""
+    """Return a spec with changed row counts, in the dtypes that JAX converts to."""
     leaves, structure = flatten(spec)
     made = []
     for leaf in leaves:
@@ -369,20 +374,20 @@ def _with_rows(spec: Spec, change: Callable[[int | None], int | None]) -> Spec:
 
 def _check_is_numeric(spec: Spec | None) -> None:
     if spec is None:
-        return  # it shows when the first element is there
+        return  # checked when the first element is read
     leaves, structure = flatten(spec)
     for leaf, path in zip(leaves, structure.paths, strict=True):
         check_is_numeric(leaf.dtype, path)
 
 
 def _row_signature(value: Any) -> list[Any]:
-    """Return what must be equal in all processes: lengths of axes but the first, and the dtype."""
+    """Return the shape without the first axis, and the dtype, which all processes must share."""
     return [*value.shape[1:], value.dtype.name]
 
 
 def _empty_step(spec: Spec, signatures: list[list[Any]], layout: BatchLayout) -> InputStep:
     _, structure = flatten(spec)
     columns = [
-        [np.zeros((0, *form[:-1]), form[-1])] * len(layout.local_shards) for form in signatures
+        [np.zeros((0, *each[:-1]), each[-1])] * len(layout.local_shards) for each in signatures
     ]
     return InputStep(structure, columns, dict.fromkeys(layout.local_shards, 0))

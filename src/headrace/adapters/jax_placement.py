@@ -1,4 +1,4 @@
-"""Where the leaves of elements go: one sharding for all of them, or one for each."""
+"""Placement of elements on JAX devices: one sharding for all leaves, or one for each."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class ShardedPlacement:
     """Puts steps on devices.
 
     Args:
-        sharding: A sharding or a device, for all leaves; or one for each, nested as elements are.
+        sharding: A sharding or a device, for all leaves, or one for each leaf, nested like the
+            elements.
 
     Attributes:
-        layout: Who needs which rows, the same for all leaves.
+        layout: Assignment of rows to devices and processes, the same for all leaves.
     """
 
     def __init__(self, sharding: Any) -> None:
@@ -51,19 +52,19 @@ class ShardedPlacement:
                 self.layout.local_shards,
             ):
                 raise ValueError(
-                    "the shardings of all leaves must share the rows of a batch in one way, but "
-                    f"{self.layout.sharding} and {other.sharding} differ"
+                    "the shardings of all leaves must split the rows of a batch in the same way, "
+                    f"but {self.layout.sharding} and {other.sharding} differ"
                 )
-        #: The structure of the last element, and the layout and path of each of its leaves.
+        #: Structure of the last element, and the layout and path of each of its leaves.
         self._cached_leaves: tuple[Structure, list[tuple[BatchLayout, str]]] | None = None
 
     def put(self, step: InputStep, rows: int, pad: bool) -> Any:
         """Return an element of arrays on devices.
 
         Args:
-            step: The rows of this process.
-            rows: How many rows each share is to have, if they are padded.
-            pad: Whether they are, and a mask is added.
+            step: Rows of this process.
+            rows: Rows that each shard gets, if `pad` is set.
+            pad: Whether to pad shards to `rows` rows and add a mask.
         """
         structure, columns, counts, whole = step
         if self._cached_leaves is None or self._cached_leaves[0] != structure:
@@ -98,7 +99,7 @@ def _as_sharding(given: Any) -> Any:
 
 
 def _warn_about_narrowing(structure: Structure, columns: list[list[Any]]) -> None:
-    """Say once in a process that JAX makes 32 bits of 64."""
+    """Warn once per process that JAX converts 64-bit dtypes to 32 bits."""
     global _has_warned_about_narrowing
     for path, column in zip(structure.paths, columns, strict=True):
         dtype = getattr(column[0], "dtype", None)
@@ -108,7 +109,7 @@ def _warn_about_narrowing(structure: Structure, columns: list[list[Any]]) -> Non
         if jax_dtype(column[0].dtype) != dtype:
             _has_warned_about_narrowing = True
             _log.warning(
-                "%s is %s, of which JAX makes %s: convert it with map(), or enable 64 bits with "
+                "%s is %s, which JAX converts to %s: convert it with map(), or enable 64 bits with "
                 'jax.config.update("jax_enable_x64", True)',
                 describe_component(path),
                 dtype,

@@ -1,9 +1,9 @@
-"""Who reads which rows: what a process makes of a dataset that several share.
+"""Selection of the rows that a process reads from a dataset that all processes share.
 
-The dataset is alike in all processes, and its batches are those of all of them. How many pipelines
-read it, and which of them this process belongs to, follows from the sharding; what each pipeline
-reads follows from the dataset's `auto_shard_policy`, as for strategies. Processes leave words for
-each other in the store of `jax.distributed`.
+The dataset is the same in all processes, and its batches contain the rows of all of them. The
+sharding determines the number of pipelines that read it, and which of them this process belongs to;
+the dataset's `auto_shard_policy` determines what each pipeline reads, as for strategies. Processes
+communicate through the key-value store of `jax.distributed`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Whoever coordinates processes of JAX uses this; it has no public name.
+# Needed to communicate with other processes of the JAX program; it has no public name.
 from jax._src import distributed
 
 from headrace.adapters.jax_input_steps import DatasetInputSteps, DistributedInputSteps, InputSteps
@@ -44,14 +44,15 @@ __all__ = [
 
 
 class ProcessInput(NamedTuple):
-    """What a process reads of a dataset.
+    """Input of one process.
 
     Attributes:
-        steps: Its rows.
-        rows_per_shard: Rows that each share of a full batch has; None: that is not known.
-        agreement: How it agrees with others on each step; None: it need not.
-        device_prefetch: How many steps may be on their devices before they are asked for.
-        open_resharded: Returns what reads the same rows after others, as many as a state says.
+        steps: Source of its rows.
+        rows_per_shard: Rows in each shard of a full batch; None if unknown.
+        agreement: Agreement with the other processes on each step; None if not needed.
+        device_prefetch: Number of steps that may be on devices before they are requested.
+        open_resharded: Returns steps for the same rows that can restore a state of a different
+            number of pipelines.
     """
 
     steps: DatasetInputSteps
@@ -64,18 +65,18 @@ class ProcessInput(NamedTuple):
 def open_process_input(
     dataset: Dataset, layout: BatchLayout, process: int, prefetch: int, pad: bool
 ) -> ProcessInput:
-    """Return what this process reads.
+    """Open the input of this process.
 
     Args:
-        dataset: The same in all processes.
-        layout: Who needs which rows.
-        process: This one.
-        prefetch: Batches to have under way.
-        pad: Whether batches are filled up, so that elements need rows.
+        dataset: The dataset, the same in all processes.
+        layout: Assignment of rows to processes.
+        process: Index of this process.
+        prefetch: Number of batches to prepare ahead.
+        pad: Whether batches are padded, so that elements must have rows.
 
     Raises:
-        InvalidArgumentError: Its elements are no batches; or there are fewer files than pipelines;
-            or processes that need the same rows would read others.
+        InvalidArgumentError: If elements are not batches, there are fewer files than pipelines, or
+            processes that need the same rows would read different ones.
     """
     plan = dataset.plan
     if layout.num_shards > 1 or pad:
@@ -87,41 +88,42 @@ def open_process_input(
     context = InputContext(len(layout.pipelines), layout.pipeline_index, layout.num_shards)
     if any(len(each.shards) != context.num_replicas_per_pipeline for each in layout.pipelines):
         raise InvalidArgumentError(
-            "the sharding gives some processes more of a batch than others "
-            f"({[len(each.shards) for each in layout.pipelines]} shares): use a mesh that gives "
-            "all as much"
+            "the sharding gives processes different numbers of shards of a batch "
+            f"({[len(each.shards) for each in layout.pipelines]}): use a mesh that gives each the "
+            "same number"
         )
     part = auto_shard(plan, context)
-    shares_batches = len(layout.pipelines) == 1 or part.splits_each_batch
-    if shares_batches or len(layout.local_pipeline.processes) > 1:
-        alike = layout.processes if shares_batches else layout.local_pipeline.processes
-        _check_same_elements(plan, alike)
+    same_batches = len(layout.pipelines) == 1 or part.splits_each_batch
+    if same_batches or len(layout.local_pipeline.processes) > 1:
+        group = layout.processes if same_batches else layout.local_pipeline.processes
+        _check_same_elements(plan, group)
     size = global_batch_size(plan)
-    # What a data service gave is known at the place where it is used, and at no other.
+    # A data service can report only the position of the element in use, so nothing is prefetched.
     depth = (
         1 if prefetch > 1 and all(each.replay_buffers is None for each in find_sources(plan)) else 0
     )
-    read = part.plan
-    if prefetch > depth and not isinstance(read, Prefetch):
-        read = Prefetch(input=read, buffer_size=prefetch - depth)
-    passes_on = layout.num_shards == 1 and not pad
+    read_plan = part.plan
+    if prefetch > depth and not isinstance(read_plan, Prefetch):
+        read_plan = Prefetch(input=read_plan, buffer_size=prefetch - depth)
+    keep_whole = layout.num_shards == 1 and not pad
 
-    def reshared() -> InputSteps:
+    def open_resharded() -> InputSteps:
         distributed = DistributedDataset(Dataset(plan), context)
-        mine = layout.pipeline_positions
-        return DistributedInputSteps(iter(distributed), layout, passes_on, mine)
+        indices = layout.pipeline_positions
+        return DistributedInputSteps(iter(distributed), layout, keep_whole, indices)
 
+    elements = open_lookahead(dataset, read_plan)
     return ProcessInput(
-        DatasetInputSteps(open_lookahead(dataset, read), layout, shares_batches, passes_on),
+        DatasetInputSteps(elements, layout, same_batches, keep_whole),
         None if size is None else -(-size // layout.num_shards),
-        None if shares_batches else agreement,
+        None if same_batches else agreement,
         depth,
-        reshared,
+        open_resharded,
     )
 
 
 def make_agreement(layout: BatchLayout, process: int) -> InputStepAgreement | None:
-    """Return how the processes of a layout agree; None: there is one."""
+    """Return the agreement between the processes of a layout, or None for a single process."""
     processes = layout.processes
     if len(processes) == 1:
         return None
@@ -129,15 +131,15 @@ def make_agreement(layout: BatchLayout, process: int) -> InputStepAgreement | No
 
 
 def _check_same_elements(plan: Node, processes: tuple[int, ...]) -> None:
-    """Raise unless these processes get the same elements in the same order."""
+    """Raise an error unless these processes read the same elements in the same order."""
     if len(processes) == 1:
         return
-    why = explain_reader_differences(plan)
-    if why:
+    difference = explain_reader_differences(plan)
+    if difference:
         raise InvalidArgumentError(
-            f"processes {_format_processes(processes)} must read the same rows, as the sharding "
-            "says, but "
-            f"{why}; or use a sharding in which no two processes need the same rows"
+            f"the sharding requires processes {_format_processes(processes)} to read the same "
+            f"rows, but {difference}; or use a sharding in which no two processes need the same "
+            "rows"
         )
 
 
@@ -150,7 +152,7 @@ _GET_TIMEOUT_MILLISECONDS = 1000
 
 
 class _JaxStore:
-    """The store of `jax.distributed`."""
+    """Key-value store of `jax.distributed`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -173,24 +175,25 @@ class _JaxStore:
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except RuntimeError as error:  # XlaRuntimeError, JaxRuntimeError: the name changes
+        except RuntimeError as error:  # XlaRuntimeError or JaxRuntimeError, by version of JAX
             if "DEADLINE_EXCEEDED" in str(error):
                 raise TimeoutError from None
             raise UnavailableError(
-                f"the coordinator of jax.distributed cannot be asked: {error}"
+                f"the coordination service of jax.distributed does not respond: {error}"
             ) from error
 
 
 def jax_store() -> AgreementStore:
-    """Return the store of `jax.distributed`.
+    """Return the key-value store of `jax.distributed`.
 
     Raises:
-        FailedPreconditionError: There is none.
+        FailedPreconditionError: If `jax.distributed` is not initialized.
     """
     client = distributed.global_state.client
     if client is None:
         raise FailedPreconditionError(
-            "the sharding has devices of several processes, and they have nothing to agree by: "
-            "call jax.distributed.initialize() first, in each of them"
+            "the sharding has devices of several processes, but jax.distributed is not "
+            "initialized, which they need to agree on steps: call jax.distributed.initialize() "
+            "first in each process"
         )
     return _JaxStore(client)

@@ -1,16 +1,17 @@
-"""How processes that read rows of their own end together, and make arrays of one shape.
+"""Agreement of processes that read different rows on each step, so that they end together.
 
-A step of a program over several processes is run by all of them or by none. Where all read the same
-batches they know without a word. Else each says, before each step, how many rows it has; the first
-process decides (`decide_step`), and all do the same:
+A step of a JAX program over several processes must be run by all of them or by none. If all read
+the same batches, no communication is needed. Otherwise each process sends its row counts before
+each step; the first process decides (`decide_step`), and all apply the decision:
 
-    all have ended          they end
-    some have ended         error: an error on all. drop: they end. pad: those have padding alone
-    shares differ           as `remainder` says (`frameworks.shares`)
-    one failed, or closed   an error on all that names it
+    all have ended           end
+    some have ended          "error": an error on all. "drop": end. "pad": pad the ended ones
+    row counts differ        as `remainder` says (`frameworks.batch_shards`)
+    one failed or closed     an error on all that names the process
 
-Words go through the store of `jax.distributed`, not through devices: a collective in one process
-between two of the program's own would meet another one elsewhere, and all would wait for ever.
+Messages go through the key-value store of `jax.distributed`, not through devices: a collective
+between two collectives of the user's program could meet a different one in another process, and all
+would deadlock.
 """
 
 from __future__ import annotations
@@ -44,78 +45,86 @@ _TIMEOUT_SECONDS = 3600.0
 _iterator_counts: Counter[tuple[int, ...]] = Counter()
 
 StepMessage = dict[str, Any]
-"""What a process says of a step: `rows` by share and the `forms` of its leaves; or `end`; or
-`error` or `closed`, with the reason."""
+"""A process's message about a step: `rows` by shard and the `signatures` of its leaves; or `end`;
+or `error` or `closed`, with the reason."""
 
 
 def decide_step(
     messages: Mapping[int, StepMessage], remainder: str, size: int | None = None
 ) -> StepMessage:
-    """Return what all do, given each process's word.
+    """Return the decision for a step, given the messages of all processes.
 
     Args:
-        messages: By process.
-        remainder: What becomes of shares that differ.
-        size: Rows of a share of a full batch, where they are known.
+        messages: Messages by process index.
+        remainder: Handling of shards with different row counts.
+        size: Rows of a shard of a full batch, if known.
 
     Returns:
-        `{"use": rows, "forms": ...}`, `{"drop": True}`, `{"end": True}`; `{"error": why}` where
-        what they have does not fit, or `{"aborted": why}`.
+        `{"rows_per_shard": rows, "signatures": ...}`, `{"drop": True}` or `{"end": True}`;
+        `{"error": reason}` if the inputs of the processes do not match, or `{"aborted": reason}`.
     """
-    for process, word in messages.items():
-        if "error" in word:
-            return {"aborted": f"process {process} failed, so that all end here: {word['error']}"}
-        if "closed" in word:
-            return {"aborted": f"process {process} closed its iterator, and others read on"}
-    having = {process: word for process, word in messages.items() if "rows" in word}
-    ended = [process for process in messages if process not in having]
-    if not having or (ended and remainder == "drop"):
+    for process, message in messages.items():
+        if "error" in message:
+            return {
+                "aborted": f"process {process} failed, so all processes stop: {message['error']}"
+            }
+        if "closed" in message:
+            return {"aborted": f"process {process} closed its iterator while others still read"}
+    reading = {process: message for process, message in messages.items() if "rows" in message}
+    ended = [process for process in messages if process not in reading]
+    if not reading or (ended and remainder == "drop"):
         return {"end": True}
     if ended and remainder == "error":
         return {
-            "error": f"processes {ended} have no rows left, and processes {list(having)} have: "
-            'share the dataset evenly, or use remainder="drop", which ends with the first, or '
-            '"pad", which ends with the last and adds a mask'
+            "error": f"processes {ended} have no rows left, but processes {list(reading)} have: "
+            'split the dataset evenly, or use remainder="drop", which ends with the first '
+            'process, or remainder="pad", which ends with the last and adds a mask'
         }
-    first, *others = having
-    forms = having[first]["forms"]
+    first, *others = reading
+    signatures = reading[first]["signatures"]
     for other in others:
-        if having[other]["forms"] != forms:
+        if reading[other]["signatures"] != signatures:
             return {
-                "error": f"a batch has leaves of {forms} without their first axes in process "
-                f"{first} and of {having[other]['forms']} in process {other}, and one array has "
-                "one shape everywhere: pad to one length with padded_batch(padded_shapes=...)"
+                "error": f"without their first axes, the leaves of a batch have shapes and dtypes "
+                f"{signatures} in process {first} but {reading[other]['signatures']} in process "
+                f"{other}; a global array needs the same everywhere: pad to a fixed length with "
+                "padded_batch(padded_shapes=...)"
             }
     rows: dict[str, int] = {}
-    for word in having.values():
-        for share, count in word["rows"].items():
-            if rows.setdefault(share, count) != count:
-                return {"error": f"processes that read the same rows have other numbers of {share}"}
+    for message in reading.values():
+        for shard, count in message["rows"].items():
+            if rows.setdefault(shard, count) != count:
+                return {
+                    "error": f"processes that must read the same rows of shard {shard} read "
+                    f"{rows[shard]} and {count} rows"
+                }
     counts = [*rows.values(), *([0] if ended else [])]
     try:
-        used = rows_per_shard(remainder, counts, size)
+        num_rows = rows_per_shard(remainder, counts, size)
     except InvalidArgumentError as error:
         return {"error": str(error)}
-    return {"drop": True} if used is None else {"use": used, "forms": forms}
+    if num_rows is None:
+        return {"drop": True}
+    return {"rows_per_shard": num_rows, "signatures": signatures}
 
 
 class AgreementStore(Protocol):
-    """Where processes leave words for each other."""
+    """Key-value store through which processes exchange messages."""
 
     def set(self, key: str, value: str) -> None:
-        """Leave a word; one that is there is replaced."""
+        """Set a key, replacing its value if it exists."""
 
     def get(self, key: str) -> str | None:
-        """Return a word; None: after a second there is none."""
+        """Return the value of a key, or None if it is not set within a second."""
 
     def delete(self, key: str) -> None:
-        """Take a word away, if it is there."""
+        """Delete a key if it exists."""
 
 
 def unique_iterator_name(processes: Sequence[int]) -> str:
-    """Return a name that is the same in all of these processes, and another each time.
+    """Return a new name that is the same in all of these processes.
 
-    They run one program, so each makes its n-th iterator with the others' n-th.
+    They run the same program, so the n-th iterators of all processes belong together.
     """
     members = tuple(processes)
     _iterator_counts[members] += 1
@@ -124,15 +133,15 @@ def unique_iterator_name(processes: Sequence[int]) -> str:
 
 
 class InputStepAgreement:
-    """One process's part in agreeing on each step.
+    """One process's part in the agreement on each step.
 
     Args:
-        store: Where words are left.
-        name: Of the iterator, the same in all processes.
-        processes: Those that take part. The first decides.
-        process: This one.
-        timeout: Seconds to wait for a word.
-        clock: Gives the time in seconds.
+        store: Store for the messages.
+        name: Name of the iterator, the same in all processes.
+        processes: Indices of all participating processes. The first decides.
+        process: Index of this process.
+        timeout: Seconds to wait for a message.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -149,11 +158,11 @@ class InputStepAgreement:
         self._timeout, self._clock = timeout, clock
         self._step = self._gather_count = 0
         self._is_finished = False
-        #: Why nothing is agreed any more: somebody is gone. "": they all go on.
+        #: Why the agreement was aborted; empty if it was not.
         self._abort_reason = ""
 
     def broadcast_first(self, value: Any) -> Any:
-        """Return the value of the first process: a JSON value."""
+        """Return the value of the first process, a JSON value."""
         key = f"{self._name}/first"
         if self._process == self._processes[0]:
             self._store.set(key, json.dumps(value))
@@ -161,48 +170,48 @@ class InputStepAgreement:
         return json.loads(self._wait(key, self._processes[0]))
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes, JSON, in their order. All of them ask."""
+        """Return the JSON values of all processes, in order. All of them must call it."""
         self._gather_count += 1
         key = f"{self._name}/all/{self._gather_count}"
         self._store.set(f"{key}/{self._process}", json.dumps(value))
         found = [json.loads(self._wait(f"{key}/{p}", p)) for p in self._processes]
-        # Who has spoken now has read what was said the time before.
+        # A process that has sent this value has read those of the previous call.
         self._store.delete(f"{self._name}/all/{self._gather_count - 1}/{self._process}")
         return found
 
     def agree(self, message: StepMessage, remainder: str, size: int | None = None) -> StepMessage:
-        """Say what this process has for the next step, and return what all do.
+        """Send this process's message about the next step, and return the decision.
 
         Raises:
-            AbortedError: A process failed, or closed its iterator.
-            InvalidArgumentError: They cannot make arrays together of what they have.
-            DeadlineExceededError: Another process said nothing for an hour.
+            AbortedError: If a process failed, or closed its iterator.
+            InvalidArgumentError: If the inputs of the processes cannot form global arrays.
+            DeadlineExceededError: If a process sends no message for `timeout` seconds.
         """
         if self._abort_reason:
             raise AbortedError(self._abort_reason)
         key, first = f"{self._name}/{self._step}", self._processes[0]
         self._store.set(f"{key}/{self._process}", json.dumps(message))
         if self._process == first:
-            words = {p: json.loads(self._wait(f"{key}/{p}", p)) for p in self._processes}
-            # Who has spoken of this step has read what was decided of the one before.
-            self._store.delete(f"{self._name}/{self._step - 1}/decided")
-            decided = decide_step(words, remainder, size)
-            self._store.set(f"{key}/decided", json.dumps(decided))
+            messages = {p: json.loads(self._wait(f"{key}/{p}", p)) for p in self._processes}
+            # A process that has sent a message for this step has read the previous decision.
+            self._store.delete(f"{self._name}/{self._step - 1}/decision")
+            decision = decide_step(messages, remainder, size)
+            self._store.set(f"{key}/decision", json.dumps(decision))
         else:
-            decided = json.loads(self._wait(f"{key}/decided", first))
+            decision = json.loads(self._wait(f"{key}/decision", first))
         self._store.delete(f"{key}/{self._process}")
         self._step += 1
-        self._is_finished = not {"use", "drop"} & decided.keys()
-        self._abort_reason = decided.get("aborted", "")
+        self._is_finished = not {"rows_per_shard", "drop"} & decision.keys()
+        self._abort_reason = decision.get("aborted", "")
         if self._abort_reason:
             raise AbortedError(self._abort_reason)
-        if "error" in decided:
-            raise InvalidArgumentError(decided["error"])
-        return decided
+        if "error" in decision:
+            raise InvalidArgumentError(decision["error"])
+        return decision
 
     def _wait(self, key: str, process: int) -> str:
         start = self._clock()
-        wait = WaitWarning(f"process {process}, which has not come to step {self._step}")
+        wait = WaitWarning(f"process {process}, which has not reached step {self._step}")
         while True:
             found = self._store.get(key)
             if found is not None:
@@ -210,20 +219,20 @@ class InputStepAgreement:
             wait.warn_if_due()
             if self._clock() - start > self._timeout:
                 raise DeadlineExceededError(
-                    f"process {process} has not come to step {self._step} for "
-                    f"{self._timeout:.0f} s: every process must read as many steps; see what it "
-                    "does"
+                    f"process {process} has not reached step {self._step} for {self._timeout:.0f} "
+                    "s: every process must read the same number of steps; check that it is not "
+                    "blocked"
                 )
 
     def close(self) -> None:
-        """Tell those that read on, so that they do not wait. May be called twice."""
+        """Notify processes that still read, so that they do not wait. Idempotent."""
         if self._is_finished:
             return
         self._is_finished = True
-        word = {"closed": True}
+        message = {"closed": True}
         with contextlib.suppress(UnavailableError):
             key = f"{self._name}/{self._step}"
-            self._store.set(f"{key}/{self._process}", json.dumps(word))
+            self._store.set(f"{key}/{self._process}", json.dumps(message))
             if self._process == self._processes[0]:
-                decided = decide_step({self._process: word}, "error")
-                self._store.set(f"{key}/decided", json.dumps(decided))
+                decision = decide_step({self._process: message}, "error")
+                self._store.set(f"{key}/decision", json.dumps(decision))

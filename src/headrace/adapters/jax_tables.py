@@ -1,4 +1,4 @@
-"""Rows of tables on parameter servers for JAX, whose functions take them as arguments.
+"""Look-up of embedding table rows for JAX, whose functions take the rows as arguments.
 
 rows, inverse, push = hr.jax.lookup(table, ids)
 loss, gradient = jax.value_and_grad(loss_of)(rows, inverse)     # uses rows[inverse]
@@ -30,11 +30,11 @@ class GradientPush:
     """Pushes the gradients of rows that were looked up.
 
     Args:
-        tables: Whose rows they are.
-        ids: Of the rows, each once.
-        counts: How many rows the look-up gave for each table, with those of zeros.
-        structure: How tables are nested.
-        optimizer: Which changes them, unless a call says another.
+        tables: Tables of the rows.
+        ids: Ids of the rows of each table, without duplicates.
+        counts: Number of rows that the look-up returned for each table, including padding.
+        structure: JAX tree structure of the tables.
+        optimizer: Default optimizer.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class GradientPush:
         self._optimizer = optimizer
 
     def gradient_pairs(self, gradients: Any) -> list[tuple[IndexedSlices, EmbeddingTable]]:
-        """Return gradients as pairs for `apply_gradients`, to be pushed with those of others.
+        """Return gradients as pairs for `apply_gradients`, to push them together with others.
 
-        A table that was looked up several times in one call has one pair.
+        A table that occurs several times in the look-up has one pair.
 
         Raises:
-            InvalidArgumentError: They do not have the rows that were looked up.
+            InvalidArgumentError: If they do not match the rows of the look-up.
         """
         found: dict[int, tuple[EmbeddingTable, list[NDArray[Any]], list[NDArray[np.int64]]]] = {}
         parts = self._structure.flatten_up_to(gradients)
@@ -69,32 +69,32 @@ class GradientPush:
                 raise InvalidArgumentError(
                     f"the gradient of the rows of EmbeddingTable {table.name!r} must have a row "
                     f"for each of {len(ids)} ids, or for each of the {count} rows of the look-up, "
-                    f"but has shape {values.shape}; it is the gradient of `rows`, and not of "
+                    f"but has shape {values.shape}; pass the gradient of `rows`, not of "
                     "`rows[inverse]`"
                 )
-            _, rows, of = found.setdefault(id(table), (table, [], []))
+            _, rows, row_ids = found.setdefault(id(table), (table, [], []))
             rows.append(values[: len(ids)])
-            of.append(ids)
+            row_ids.append(ids)
         return [
-            (IndexedSlices(np.concatenate(rows), np.concatenate(of)), table)
-            for table, rows, of in found.values()
+            (IndexedSlices(np.concatenate(rows), np.concatenate(row_ids)), table)
+            for table, rows, row_ids in found.values()
         ]
 
     def __call__(self, gradients: Any, optimizer: Any = None) -> Any:
         """Take one step of an optimizer, with the gradients of `rows`.
 
         Args:
-            gradients: Of all rows, nested as they are.
-            optimizer: One of `hr.optimizers`; `InBackground` there returns at once. None: that of
-                the look-up.
+            gradients: Gradients of all rows, nested like `rows`.
+            optimizer: One of `hr.optimizers`; with `hr.optimizers.InBackground` the call returns at
+                once. None uses the optimizer of the look-up.
 
         Raises:
-            ValueError: No optimizer was given, here or there.
+            ValueError: If neither this call nor the look-up has an optimizer.
         """
         chosen = self._optimizer if optimizer is None else optimizer
         if chosen is None:
             raise ValueError(
-                "`optimizer` must be one of hr.optimizers: give it to push(gradients, optimizer), "
+                "`optimizer` is missing: pass one of hr.optimizers to push(gradients, optimizer) "
                 "or to lookup(table, ids, optimizer)"
             )
         if not isinstance(chosen, Optimizer | InBackground):
@@ -105,13 +105,13 @@ class GradientPush:
 
 
 class PendingLookup:
-    """Rows that are being pulled; `prefetch` makes it."""
+    """Result of `prefetch`: rows that are being pulled."""
 
     def __init__(self, finish: Callable[[], tuple[Any, Any, GradientPush]]) -> None:
         self._finish = finish
 
     def result(self) -> tuple[Any, Any, GradientPush]:
-        """Return what `lookup` does; wait for it if need be."""
+        """Wait if necessary, and return what `lookup` returns."""
         return self._finish()
 
 
@@ -123,9 +123,10 @@ def lookup(
     size: int | None = None,
     training: bool = True,
 ) -> tuple[Any, Any, GradientPush]:
-    """Pull the rows of ids from a table, or from many in one call.
+    """Pull the rows of ids from one table, or from several in one call.
 
-    Inside of `jax.jit` and the like it is an error: call it before, and pass the rows.
+    Not allowed in functions that JAX traces (`jax.jit` and similar): call it outside, and pass the
+    rows.
 
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
     ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
@@ -137,20 +138,20 @@ def lookup(
     (3, 4)
 
     Args:
-        table: An `hr.EmbeddingTable`; or several, in a list, tuple or dict.
-        ids: Integers of any shape; for several tables, nested as these are.
-        optimizer: What `push` uses if it is given none.
-        size: `rows` has at least so many, with zeros after those of the ids, so that compiled
-            functions see one shape. None: one for each different id.
-        training: Whether ids are counted, and get rows if they have none.
+        table: An `hr.EmbeddingTable`, or several in a list, tuple or dict.
+        ids: Integers of any shape; for several tables, nested like the tables.
+        optimizer: Default optimizer of `push`.
+        size: Minimum number of rows in `rows`; zeros are appended, so that compiled functions see
+            one shape. None returns one row for each distinct id.
+        training: Whether ids are counted, and new ids get rows.
 
     Returns:
-        `rows`, one for each different id; `inverse`, of the shape of `ids`, so that
-        `rows[inverse]` is a row for each; and `push(gradients_of_rows, optimizer)`. For several
-        tables the first two are nested as these are.
+        `rows`, one for each distinct id; `inverse`, of the shape of `ids`, so that `rows[inverse]`
+        has a row for each id; and `push(gradients_of_rows, optimizer)`. For several tables the
+        first two are nested like the tables.
 
     Raises:
-        FailedPreconditionError: JAX is tracing.
+        FailedPreconditionError: If JAX is tracing.
     """
     return _prepare_lookup(table, ids, optimizer, size, training)()()
 
@@ -163,10 +164,10 @@ def prefetch(
     size: int | None = None,
     training: bool = True,
 ) -> PendingLookup:
-    """Begin to pull rows for a step that is to come; its `result()` is what `lookup` returns.
+    """Start pulling rows for a later step; the result's `result()` returns what `lookup` does.
 
-    The rows are those after all steps that began before this call (with `InBackground`, too), and
-    without those that begin after it. See `lookup` for the arguments.
+    The rows include the updates of all steps that began before this call (also with `InBackground`)
+    and not of steps that begin later. See `lookup` for the arguments.
 
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
     ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
@@ -182,29 +183,29 @@ def prefetch(
     tables = jax.tree.leaves(table)
     if not tables or not can_write_in_background():
         return PendingLookup(lambda: work()())
-    begun: BackgroundTask[Callable[[], tuple[Any, Any, GradientPush]]] = tables[
+    task: BackgroundTask[Callable[[], tuple[Any, Any, GradientPush]]] = tables[
         0
     ].cluster.background.submit(work)
-    return PendingLookup(lambda: begun.result()())
+    return PendingLookup(lambda: task.result()())
 
 
 def _prepare_lookup(
     table: Any, ids: Any, optimizer: Any, size: int | None, training: bool
 ) -> Callable[[], Callable[[], tuple[Any, Any, GradientPush]]]:
-    """Check arguments; return what pulls, and returns what makes arrays of JAX."""
+    """Check the arguments; return a function that pulls, and returns one that makes JAX arrays."""
     if size is not None:
         check_int("size", size, minimum=0)
     tables, structure = jax.tree.flatten(table)
     for each in tables:
         check_instance("table", each, EmbeddingTable)
         raise_if_tracing(f"EmbeddingTable {each.name!r}")
-    wanted = [
+    ids_to_pull = [
         each.check_ids(part)
         for each, part in zip(tables, structure.flatten_up_to(ids), strict=True)
     ]
 
     def work() -> Callable[[], tuple[Any, Any, GradientPush]]:
-        pulled = pull(tables, wanted, counts=training) if tables else []
+        pulled = pull(tables, ids_to_pull, counts=training) if tables else []
         return functools.partial(_make_arrays, tables, pulled, structure, optimizer, size)
 
     return work

@@ -1,6 +1,6 @@
-"""Datasets, callbacks and evaluation for models of Keras 3: `hr.keras`.
+"""Datasets, callbacks and evaluation for Keras 3 models: the public names of `hr.keras`.
 
-Keras is imported when one of these is first used, and not before.
+Keras is imported on the first use of one of these names.
 """
 
 from importlib import import_module
@@ -47,20 +47,20 @@ else:
         except ModuleNotFoundError as error:
             if error.name == "keras":
                 raise ImportError(
-                    f"hr.keras.{name} needs Keras 3, which is not installed here: "
+                    f"hr.keras.{name} requires Keras 3, which is not installed: "
                     "pip install 'headrace[keras]', or keras alone"
                 ) from error
             if (error.name or "").partition(".")[0] in ("PIL", "tensorboard"):
                 raise ImportError(
-                    f"hr.keras.{name} needs the package tensorboard, which is not installed here: "
+                    f"hr.keras.{name} requires the package tensorboard, which is not installed: "
                     "pip install 'headrace[keras]', or tensorboard alone (TensorFlow is not needed)"
                 ) from error
             back_end = (error.name or "").partition(".")[0]
             if back_end in ("jax", "tensorflow", "torch"):
                 raise ImportError(
-                    f"hr.keras.{name} needs Keras, whose back end is {back_end} here, which is "
-                    'not installed: set the variable KERAS_BACKEND to "jax" or "torch" before '
-                    "Keras is imported"
+                    f"hr.keras.{name} requires Keras, but its back end {back_end} is not "
+                    'installed: set the environment variable KERAS_BACKEND to "jax" or "torch" '
+                    "before Keras is imported"
                 ) from error
             raise
 

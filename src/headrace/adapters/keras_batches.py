@@ -1,6 +1,6 @@
-"""What Keras takes as a batch, and the sample weights that class weights make of one.
+"""Checks of Keras batches, and conversion of class weights to sample weights.
 
-Of a distributed dataset, a batch has the rows of all replicas of a process.
+A batch of a distributed dataset contains the rows of all replicas of a process.
 """
 
 from __future__ import annotations
@@ -27,57 +27,55 @@ __all__ = [
 
 
 def check_batches(spec: Spec) -> None:
-    """Raise unless elements are batches as Keras takes them.
+    """Raise an error unless elements are batches that Keras accepts.
 
     Raises:
-        InvalidArgumentError: They are not; the message names the component.
+        InvalidArgumentError: If they are not; the message names the component.
     """
     leaves, structure = flatten(spec)
     root = structure.root
     if root.kind in (NodeKind.TUPLE, NodeKind.NAMEDTUPLE) and len(root.children) not in (1, 2, 3):
         raise InvalidArgumentError(
-            f"an element has {len(root.children)} parts, and Keras takes x, (x, y) or (x, y, "
-            "sample_weight): map() it to one of these; several inputs are a dict or tuple, as in "
+            f"an element has {len(root.children)} parts, but Keras accepts x, (x, y) or (x, y, "
+            "sample_weight): convert it with map(); put several inputs into a dict or tuple, as in "
             "((a, b), y)"
         )
     if root.kind == NodeKind.DATACLASS:
         raise InvalidArgumentError(
-            f"an element is a {root.cls.__name__ if root.cls else 'dataclass'}, and Keras takes x, "
-            "(x, y) or (x, y, sample_weight): map() it to one of these"
+            f"an element is a {root.cls.__name__ if root.cls else 'dataclass'}, but Keras accepts "
+            "x, (x, y) or (x, y, sample_weight): convert it with map()"
         )
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if leaf.dtype in (BYTES, STR):
             raise InvalidArgumentError(
-                f"{describe_component(path)} holds bytes or str, of which Keras makes no tensors: "
-                "make "
-                "numbers of it with map(), or leave it out"
+                f"{describe_component(path)} holds bytes or str, which Keras cannot convert to "
+                "tensors: convert it to numbers with map(), or remove it"
             )
         if not leaf.shape:
             raise InvalidArgumentError(
-                f"{describe_component(path)} is a scalar ({leaf}), and Keras takes batches: call "
-                "the "
-                "`batch` method on the dataset"
+                f"{describe_component(path)} is a scalar ({leaf}), but Keras requires batches: "
+                "call the `batch` method on the dataset"
             )
 
 
 def make_sample_weighter(class_weight: Mapping[Any, Any]) -> Callable[[Any], Any]:
-    """Return what adds a sample weight for each row: that of its class.
+    """Return a function that adds to each row the weight of its class as sample weight.
 
     Raises:
-        TypeError: A class is no whole number, or a weight no number.
+        TypeError: If a class is not an integer, or a weight not a number.
     """
     for number, weight in class_weight.items():
         if not isinstance(number, Integral) or not isinstance(weight, Real):
             raise TypeError(
-                "`class_weight` must be a dict from the numbers of classes to weights, as in "
-                f"{{0: 1.0, 1: 5.0}}, but has {number!r}: {weight!r}"
+                "`class_weight` must map class numbers to weights, as in {0: 1.0, 1: 5.0}, but "
+                f"has {number!r}: {weight!r}"
             )
     classes = {int(number): float(weight) for number, weight in class_weight.items()}
 
     def weigh(batch: Any) -> Any:
         if not isinstance(batch, tuple) or len(batch) != 2 or not isinstance(batch[1], np.ndarray):
             raise InvalidArgumentError(
-                "`class_weight` is for elements (x, y) with one array of labels, and here are "
+                "`class_weight` requires elements (x, y) with a single array of labels, but got "
                 f"{spec_of(batch)!r:.200}: add sample weights with map()"
             )
         x, y = batch
@@ -95,10 +93,10 @@ def _sample_weights(labels: NDArray[Any], classes: Mapping[int, float]) -> NDArr
 
 
 class GlobalBatchIterator:
-    """An iterator over a pass; its states are those of the steps.
+    """An iterator over one epoch of a distributed dataset; its states are those of `steps`.
 
     Args:
-        steps: What the replicas get.
+        steps: Iterator over the replicas' values.
     """
 
     def __init__(self, steps: DistributedIterator) -> None:
@@ -117,5 +115,5 @@ def _concatenate_replicas(*replicas: Any) -> NDArray[Any]:
 
 
 def _to_host(leaf: Any) -> NDArray[Any]:
-    # A tensor of PyTorch may be on a device, and NumPy does not fetch it from there.
+    # A PyTorch tensor may be on a device; NumPy cannot copy it from there.
     return np.asarray(leaf.detach().cpu() if hasattr(leaf, "detach") else leaf)

@@ -1,8 +1,7 @@
 """Datasets for `fit`, `evaluate` and `predict` of Keras 3, on the back ends jax and torch.
 
-Keras asks an adapter for an iterator whenever a pass begins, and for one more to build a model of
-its first batch. It takes NumPy arrays as they are, so nothing is copied here; the dataset is read
-ahead on a thread of its own.
+Keras requests an iterator at the start of each epoch, and one more to build a model from its first
+batch. It takes NumPy arrays without a copy; the dataset is read ahead on its own thread.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Self
 
 import keras
 
-# Keras takes whatever derives from this; it has no public name.
+# Keras accepts subclasses of this class, which has no public name.
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from headrace.adapters.keras_batches import GlobalBatchIterator, check_batches, make_sample_weighter
@@ -52,7 +51,7 @@ def dataset(
     class_weight: Mapping[int, float] | None = None,
     prefetch: int = 2,
 ) -> KerasDataset:
-    """Return what `fit`, `evaluate` and `predict` take: `model.fit(hr.keras.dataset(dataset))`.
+    """Return an input for `fit`, `evaluate` and `predict`: `model.fit(hr.keras.dataset(dataset))`.
 
     >>> import numpy as np
     >>> import headrace as hr
@@ -61,25 +60,26 @@ def dataset(
     3
 
     Args:
-        dataset: Of batches: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where each is an
-            array, or a dict or tuple of arrays. Each epoch is a pass over it; it shuffles itself.
-            Of one that a strategy distributed the rows of all replicas here are a batch.
-        steps: Batches in an epoch, where the dataset does not know their number (after a filter, or
-            over a data service). Without it Keras warns where the first epoch ends. Of a longer
-            dataset each epoch has the first batches; `steps_per_epoch` of `fit` goes on in it.
-        class_weight: The weight of each class, from which sample weights are made, also in
-            `evaluate`; `class_weight` of `fit` counts there alone.
-        prefetch: Batches that are read ahead; of a distributed dataset its own options say that.
+        dataset: A dataset of batches: `x`, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, where each
+            is an array, or a dict or tuple of arrays. Each epoch reads it once; shuffling is a step
+            of the dataset. A batch of a distributed dataset contains the rows of all local
+            replicas.
+        steps: Batches in an epoch, if the dataset does not know their number (after a filter, or
+            over a data service). Without it, Keras warns at the end of the first epoch. If the
+            dataset is longer, each epoch reads its first batches, whereas `steps_per_epoch` of
+            `fit` continues where the last epoch ended.
+        class_weight: Weight of each class, from which sample weights are made, also in `evaluate`;
+            `class_weight` of `fit` applies only to that call.
+        prefetch: Batches to read ahead; a distributed dataset has its own option for this.
 
     Raises:
-        InvalidArgumentError: Its elements are not such batches, or it has none, as far as is known
-            by now.
+        InvalidArgumentError: If elements are known not to be such batches, or there are none.
     """
     return KerasDataset(dataset, steps, class_weight, prefetch)
 
 
 class KerasDataset(DataAdapter):  # type: ignore[misc]
-    """A dataset as Keras reads it; `dataset` makes it.
+    """A dataset as input of Keras; made by `dataset`.
 
     >>> rows = hr.Dataset.from_tensor_slices((np.ones((10, 3), "f4"), np.ones(10, "f4")))
     >>> data = hr.keras.dataset(rows.batch(4))
@@ -87,10 +87,10 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     (True, 3)
 
     Args:
-        dataset: Of batches.
-        steps: Batches in an epoch; None: as many as the dataset has.
-        class_weight: The weight of each class.
-        prefetch: Batches that are read ahead.
+        dataset: A dataset of batches.
+        steps: Batches in an epoch; None reads all batches of the dataset.
+        class_weight: Weight of each class.
+        prefetch: Batches to read ahead.
     """
 
     def __init__(
@@ -102,16 +102,15 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     ) -> None:
         if isinstance(dataset, PerWorkerInput):
             raise TypeError(
-                "`dataset` was distributed by a strategy of parameter servers, whose workers read "
-                "it in scheduled functions, and fit reads in this process: pass the Dataset that "
-                "was given to the strategy"
+                "`dataset` was distributed by a ParameterServerStrategy, whose workers read it in "
+                "scheduled functions, but fit reads in this process: pass the Dataset that was "
+                "given to the strategy"
             )
         if not isinstance(dataset, Dataset | DistributedDataset | DistributedDatasetsFromFunction):
             raise TypeError(
                 "`dataset` must be a Dataset, or one that a strategy distributed, but got "
-                f"{type(dataset).__name__}: "
-                "Dataset.from_tensor_slices makes one of arrays, Dataset.from_generator of a "
-                "generator"
+                f"{type(dataset).__name__}: make one with Dataset.from_tensor_slices from arrays, "
+                "or with Dataset.from_generator from a generator"
             )
         if steps is not None:
             check_int("steps", steps, minimum=1)
@@ -130,41 +129,41 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
                 DatasetIterator, _plan_of_batches(dataset, prefetch), for_training=True
             )
         else:
-            self._open_iterator = lambda number: GlobalBatchIterator(dataset.open_epoch(number))
-        #: Whether passes follow those of a state, and not those of others over the dataset.
+            self._open_iterator = lambda epoch: GlobalBatchIterator(dataset.open_epoch(epoch))
+        #: Whether epochs count from those of a state, not from other readings of the dataset.
         self._has_own_numbering = not isinstance(dataset, Dataset)
         self._is_within_epoch = False
         self._reset(0)
         if self.num_batches == 0:
             raise InvalidArgumentError(
-                f"{dataset!r:.200} has no batches, and Keras wants one at least: has it fewer rows "
-                "than a batch, which `drop_remainder` leaves out?"
+                f"{dataset!r:.200} has no batches, but Keras needs at least one: does it have "
+                "fewer rows than a batch, which `drop_remainder` drops?"
             )
 
     def __repr__(self) -> str:
         return f"<KerasDataset of {self._dataset!r}, steps={self._steps}>"
 
     def _reset(self, number: int) -> None:
-        #: The pass that is read, or comes next: that of states.
+        #: The iteration that is being read, or comes next; states refer to it.
         self._current = _DatasetIteration(number)
-        #: The one that gave a batch last.
+        #: The iteration that yielded the last batch.
         self._last = self._current
 
     @property
     def dataset(self) -> Dataset | DistributedDataset | DistributedDatasetsFromFunction:
-        """What it reads."""
+        """The dataset that was passed in."""
         return self._dataset
 
     @property
     def steps(self) -> int | None:
-        """Batches in an epoch, as they were given."""
+        """The argument `steps`."""
         return self._steps
 
-    # --- what Keras asks for ----------------------------------------------------------------------
+    # --- interface of Keras -----------------------------------------------------------------------
 
     @property
     def num_batches(self) -> int | None:
-        """Batches in an epoch; None: without end, or known only by reading them."""
+        """Batches in an epoch; None if infinite, or known only by reading them."""
         _check_arguments(self, sys._getframe(1))
         if self._steps is not None:
             return self._steps
@@ -173,7 +172,7 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
     @property
     def is_infinite(self) -> bool:
-        """Whether an epoch ends only where Keras is told a number of steps."""
+        """Whether an epoch ends only if Keras is given a number of steps."""
         return self._steps is None and self._dataset.cardinality() == INFINITE
 
     def __len__(self) -> int:
@@ -184,17 +183,17 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
     @property
     def batch_size(self) -> int | None:
-        """Unknown: batches may differ."""
+        """None, because batches may differ in size."""
         return None
 
     @property
     def has_partial_batch(self) -> bool | None:
-        """Unknown, as is its size."""
+        """None, because it is unknown."""
         return None
 
     @property
     def partial_batch_size(self) -> int | None:
-        """Unknown."""
+        """None, because it is unknown."""
         return None
 
     @property
@@ -203,46 +202,46 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         return self._dataset.element_spec
 
     def get_numpy_iterator(self) -> Iterator[Any]:
-        """Return an iterator over the batches of a pass, which begins with the first of them."""
+        """Return an iterator over the batches of an epoch, from the first."""
         return self._batches()
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """Return the same: Keras puts arrays on devices by itself."""
+        """Return the same iterator: Keras puts arrays on devices itself."""
         return self._batches()
 
     def get_torch_dataloader(self) -> Iterator[Any]:
-        """Return the same as tensors, on the device that Keras uses."""
+        """Return an iterator over the batches as tensors on Keras' device."""
         return _to_tensors(self._batches())
 
     def get_tf_dataset(self) -> Any:
-        """Raise: the back end TensorFlow reads tf.data.
+        """Raise an error: with the TensorFlow back end, Keras reads only tf.data.
 
         Raises:
             FailedPreconditionError: Always.
         """
         raise FailedPreconditionError(
-            "hr.keras.dataset feeds the back ends jax and torch, and this is tensorflow: set "
-            "KERAS_BACKEND before Keras is imported"
+            "hr.keras.dataset supports the Keras back ends jax and torch, but the back end is "
+            "tensorflow: set KERAS_BACKEND before Keras is imported"
         )
 
     def on_epoch_begin(self) -> None:
-        """Take note that a pass begins, or goes on."""
+        """Record that an epoch begins or continues."""
         self._is_within_epoch = True
 
     def on_epoch_end(self) -> None:
-        """Take note that an epoch is over."""
+        """Record that an epoch has ended."""
         self._is_within_epoch = False
 
     def with_class_weight(self, class_weight: Mapping[int, float]) -> DataAdapter:
-        """Return what gives the same batches, with the weights of their classes.
+        """Return an adapter with the same batches and the sample weights of their classes.
 
         Raises:
-            ValueError: It has class weights already.
+            ValueError: If the dataset already has class weights.
         """
         if self.class_weight is not None:
             raise ValueError(
-                f"`class_weight` of fit is {dict(class_weight)}, and that of hr.keras.dataset is "
-                f"{dict(self.class_weight)}: give it once"
+                f"`class_weight` of fit is {dict(class_weight)}, but hr.keras.dataset already has "
+                f"class_weight={dict(self.class_weight)}: pass it once"
             )
         check_instance("class_weight", class_weight, Mapping)
         return _ClassWeightedDataset(self, make_sample_weighter(class_weight))
@@ -250,19 +249,19 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
     # --- reading ----------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[Any]:
-        """Yield the batches of a pass.
+        """Yield the batches of an epoch.
 
-        A model is built of the first batch of an iterator that is then dropped, in an epoch that
-        ends at once. The next one begins with the same batch: what comes from a shared job comes
+        Keras builds a model from the first batch of an iterator that it then drops, in an epoch
+        that ends at once. The next iterator repeats that batch, because a shared job delivers it
         only once.
         """
         own = self._begin_iteration()
-        first, read = own.repeated_batch, 0
+        first, num_read = own.repeated_batch, 0
         if first is not None:
             own.batches_yielded, own.repeated_batch = 0, None
         elif own.start_state is not None and not own.batches_yielded:
             first = self._next_batch(own)
-            if first is None:  # the state was taken where a pass ended, and nobody knew that yet
+            if first is None:  # the state was taken at the end of an epoch, before that was known
                 self._end_iteration()
                 own = self._begin_iteration()
         own.is_being_read = True
@@ -274,50 +273,50 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
                     if batch is None:
                         break
                 own.batches_yielded += 1
-                read += 1
+                num_read += 1
                 self._last = own
                 if not self._current.is_being_read:
                     self._current = own
                 yield batch
-            if not read:
-                _log.warning("a pass over %r has no batches, and Keras wants one at least", self)
+            if not num_read:
+                _log.warning("an epoch of %r has no batches, but Keras needs at least one", self)
             own.close()
             if own is self._current:
                 self._end_iteration()
         except GeneratorExit:
-            is_for_a_model = self._is_within_epoch and read == own.batches_yielded == 1
+            builds_model = self._is_within_epoch and num_read == own.batches_yielded == 1
             if own is not self._current:
                 own.close()
-            elif is_for_a_model and self.num_batches != 1:  # else it was perhaps the epoch
+            elif builds_model and self.num_batches != 1:  # a single batch may be the whole epoch
                 own.repeated_batch = batch
             raise
         finally:
             own.is_being_read = False
 
     def _begin_iteration(self) -> _DatasetIteration:
-        """Return the pass of which batches are wanted."""
-        now = self._current
-        if now.is_being_read and now is self._last:
-            # Within an epoch that goes on, as where a callback evaluates on what it trains on.
-            own = _DatasetIteration(self._next_number(now.number))
+        """Return the iteration to read next."""
+        current = self._current
+        if current.is_being_read and current is self._last:
+            # An epoch within one that continues: a callback evaluates on the training data.
+            own = _DatasetIteration(self._next_number(current.number))
         elif (
-            now.iterator is None
-            or now.is_being_read
-            or (now.batches_yielded and now.repeated_batch is None)
+            current.iterator is None
+            or current.is_being_read
+            or (current.batches_yielded and current.repeated_batch is None)
         ):
-            if now.is_being_read:  # whoever reads it was left: another pass was read since
-                self._reset(now.number + 1)
+            if current.is_being_read:  # its reader was abandoned: another one was read since
+                self._reset(current.number + 1)
             self._end_iteration()
             own = self._current
             own.number = self._next_number(own.number)
         else:
-            own = now
+            own = current
         if own.iterator is None:
             own.iterator = self._open_iterator(own.number)
         return own
 
     def _next_batch(self, iteration: _DatasetIteration) -> Any:
-        """Return the next batch of a pass, as Keras takes it; None: there is none."""
+        """Return the next batch of an iteration in Keras' form, or None at the end."""
         assert iteration.iterator is not None
         batch = next(iteration.iterator, None)
         return None if batch is None else self._prepare_batch(batch)
@@ -332,72 +331,69 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
         return next_epoch(self._dataset, minimum)
 
     def _end_iteration(self) -> None:
-        """End the pass that is read, so that the next one comes."""
+        """End the current iteration, so that the next one follows."""
         if self._current.iterator is not None:
             self._current.close()
             self._reset(self._current.number + 1)
 
     @property
     def _is_complete(self) -> bool:
-        """Whether all batches of the pass were given."""
-        now = self._current
-        is_begun = now.iterator is not None and now.repeated_batch is None
-        return is_begun and now.batches_before + now.batches_yielded == self.num_batches
+        """Whether all batches of the iteration were yielded."""
+        current = self._current
+        is_begun = current.iterator is not None and current.repeated_batch is None
+        return is_begun and current.batches_before + current.batches_yielded == self.num_batches
 
     # --- state ------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the next batch comes from: a JSON value.
+        """Return the position of the next batch: a JSON value.
 
-        With JAX on an accelerator Keras takes one batch more than it has used, so there take it
-        where an epoch ends.
+        With JAX on an accelerator, Keras reads one batch more than it has used: take states at the
+        end of an epoch there.
         """
-        now = self._current
-        if now.iterator is None or self._is_complete:
-            return {"version": _VERSION, "pass": now.number + self._is_complete, "at": None}
-        is_unused = now.repeated_batch is not None  # a model was built of it, and no more
-        at = now.start_state if is_unused else now.iterator.get_state()
-        state = {"version": _VERSION, "pass": now.number, "at": at}
-        # How far the epoch is, where it is shorter than the dataset.
-        counts = self._steps is not None and at is not None
-        return (
-            {**state, "given": now.batches_before + now.batches_yielded - is_unused}
-            if counts
-            else state
-        )
+        current = self._current
+        if current.iterator is None or self._is_complete:
+            epoch = current.number + self._is_complete
+            return {"version": _VERSION, "epoch": epoch, "iterator": None}
+        is_unused = current.repeated_batch is not None  # only used to build a model
+        iterator = current.start_state if is_unused else current.iterator.get_state()
+        state = {"version": _VERSION, "epoch": current.number, "iterator": iterator}
+        if self._steps is None or iterator is None:
+            return state
+        # The epoch may be shorter than the dataset, so the state counts its batches.
+        num_yielded = current.batches_before + current.batches_yielded - is_unused
+        return {**state, "num_yielded": num_yielded}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Have the next epoch begin where `state` was taken; it ends with its pass.
+        """Start the next epoch where `state` was taken; it ends where that epoch does.
 
         Raises:
-            FailedPreconditionError: The state is of another dataset, or another version.
+            FailedPreconditionError: If the state is of another dataset or version.
         """
-        if not isinstance(state, dict) or not {"version", "pass", "at"} <= state.keys():
+        if not isinstance(state, dict) or not {"version", "epoch", "iterator"} <= state.keys():
             raise TypeError(
-                "`state` must be a value of the `get_state` of hr.keras.dataset, but got "
+                "`state` must be a result of `get_state` of hr.keras.dataset, but got "
                 f"{state!r:.80}"
             )
         check_state_version(state["version"], _VERSION)
-        number = check_int("state['pass']", state["pass"], minimum=0)
-        given = check_int("state['given']", state.get("given", 0), minimum=0)
-        reading = None
-        if state["at"] is not None:
-            reading = self._open_iterator(number)
-            reading.set_state(state["at"])
+        epoch = check_int("state['epoch']", state["epoch"], minimum=0)
+        num_yielded = check_int("state['num_yielded']", state.get("num_yielded", 0), minimum=0)
+        iterator = None
+        if state["iterator"] is not None:
+            iterator = self._open_iterator(epoch)
+            iterator.set_state(state["iterator"])
         self.close()
-        self._reset(number)
-        self._current.iterator, self._current.start_state, self._current.batches_before = (
-            reading,
-            state["at"],
-            given,
-        )
+        self._reset(epoch)
+        self._current.iterator = iterator
+        self._current.start_state = state["iterator"]
+        self._current.batches_before = num_yielded
         self._has_own_numbering = True
 
     state_dict = get_state
     load_state_dict = set_state
 
     def close(self) -> None:
-        """Release threads and files; what comes next is a new pass. May be called twice."""
+        """Release threads and files; the next read starts a new epoch. Idempotent."""
         self._end_iteration()
 
     def __enter__(self) -> Self:
@@ -408,9 +404,9 @@ class KerasDataset(DataAdapter):  # type: ignore[misc]
 
 
 class _ClassWeightedDataset(DataAdapter):  # type: ignore[misc]
-    """A dataset with class weights of one `fit`.
+    """A dataset with class weights for one call of `fit`.
 
-    Not within `KerasDataset`, which may be validation data of the same `fit`.
+    Separate from `KerasDataset`, which may also be validation data of the same call.
     """
 
     def __init__(self, data: KerasDataset, add_sample_weights: Callable[[Any], Any]) -> None:
@@ -435,29 +431,29 @@ class _ClassWeightedDataset(DataAdapter):  # type: ignore[misc]
 
 
 def _to_tensors(batches: Iterator[Any]) -> Iterator[Any]:
-    """Return batches as tensors of PyTorch, on the device that Keras uses."""
+    """Convert batches to PyTorch tensors on Keras' device."""
     import torch  # noqa: PLC0415 - optional dependency
 
     def tensor(array: Any) -> Any:
-        # Keras copies arrays, and takes tensors as they are.
+        # Keras copies arrays, but not tensors.
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        shares = array.dtype.name in _ZERO_COPY_DTYPES
-        return keras.ops.convert_to_tensor(torch.from_numpy(array) if shares else array)
+        is_zero_copy = array.dtype.name in _ZERO_COPY_DTYPES
+        return keras.ops.convert_to_tensor(torch.from_numpy(array) if is_zero_copy else array)
 
     return (map_leaves(tensor, batch) for batch in batches)
 
 
 class _DatasetIteration:
-    """A pass over the dataset.
+    """One reading of the dataset.
 
     Attributes:
-        number: Which one it is.
-        iterator: What reads it; None: nothing was read of it.
-        start_state: The state that it goes on from; None: its beginning.
-        batches_before: How many batches were given before that, where the epoch's number is set.
-        batches_yielded: How many batches of it were given.
-        repeated_batch: A batch that was given and comes again: Keras built the model of it.
-        is_being_read: Whether an iterator of Keras's is at it.
+        number: Epoch number.
+        iterator: Its iterator; None if nothing was read.
+        start_state: State that it continues from; None is the start of the epoch.
+        batches_before: Batches of the epoch that were yielded before that state.
+        batches_yielded: Batches yielded since then.
+        repeated_batch: A batch that was yielded to build a model, and is yielded again.
+        is_being_read: Whether an iterator of Keras reads it now.
     """
 
     __slots__ = (
@@ -480,13 +476,13 @@ class _DatasetIteration:
         self.is_being_read = False
 
     def close(self) -> None:
-        """Release what reads it."""
+        """Release the iterator."""
         if self.iterator is not None:
             self.iterator.close()
 
 
 def _plan_of_batches(dataset: Dataset, prefetch: int) -> Node:
-    """Return the plan of a dataset whose elements are batches, as far as is known by now."""
+    """Return the plan of a dataset, after a check that its elements are batches if known."""
     plan: Node = dataset.plan
     spec = element_spec(plan)
     if spec is not None:
@@ -499,20 +495,20 @@ def _check_arguments(data: KerasDataset, caller: FrameType) -> None:
     """Check the arguments of Keras' own epoch iterator, if that is the caller.
 
     In `model.fit(hr.keras.dataset(...))`, Python looks up `fit` before the first use of `hr.keras`
-    replaces it by a method that checks them.
+    replaces it with a method that checks the arguments.
     """
     given = caller.f_locals
     if caller.f_code.co_name != "__init__" or not {"x", "steps_per_epoch"} <= given.keys():
         return
     if data.is_infinite and not given["steps_per_epoch"]:
         raise ValueError(
-            "the epoch would never end: the dataset is infinite, and the number of steps is not "
-            "given. Say steps_per_epoch=n, or hr.keras.dataset(dataset, steps=n)"
+            "the epoch would never end: the dataset is infinite, and no number of steps is given. "
+            "Pass steps_per_epoch=n, or use hr.keras.dataset(dataset, steps=n)"
         )
     for name in ("y", "sample_weight", "class_weight"):
         if given.get(name) is not None:
             raise ValueError(
-                f"Keras would ignore `{name}` beside an hr.keras.dataset here. Make the dataset in "
-                "a statement before the call: data = hr.keras.dataset(...), then "
+                f"Keras would ignore `{name}` in this call. Create the dataset in a statement "
+                "before the call: data = hr.keras.dataset(...), then "
                 f"model.fit(data, ...{name}=...)"
             )

@@ -1,10 +1,10 @@
 """Replacements for methods of `keras.Model`, for data and strategies of Headrace.
 
 `install` replaces methods of `keras.Model`. The new ones check their arguments, and call the
-original. Keras knows nothing of strategies, and hands data adapters neither `class_weight` nor
-`sample_weight`, `y` and `batch_size`: without these checks all of them are ignored silently. Calls
-without data of Headrace, outside of scopes, are passed on as they are. Where TensorFlow is missing,
-`keras.callbacks.TensorBoard`, which needs it, refuses to be made.
+original. Keras does not know about strategies, and passes neither `class_weight` nor
+`sample_weight`, `y` and `batch_size` to data adapters: without these checks all of them would be
+ignored silently. Calls without data of Headrace, outside of scopes, are passed on unchanged. If
+TensorFlow is missing, creating a `keras.callbacks.TensorBoard`, which needs it, raises an error.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
             if strategy.cluster.is_closed and name == "fit":
                 raise FailedPreconditionError(
                     f"fit of the Keras model {self.name!r}: its strategy is closed. Close it after "
-                    "the last fit, or go on with keras.models.clone_model(model) and its weights "
-                    "under another strategy"
+                    "the last fit, or continue with keras.models.clone_model(model) and its "
+                    "weights under another strategy"
                 )
             if not strategy.cluster.is_closed:
                 return _on_parameter_servers(self, strategy, name)(*args, **kwargs)
@@ -175,7 +175,7 @@ def _replace_tensorboard() -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if type(self).summary is kind.summary:  # else it writes with something else
             raise ImportError(
-                "keras.callbacks.TensorBoard needs TensorFlow, which is not installed here: use "
+                "keras.callbacks.TensorBoard requires TensorFlow, which is not installed: use "
                 "hr.keras.TensorBoard, which writes the same without it"
             )
         original(self, *args, **kwargs)
@@ -255,8 +255,8 @@ def distribute(
     known = strategy_of(model)
     if known is not None and known is not strategy:
         raise FailedPreconditionError(
-            f"the Keras model {model.name!r} belongs to {known!r} already: make another one, or "
-            "keras.models.clone_model(model), outside of its scope"
+            f"the Keras model {model.name!r} already belongs to {known!r}: create another model, "
+            "or call keras.models.clone_model(model), outside of its scope"
         )
     if pss_evaluation_shards is not None:
         _set_evaluation_shards(model, pss_evaluation_shards)
@@ -274,7 +274,7 @@ def _check_strategy(model: Any, name: str) -> None:
     if strategy is not None:
         raise FailedPreconditionError(
             f"{name} of the Keras model {model.name!r} in the scope of {strategy!r}: Keras would "
-            "run it in this process alone, as one replica, whatever the strategy says. "
+            "run it in this process only, as a single replica, regardless of the strategy. "
             f"{SUPPORTED_KERAS_USE}"
         )
 
@@ -305,8 +305,9 @@ def _prepare_fit(given: dict[str, Any]) -> None:
     if parts and isinstance(parts[0], KerasDataset):
         if any(part is not None for part in parts[1:]):
             raise ValueError(
-                "`validation_data` of fit is an hr.keras.dataset beside labels or weights, which "
-                "Keras would ignore: have the dataset's elements be (x, y) or (x, y, sample_weight)"
+                "`validation_data` of fit has labels or weights in addition to an "
+                "hr.keras.dataset, which Keras would ignore: make the dataset's elements (x, y) or "
+                "(x, y, sample_weight)"
             )
         _check_unused("fit", given, ("validation_batch_size",))
         _check_finite("fit", parts[0], given, "validation_steps")
@@ -329,26 +330,26 @@ def _check_kind(argument: str, value: Any) -> None:
     """Raise for data of Headrace that Keras cannot read."""
     if isinstance(value, KerasDataset):
         return
-    for kinds, cure in _UNREADABLE:
+    for kinds, hint in _UNREADABLE:
         if isinstance(value, kinds):
-            raise TypeError(f"`{argument}` is a {type(value).__name__}, and {cure}")
+            raise TypeError(f"`{argument}` is a {type(value).__name__}, but {hint}")
     if type(value).__module__.startswith("headrace.adapters."):  # of hr.torch or hr.jax
-        raise TypeError(f"`{argument}` is a {type(value).__name__}, and {_UNREADABLE[0][1]}")
+        raise TypeError(f"`{argument}` is a {type(value).__name__}, but {_UNREADABLE[0][1]}")
 
 
 _UNREADABLE: Sequence[tuple[Any, str]] = (
     (
         (Dataset, DistributedDataset, DistributedDatasetsFromFunction),
-        "Keras reads those of hr.keras.dataset: pass hr.keras.dataset(dataset)",
+        "Keras requires an hr.keras.dataset: pass hr.keras.dataset(dataset)",
     ),
     (
         (DatasetIterator, DistributedIterator),
-        "Keras begins a new pass in each epoch: pass hr.keras.dataset(dataset), of the dataset",
+        "Keras needs a new iterator for each epoch: pass hr.keras.dataset(dataset)",
     ),
     (
         PerWorkerInput,
-        "workers read it, not this process: pass hr.keras.dataset(dataset), of the dataset that "
-        "was given to the strategy",
+        "it is read by workers, not in this process: pass hr.keras.dataset(dataset) with the "
+        "Dataset that was given to the strategy",
     ),
 )
 
@@ -358,27 +359,27 @@ def _check_unused(method: str, given: dict[str, Any], names: Sequence[str]) -> N
     for name in names:
         if given.get(name) is not None:
             raise ValueError(
-                f"`{name}` of {method} is given beside an hr.keras.dataset, and Keras would ignore "
-                f"it: {_ALTERNATIVES[name]}"
+                f"`{name}` of {method} would be ignored by Keras, because the input is an "
+                f"hr.keras.dataset: {_ALTERNATIVES[name]}"
             )
 
 
 _ALTERNATIVES = {
-    "y": "have the dataset's elements be (x, y)",
-    "sample_weight": "have the dataset's elements be (x, y, sample_weight)",
-    "batch_size": "the batches are the dataset's, hr.keras.dataset(dataset.batch(n))",
-    "validation_batch_size": "the batches are the dataset's, hr.keras.dataset(dataset.batch(n))",
+    "y": "make the dataset's elements (x, y)",
+    "sample_weight": "make the dataset's elements (x, y, sample_weight)",
+    "batch_size": "batch the dataset, as in hr.keras.dataset(dataset.batch(n))",
+    "validation_batch_size": "batch the dataset, as in hr.keras.dataset(dataset.batch(n))",
 }
 
 
 def _check_finite(method: str, data: KerasDataset, given: dict[str, Any], argument: str) -> None:
-    # Keras' own limit, for debugging, is a recent one.
+    # `max_steps_per_epoch` exists only in recent versions of Keras.
     limit = getattr(keras.config, "max_steps_per_epoch", lambda: None)()
     if not data.is_infinite or given.get(argument) or limit:
         return
     raise ValueError(
-        f"{method} would never end: the dataset is infinite, and `{argument}` is not given. Say "
-        f"{argument}=n, or hr.keras.dataset(dataset, steps=n)"
+        f"{method} would never end: the dataset is infinite, and `{argument}` is not given. Pass "
+        f"{argument}=n, or use hr.keras.dataset(dataset, steps=n)"
     )
 
 

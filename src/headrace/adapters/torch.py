@@ -1,6 +1,6 @@
-"""Datasets for PyTorch, PyTorch's as datasets, and tables as its layers: `hr.torch`.
+"""Loaders, dataset conversion and embedding layers for PyTorch: the public names of `hr.torch`.
 
-PyTorch is imported when one of these is first used, and not before.
+PyTorch is imported on the first use of one of these names.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ else:
             if error.name != "torch":
                 raise
             raise ImportError(
-                f"hr.torch.{name} needs PyTorch, which is not installed here: "
+                f"hr.torch.{name} requires PyTorch, which is not installed: "
                 "pip install 'headrace[torch]', or torch alone"
             ) from error
 

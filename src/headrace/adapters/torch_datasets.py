@@ -1,4 +1,4 @@
-"""PyTorch's datasets and DataLoaders as datasets."""
+"""Conversion of PyTorch datasets and DataLoaders to Headrace datasets."""
 
 from __future__ import annotations
 
@@ -31,39 +31,40 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
     >>> [x.shape for x, _ in batches]
     [(4,), (2,)]
 
-    What has a length and items by number (also a ConcatDataset, a Subset) is shuffled, sharded,
-    dealt to workers and restored by arithmetic. A DataLoader with torch's own sequential or
-    shuffling sampler gives its batches, made by its `collate_fn` wherever they are read; its
-    processes are not started, and its `worker_init_fn` is called with 0 in each process that reads,
-    before the first item. Another sampler, and an IterableDataset, is read from its start by one.
+    Datasets with a length and items by index (also ConcatDataset and Subset) can be shuffled,
+    sharded, assigned to workers and restored without reading items. A DataLoader with torch's own
+    sequential or random sampler yields its batches, collated by its `collate_fn` where they are
+    read; its worker processes are not started, and its `worker_init_fn` is called with 0 in each
+    reading process before the first item. With another sampler, or for an IterableDataset, a single
+    reader reads it from its start.
 
     Elements are NumPy: tensors become arrays in the same memory, and lists of them tuples.
 
     Args:
-        dataset: What to read.
-        num_parallel_calls: Threads that get items, or `AUTOTUNE`; None: on the reading thread, and
-            for a DataLoader as many as it has workers.
+        dataset: The dataset or DataLoader.
+        num_parallel_calls: Threads that get items, or `AUTOTUNE`. None uses the reading thread; for
+            a DataLoader, as many threads as it has workers.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: If `dataset` is none of these.
     """
     if isinstance(dataset, Dataset):
-        raise TypeError("`dataset` is a Dataset of Headrace already; hr.torch.loader reads it")
+        raise TypeError("`dataset` is already a Dataset of Headrace; read it with hr.torch.loader")
     if isinstance(dataset, Loader):
-        raise TypeError("a Loader is made of a Dataset; use the dataset that it was made of")
+        raise TypeError("`dataset` is a Loader; pass the Dataset from which it was made")
     if isinstance(dataset, DataLoader):
         return _from_loader(dataset, num_parallel_calls)
     if isinstance(dataset, IterableDataset):
         return Dataset.from_generator(_ArrayStream(dataset))
     if not isinstance(dataset, TorchDataset):
         raise TypeError(
-            f"`dataset` must be a torch Dataset, IterableDataset or DataLoader, but is a "
-            f"{type(dataset).__name__}; Dataset.from_pipeline takes those of other libraries"
+            "`dataset` must be a torch Dataset, IterableDataset or DataLoader, but got "
+            f"{type(dataset).__name__}; use Dataset.from_pipeline for those of other libraries"
         )
     if not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"a {type(dataset).__name__} has no `__len__`, so how many items it has is not known: "
-            "give it one, or make it an IterableDataset"
+            f"`dataset` is a {type(dataset).__name__} without `__len__`, so its number of items is "
+            "unknown: define __len__, or make it an IterableDataset"
         )
     is_single = type(dataset).__getitem__ is not TorchDataset.__getitem__
     items = (
@@ -78,7 +79,7 @@ def _from_loader(loader: Any, num_parallel_calls: int | None) -> Dataset:
     made = copy.copy(loader)
     if isinstance(loader.dataset, IterableDataset):
         return Dataset.from_generator(_ArrayStream(loader))
-    # Beside what a DataLoader lets one change: it is read here, and never started.
+    # Set directly, because a DataLoader forbids the assignment; the copy is never started.
     made.__dict__["collate_fn"] = _ArrayCollate(loader.collate_fn)
     if loader.worker_init_fn is not None and loader.num_workers:
         made.__dict__["dataset"] = _WorkerInitDataset(loader.dataset, loader.worker_init_fn)
@@ -101,7 +102,7 @@ class _ArrayItems:
 
 
 class _ArrayBatches:
-    """Gets items of a map-style dataset that only has `__getitems__`."""
+    """Gets items of a map-style dataset that defines only `__getitems__`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -124,7 +125,7 @@ class _ArrayStream:
 
 
 class _ArrayCollate:
-    """Makes a batch as a DataLoader does, as arrays."""
+    """Collates a batch with a DataLoader's function, and converts it to arrays."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -134,7 +135,7 @@ class _ArrayCollate:
 
 
 class _WorkerInitDataset:
-    """A map-style dataset that has a function called in each process before its first item."""
+    """A map-style dataset that calls a function once in each process, before its first item."""
 
     def __init__(self, dataset: Any, worker_init_fn: Callable[[int], object]) -> None:
         self._dataset = dataset

@@ -1,15 +1,16 @@
-"""How tensors get to a device while a training step runs there.
+"""Transfer of tensors to a device while a training step runs there.
 
-    send     on the thread that reads ahead: starts to copy, and does not wait for it
-    receive  on the thread that trains, when the element's turn comes: whatever is computed with it
-             from then on comes after its copy
+    send     on the thread that reads ahead: starts the copy without waiting for it
+    receive  on the training thread, when the element is returned: operations that follow on the
+             device wait for the copy
 
-A way is these two functions. What is between them is its own affair, and travels beside the
-tensors. What is sent and never received (a reader that is closed) needs nobody.
+A transfer consists of these two functions and the event that `send` passes to `receive` along with
+the tensors. An element that is sent but never received, because its reader is closed, needs no
+cleanup.
 
-Sending is a step of a plan (`TransferToDevice`), so that it can stand below a prefetch. The
-elements that are on their way are buffered by the engine then, and a state is the place of what was
-yielded, as it is of every dataset: chunks know their places, whatever they hold.
+Sending is a step of a plan (`TransferToDevice`), so that it can be placed below a prefetch. The
+engine then buffers the elements in transfer, and a state refers to the elements that were yielded,
+as for every dataset: chunks carry their positions, whatever they hold.
 """
 
 from __future__ import annotations
@@ -41,25 +42,25 @@ __all__ = [
 
 
 class PendingTransfer(NamedTuple):
-    """An element that is on its way."""
+    """An element whose transfer was started."""
 
     element: Any
     event: Any
-    """What `DeviceTransfer.receive` needs to know when it has arrived."""
+    """Argument of `DeviceTransfer.receive` that identifies the end of the transfer."""
 
 
 class DeviceTransfer(Protocol):
-    """A way to a device."""
+    """Transfer of elements to a device."""
 
     def send(self, element: Any) -> tuple[Any, Any]:
-        """Start to copy an element of tensors; return it there, and a mark."""
+        """Start copying an element of tensors; return the copy and an event."""
 
     def receive(self, element: Any, event: Any) -> Any:
-        """Return an element that may be used."""
+        """Return an element that is safe to use."""
 
 
 class DirectTransfer:
-    """Copies at once: to devices that have no streams of their own."""
+    """Copies synchronously, for devices without streams."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -74,70 +75,70 @@ class DirectTransfer:
 
 
 class StreamRuntime(Protocol):
-    """What `StreamTransfer` asks of a device's runtime."""
+    """The functions of a device runtime that `StreamTransfer` needs."""
 
     def new_stream(self, device: Any) -> Any:
-        """Return a stream of the device's."""
+        """Return a new stream of the device."""
 
     def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Have what is started within run on a stream."""
+        """Run operations that are started in this context on a stream."""
 
     def pin_memory(self, tensor: Any) -> Any:
-        """Return a tensor of this process's in memory that the device reads by itself."""
+        """Return a copy of a CPU tensor in page-locked memory."""
 
     def record_event(self, stream: Any) -> Any:
-        """Return a mark after all that was started on a stream."""
+        """Return an event after all operations started on a stream so far."""
 
     def wait_event(self, device: Any, event: Any) -> Any:
-        """Have the device's current stream wait for a mark, and return that stream."""
+        """Make the device's current stream wait for an event, and return that stream."""
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
-        """Not give out a tensor's memory before a stream has done what was started on it."""
+        """Keep a tensor's memory until the operations started on a stream have finished."""
 
 
 class CudaStreamRuntime:
-    """Those of CUDA, by PyTorch."""
+    """The CUDA runtime, through PyTorch."""
 
     def new_stream(self, device: Any) -> Any:
-        """Return a stream of the device's."""
+        """Return a new stream of the device."""
         return torch.cuda.Stream(device=device)
 
     def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Have what is started within run on a stream."""
+        """Run operations that are started in this context on a stream."""
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context
 
     def pin_memory(self, tensor: Any) -> Any:
-        """Return the tensor in pinned memory.
+        """Return the tensor in page-locked memory.
 
-        PyTorch keeps such memory to use it again, and does so only after the copies from it are
-        done. So nobody holds it here.
+        PyTorch reuses such memory only after the copies from it have finished, so no reference to
+        it is kept here.
         """
         return tensor.pin_memory()
 
     def record_event(self, stream: Any) -> Any:
-        """Return an event after all that was started on a stream."""
+        """Return an event after all operations started on a stream so far."""
         event = torch.cuda.Event()
         event.record(stream)
         return event
 
     def wait_event(self, device: Any, event: Any) -> Any:
-        """Have the device's current stream wait for an event, and return that stream."""
+        """Make the device's current stream wait for an event, and return that stream."""
         stream = torch.cuda.current_stream(device)
         stream.wait_event(event)
         return stream
 
     def record_stream(self, tensor: Any, stream: Any) -> None:
-        """Not give out a tensor's memory before a stream has done what was started on it."""
+        """Keep a tensor's memory until the operations started on a stream have finished."""
         tensor.record_stream(stream)
 
 
 class StreamTransfer:
-    """Copies to a device by a stream of its own, from pinned memory.
+    """Copies to a device on a separate stream, from page-locked memory.
 
     Args:
-        device: The device.
-        runtime: Its runtime.
+        device: Target device.
+        runtime: Runtime of the device.
     """
 
     def __init__(self, device: Any, runtime: StreamRuntime) -> None:
@@ -146,9 +147,9 @@ class StreamTransfer:
         self._stream: Any = None
 
     def send(self, element: Any) -> tuple[Any, Any]:
-        """Start to copy an element; the mark comes after its copies."""
+        """Start copying an element; the event follows its copies."""
         if self._stream is None:
-            # Not before: a loader may be made where the device must not be touched yet.
+            # Created late: when a loader is made, the device may not be initialized yet.
             self._stream = self._runtime.new_stream(self._device)
         with self._runtime.use_stream(self._stream):
             moved = map_tensors(self._copy_tensor, element)
@@ -160,22 +161,22 @@ class StreamTransfer:
         return tensor.to(self._device, non_blocking=True)
 
     def receive(self, element: Any, event: Any) -> Any:
-        """Have the stream that computes wait for the copies, without waiting here."""
-        computing = self._runtime.wait_event(self._device, event)
+        """Make the computing stream wait for the copies, without blocking this thread."""
+        stream = self._runtime.wait_event(self._device, event)
 
-        def kept(tensor: Any) -> Any:
-            # Its memory is the side stream's, and this one uses it from now on.
-            self._runtime.record_stream(tensor, computing)
+        def record_use(tensor: Any) -> Any:
+            # The memory belongs to the copying stream, but this stream uses it from now on.
+            self._runtime.record_stream(tensor, stream)
             return tensor
 
-        return map_tensors(kept, element)
+        return map_tensors(record_use, element)
 
 
 def make_transfer(device: Any) -> DeviceTransfer | None:
-    """Return the way to a device; None: elements stay in the memory of this process.
+    """Return the transfer to a device; None leaves elements in the memory of this process.
 
     Args:
-        device: A torch.device or what makes one; None is the CPU.
+        device: A torch.device, or an argument for it; None is the CPU.
     """
     if device is None:
         return None
@@ -184,13 +185,13 @@ def make_transfer(device: Any) -> DeviceTransfer | None:
         return None
     if device.type != "cuda":
         return DirectTransfer(device)
-    if device.index is None:  # as it is now, for other threads have a current device of their own
+    if device.index is None:  # resolved here, because the current device differs by thread
         device = torch.device("cuda", torch.cuda.current_device())
     return StreamTransfer(device, CudaStreamRuntime())
 
 
 def make_sender(transfer: DeviceTransfer) -> Any:
-    """Return what a `TransferToDevice` step calls for each element."""
+    """Return the function that a `TransferToDevice` step calls for each element."""
 
     def send(element: Any) -> PendingTransfer:
         return PendingTransfer(*transfer.send(to_tensors(element)))
@@ -200,9 +201,9 @@ def make_sender(transfer: DeviceTransfer) -> Any:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TransferToDevice(Node):
-    """`send(element)` for each element: anything at all, for the step's own iterator alone.
+    """Calls `send(element)` for each element; the results are for the step's own iterator only.
 
-    It stands at the top of a plan, with nothing above it but a prefetch.
+    It is the last step of a plan, except for a prefetch above it.
     """
 
     kind: ClassVar[str] = "transfer_to_device"
@@ -220,7 +221,7 @@ class TransferToDevice(Node):
 
 @make_iterator.register(TransferToDevice)
 class _TransferIterator(ElementIterator):
-    """Moves one element at a time: an error is raised when its element's turn comes."""
+    """Sends one element at a time, so that an error is raised in the position of its element."""
 
     def __init__(self, node: TransferToDevice, context: Context) -> None:
         self._input = make_iterator(node.input, context)
@@ -228,7 +229,7 @@ class _TransferIterator(ElementIterator):
 
     @property
     def can_read_ahead(self) -> bool:
-        return False  # each takes memory of the device: no more than was asked for
+        return False  # each element takes device memory: not more than the buffer's size
 
     def next_chunk(self, limit: int) -> Chunk | None:
         chunk = self._input.next_chunk(1)

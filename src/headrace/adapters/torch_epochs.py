@@ -1,8 +1,8 @@
-"""Epochs of a torch DataLoader, numbered across worker processes that end with each epoch.
+"""Numbers of the epochs of a torch DataLoader whose worker processes end with each epoch.
 
-Such a worker begins with what its parent knew when it started, and the parent does not read. So the
-workers count the iterations over a shared job in a file without a name, which they inherit. All
-workers of an epoch have the same base seed, by which they agree on its number.
+Such a worker starts with what its parent knew when it was started, and the parent does not read.
+Therefore the workers count the iterations over a shared job in an unnamed file that they inherit.
+All workers of an epoch have the same base seed, by which they agree on the epoch's number.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ __all__ = ["WorkerEpochs", "is_spawning", "worker_epochs"]
 T = TypeVar("T")
 
 _MAX_EPOCHS = 8
-"""Epochs of one process that are remembered: several DataLoaders may be read at once."""
+"""Epochs of one process that are remembered, because it may read several DataLoaders at once."""
 _MAX_BYTES = 1 << 20
 
 
 class WorkerEpochs:
-    """The epochs that worker processes began, by the process that reads the DataLoader.
+    """The epochs that worker processes began, grouped by the process that reads the DataLoader.
 
     Args:
-        descriptor: Of the file that holds them; closed with this object.
+        descriptor: Descriptor of the file that holds them; closed with this object.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
-        #: The next number of this process, as far as it was read.
+        #: Last known next epoch number of this process.
         self._next = 0
 
     def begin(self, seed: int, worker: int, minimum: int) -> int:
         """Return the number of the epoch that a worker process of a DataLoader begins.
 
         Args:
-            seed: The base seed of the epoch. Where a program seeds each epoch alike, a worker that
-                has begun with it already begins the next epoch.
-            worker: Which worker this is.
-            minimum: Numbers below it are not used.
+            seed: Base seed of the epoch. If a program uses the same seed for each epoch, a worker
+                that has already begun an epoch with it begins the next one.
+            worker: Index of the worker.
+            minimum: Smallest number that may be returned.
         """
 
-        def begun(rows: dict[str, Any]) -> int:
+        def begin_epoch(rows: dict[str, Any]) -> int:
             epochs = _reader_record(rows)["epochs"]
             for epoch in reversed(epochs):
                 if epoch["seed"] == seed and worker not in epoch["workers"]:
@@ -65,24 +65,24 @@ class WorkerEpochs:
             del epochs[:-_MAX_EPOCHS]
             return number
 
-        return self._update(begun)
+        return self._update(begin_epoch)
 
     def next(self) -> int:
-        """Return the number after those that worker processes of this process began."""
+        """Return the number after the epochs that worker processes of this process began."""
         if get_worker_info() is not None:
-            return self._next  # it has its number from `begin`
-        # A process that was forked from this one continues after what was known before.
+            return self._next  # a worker gets its number from `begin`
+        # A process that was forked from this one continues after the last known number.
         self._next = max(
             self._next, self._update(lambda rows: _next_number(_reader_record(rows)["epochs"], 0))
         )
         return self._next
 
     def note_joined(self) -> None:
-        """Note that this process, or the one that it works for, joined an iteration."""
+        """Record that this process, or its parent, joined an iteration."""
         self._update(lambda rows: _reader_record(rows).update(joined=True))
 
     def has_joined(self) -> bool:
-        """Whether this process, the one that it works for or another worker of that one joined."""
+        """Return whether this process, its parent or a sibling worker joined an iteration."""
         return bool(self._update(lambda rows: _reader_record(rows)["joined"]))
 
     def _update(self, change: Callable[[dict[str, Any]], T]) -> T:
@@ -102,7 +102,7 @@ class WorkerEpochs:
 
 
 def _reader_record(rows: dict[str, Any]) -> dict[str, Any]:
-    """Return what is known of the process that reads, which may have worker processes."""
+    """Return the record of the process that reads, which may have worker processes."""
     reader = os.getpid()
     if get_worker_info() is not None:
         parent = multiprocessing.parent_process()
@@ -111,8 +111,8 @@ def _reader_record(rows: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _next_number(epochs: list[Any], least: int) -> int:
-    return max([least, *(int(epoch["number"]) + 1 for epoch in epochs)])
+def _next_number(epochs: list[Any], minimum: int) -> int:
+    return max([minimum, *(int(epoch["number"]) + 1 for epoch in epochs)])
 
 
 def _rebuild(duplicate: Any) -> WorkerEpochs:
@@ -120,12 +120,12 @@ def _rebuild(duplicate: Any) -> WorkerEpochs:
 
 
 def is_spawning() -> bool:
-    """Whether a child process is being started, to which open files can be sent."""
+    """Return whether a child process is being spawned that can inherit open files."""
     return get_spawning_popen() is not None
 
 
 def worker_epochs(counter: IterationCounter) -> WorkerEpochs:
-    """Return where worker processes count the iterations of a source; it counts them as well."""
+    """Return the epochs of a source that worker processes share; `counter` uses them too."""
     known = _known.get(counter)
     if known is None:
         with tempfile.TemporaryFile() as file:

@@ -1,4 +1,4 @@
-"""The iterator of a loader: elements as tensors, with a state that counts what was yielded."""
+"""Iterator of a loader: elements as tensors, with a state that counts the yielded elements."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _VERSION = 1
 
 
 class OpenedEpoch(NamedTuple):
-    """What is read, and from where on."""
+    """An open epoch: its elements and the start position."""
 
     elements: LookaheadIterator | DistributedIterator
     epoch: int
     sharding: list[int]
-    """Number of ranks, this one, number of its processes, this one; [] of a distributed dataset."""
+    """Number of ranks, rank, number of worker processes, worker; [] for a distributed dataset."""
     start: int = 0
-    """Elements that all ranks together had read before this number of ranks went on."""
+    """Elements that all ranks together had read before the current sharding began."""
     num_taken: int = 0
-    """Elements that this process has taken since, those that failed among them."""
+    """Elements that this process has taken since then, including failed ones."""
     num_failed: int = 0
-    """Those that failed."""
+    """Failed elements among those taken."""
 
 
 class LoaderIterator:
-    """Yields the elements of a pass as tensors.
+    """Yields the elements of an epoch as tensors.
 
     Also a context manager; `close` (or the end, or garbage collection) releases threads and files.
     Not for several threads at once.
@@ -43,9 +43,9 @@ class LoaderIterator:
     tensor([0, 1])
 
     Args:
-        opened: What is read.
-        transfer: The way to the device; None: tensors stay where they are.
-        reopen: Opens the dataset where a state stands.
+        opened: The open epoch.
+        transfer: Transfer to the device; None leaves tensors where they are.
+        reopen: Opens the dataset at the position of a state.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class LoaderIterator:
         self._reopen = reopen
         self._has_ended = False
         self._is_closed = False
-        #: An element that was read and not given yet; () is none. It stays after an interruption.
+        #: An element that was read but not returned, as after an interruption; () if there is none.
         self._pending: tuple[()] | tuple[Any] = ()
-        #: The place before it; None: nobody can go back there.
+        #: Position before that element; None if it is not possible to return there.
         self._pending_position: IteratorPosition | None = None
 
     def __iter__(self) -> Self:
@@ -78,12 +78,12 @@ class LoaderIterator:
         except Exception:
             self._pending = ()
             raise
-        # No call until the return, where an interruption could lose what is given.
+        # No calls from here to the return: an interruption would lose the element.
         self._pending = ()
         return made
 
     def _read_next(self) -> None:
-        """Hold the next element."""
+        """Read the next element into `_pending`."""
         elements = self._opened.elements
         before = None
         if isinstance(elements, LookaheadIterator) and elements.can_read_ahead:
@@ -97,66 +97,67 @@ class LoaderIterator:
                 )
                 return
         except Exception:
-            self._num_taken += 1  # the next one comes after it
+            self._num_taken += 1  # the next element follows the failed one
             self._num_failed += 1
             raise
         self._has_ended = True
         raise StopIteration
 
     def _to_device(self, element: Any) -> Any:
-        """Return an element as tensors that may be used."""
-        way = self._transfer
-        if way is None:
+        """Return an element as tensors that are safe to use."""
+        transfer = self._transfer
+        if transfer is None:
             return to_tensors(element)
         if not isinstance(element, PendingTransfer):
-            element = PendingTransfer(*way.send(to_tensors(element)))
-        return way.receive(*element)
+            element = PendingTransfer(*transfer.send(to_tensors(element)))
+        return transfer.receive(*element)
 
     def _rewind_pending(self) -> None:
-        """Stand before the element that was read when an interruption came."""
+        """Return to the position before an element that was read when an interruption came."""
         elements = self._opened.elements
         if self._pending_position is None or not isinstance(elements, LookaheadIterator):
             raise FailedPreconditionError(
-                "an interruption came when the next element had been read already; take the state "
-                "after it"
+                "the iteration was interrupted when the next element had already been read; take "
+                "the state after that element"
             )
         elements.rewind(self._pending_position)
         self._pending, self._num_taken = (), self._num_taken - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the next element comes from: a JSON value of a few hundred bytes.
+        """Return the position of the next element: a JSON value of a few hundred bytes.
 
-        Elements that were read ahead, or are on their way to the device, do not count.
+        Elements that were read ahead, or are being transferred to the device, do not count as read.
 
         Raises:
-            FailedPreconditionError: Nobody could go there: it reads the data service, for one.
+            FailedPreconditionError: If the state could not be restored, for instance because the
+                dataset reads from a data service.
         """
         if self._pending:
             self._rewind_pending()
         opened = self._opened
         state = {
             "version": _VERSION,
-            "parts": opened.sharding,
+            "sharding": opened.sharding,
             "start": opened.start,
-            "taken": self._num_taken,
-            "pass": opened.epoch,
+            "num_taken": self._num_taken,
+            "epoch": opened.epoch,
             "ended": self._has_ended,
-            "place": None if self._has_ended else opened.elements.get_state(),
+            "iterator": None if self._has_ended else opened.elements.get_state(),
         }
-        return {**state, "failed": self._num_failed} if self._num_failed else state
+        return {**state, "num_failed": self._num_failed} if self._num_failed else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to where `state` was taken.
+        """Continue where `state` was taken.
 
         Raises:
-            FailedPreconditionError: The state is of another dataset, or of parts of it that this
-                one does not go on from.
+            FailedPreconditionError: If the state is of another dataset, or of a sharding that this
+                loader cannot continue.
         """
         check_loader_state(state)
         if state["ended"]:
             self._opened.elements.close()
-            self._opened = self._opened._replace(epoch=state["pass"], start=state["start"])
-            self._num_taken, self._num_failed = state["taken"], state.get("failed", 0)
+            self._opened = self._opened._replace(epoch=state["epoch"], start=state["start"])
+            self._num_taken, self._num_failed = state["num_taken"], state.get("num_failed", 0)
         else:
             opened = self._reopen(state)
             self._opened.elements.close()
@@ -171,7 +172,7 @@ class LoaderIterator:
     set_state = load_state_dict
 
     def close(self) -> None:
-        """Release threads and files; nothing more is yielded. May be called twice."""
+        """Release threads and files; no more elements are yielded. Idempotent."""
         self._is_closed = True
         self._opened.elements.close()
 
@@ -183,15 +184,15 @@ class LoaderIterator:
 
 
 def check_loader_state(state: Any) -> None:
-    """Refuse what `state_dict` never returns.
+    """Raise an error unless a value is a state of a loader.
 
     Raises:
-        TypeError: It is no state of a loader.
-        FailedPreconditionError: It is of another version.
+        TypeError: If it is not a result of `state_dict`.
+        FailedPreconditionError: If it is of another version.
     """
-    names = {"version", "parts", "start", "taken", "pass", "ended", "place"}
-    if not isinstance(state, dict) or not names <= state.keys():
+    keys = {"version", "sharding", "start", "num_taken", "epoch", "ended", "iterator"}
+    if not isinstance(state, dict) or not keys <= state.keys():
         raise TypeError(
-            f"`state` must be a value of a loader's `state_dict`, but got {state!r:.80}"
+            f"`state` must be a result of a loader's `state_dict`, but got {state!r:.80}"
         )
     check_state_version(state["version"], _VERSION)

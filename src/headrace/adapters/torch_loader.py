@@ -1,4 +1,4 @@
-"""A dataset as a training loop of PyTorch reads it: an iterable of tensors with a state."""
+"""Loaders: a dataset as an iterable of tensors with a state, for PyTorch training loops."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def loader(
     tensor([0, 1, 2])
     tensor([3, 4])
 
-    Each iteration over it is a pass over the dataset. Tensors are writable, in the structure of the
-    elements, in the arrays' own memory; `str` and `bytes` stay as they are.
+    Each iteration over it reads one epoch of the dataset. Tensors are writable, in the structure of
+    the elements, and share the arrays' memory; `str` and `bytes` are not converted.
 
     Args:
         dataset: A Dataset, of this process or over a data service; or a distributed dataset, whose
             values for several replicas are `PerReplica`s of tensors.
-        device: Where the tensors go, as in `torch.device`; None: they stay in this process's
-            memory. On a CUDA device they are copied from pinned memory, beside what runs there.
-        prefetch: Elements that are made, and copied to the device, ahead of their use. A dataset
-            that reads ahead itself, and needs no copies, is left as it is.
-        shard: Whether each rank of torch.distributed, once it is initialized, reads its own part:
-            every n-th element. (n, i): part i of n, whatever the rank, as where several ranks hold
-            parts of one model and read the same. What comes from a data service is never shared
-            here, nor a distributed dataset, nor one with `AutoShardPolicy.OFF`, nor one that has a
-            step `shard(world_size, rank)` already.
-        drop_remainder: Whether ranks get equally many elements: the last round is left out if not
-            every rank has one in it.
+        device: Device of the tensors, as for `torch.device`; None leaves them in this process's
+            memory. To a CUDA device they are copied from pinned memory while it computes.
+        prefetch: Number of elements to prepare, and copy to the device, ahead of their use. A
+            dataset that reads ahead itself is not prefetched again, unless elements are copied.
+        shard: Whether each rank of torch.distributed, if it is initialized, reads its own shard:
+            every n-th element. (n, i) reads shard i of n, whatever the rank, for instance if
+            several ranks hold parts of one model and need the same data. Not sharded here are
+            datasets of a data service, distributed datasets, those with `AutoShardPolicy.OFF`, and
+            those with a step `shard(world_size, rank)`.
+        drop_remainder: Whether all ranks get the same number of elements: the last round is dropped
+            unless every rank has an element in it.
     """
     return Loader(dataset, device, prefetch, shard=shard, drop_remainder=drop_remainder)
 
 
 class Loader(IterableDataset):  # type: ignore[misc]
-    """Yields the elements of a dataset as tensors; `loader` makes it.
+    """Yields the elements of a dataset as tensors; made by `loader`.
 
-    `state_dict` and `load_state_dict` are about the iterator that was made last, so it is saved as
-    modules and optimizers are. It is an IterableDataset as well: in the worker processes of a
-    `DataLoader(loader, batch_size=None)` each reads its part.
+    `state_dict` and `load_state_dict` refer to the most recent iterator, so a loader is saved like
+    modules and optimizers. It is also an IterableDataset: each worker process of a
+    `DataLoader(loader, batch_size=None)` reads its own part.
 
     >>> loader = hr.torch.loader(hr.Dataset.range(4).batch(2))
     >>> [batch.tolist() for batch in loader]
@@ -86,22 +86,22 @@ class Loader(IterableDataset):  # type: ignore[misc]
         self._device = None if device is None else torch.device(device)
         self._prefetch = check_int("prefetch", prefetch, minimum=0)
         self._epochs = _make_epochs(dataset, self._prefetch, _check_shard(shard), drop_remainder)
-        #: The number of the next pass.
+        #: Number of the next epoch.
         self._next_epoch = 0
         self._iterator: LoaderIterator | None = None
-        #: Whether nobody has the newest yet: it was made to ask where the first pass begins.
+        #: Whether `_iterator` was made only to get the initial state, and is not in use yet.
         self._is_unclaimed = False
-        #: Where the next iterator is to begin.
+        #: Start state of the next iterator.
         self._state: dict[str, Any] | None = None
 
     # --- reading ------------------------------------------------------------------------------
 
     def __iter__(self) -> LoaderIterator:
-        newest, is_waiting = self._iterator, self._is_unclaimed
+        iterator, is_unclaimed = self._iterator, self._is_unclaimed
         self._is_unclaimed = False
-        # Not in a worker process that was forked: its part is another.
-        if newest is not None and is_waiting and get_worker_info() is None:
-            return newest
+        # Not in a forked worker process, which reads a different part.
+        if iterator is not None and is_unclaimed and get_worker_info() is None:
+            return iterator
         state, self._state = self._state, None
         opened = self._open(state)
         self._next_epoch = opened.epoch + 1
@@ -112,7 +112,7 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return len(self._epochs)
 
     def __bool__(self) -> bool:
-        return True  # `if loader:` asks whether there is one, not how long it is
+        return True  # `if loader:` tests for the loader, not for its length
 
     @property
     def element_spec(self) -> Spec:
@@ -120,11 +120,11 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return self._epochs.element_spec
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the number of the next pass, by which shuffles differ from one to the next.
+        """Set the number of the next epoch, by which shuffles differ between epochs.
 
-        Passes count by themselves. Worker processes of a DataLoader that end with each epoch do not
-        know of those before: call it before each epoch there, as for a DistributedSampler. Epochs
-        of a named job of a data service count there, too.
+        Epochs are counted automatically, except in worker processes of a DataLoader that end with
+        each epoch: call it before each epoch there, as for a DistributedSampler. Epochs of a named
+        job of a data service are counted there, too.
         """
         self._next_epoch = check_int("epoch", epoch, minimum=0)
         if self._is_unclaimed:
@@ -133,12 +133,13 @@ class Loader(IterableDataset):  # type: ignore[misc]
     # --- states -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iterator that was made last stands: a small JSON value.
+        """Return the position of the most recent iterator: a small JSON value.
 
-        After the last element of a pass, and StopIteration, that is the next pass.
+        After the last element of an epoch and StopIteration, it is the start of the next epoch.
 
         Raises:
-            FailedPreconditionError: Nobody could go there: it reads the data service, for one.
+            FailedPreconditionError: If the state could not be restored, for instance because the
+                dataset reads from a data service.
         """
         if self._state is not None:
             return self._state
@@ -147,15 +148,15 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return self._iterator.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next iterator begin where `state` was taken.
+        """Start the next iterator where `state` was taken.
 
-        It may have been taken by another number of ranks, by any of them, where all had taken as
-        many elements, and elements are shared one by one.
+        The state may be of a different number of ranks, and of any of them, if all ranks had taken
+        the same number of elements, and elements are sharded individually.
         """
         check_loader_state(state)
         self._drop_iterator()
         if state["ended"]:
-            self._state, self._next_epoch = None, state["pass"] + 1
+            self._state, self._next_epoch = None, state["epoch"] + 1
         else:
             self._state = state
 
@@ -163,9 +164,9 @@ class Loader(IterableDataset):  # type: ignore[misc]
     set_state = load_state_dict
 
     def close(self) -> None:
-        """Release the threads and files of the iterator that was made last. May be called twice.
+        """Release the threads and files of the most recent iterator. Idempotent.
 
-        Its state stays; another iteration begins the next pass.
+        Its state remains available; another iteration begins the next epoch.
         """
         self._is_unclaimed = False
         if self._iterator is not None:
@@ -182,7 +183,7 @@ class Loader(IterableDataset):  # type: ignore[misc]
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, _newest=None, _is_waiting=False)
+        return dict(self.__dict__, _iterator=None, _is_unclaimed=False)
 
     def __repr__(self) -> str:
         return f"<Loader of {self._epochs!r}, device={self._device}, prefetch={self._prefetch}>"
@@ -191,14 +192,14 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return self._epochs.open(self._next_epoch, state, self._make_transfer())
 
     def _make_transfer(self) -> DeviceTransfer | None:
-        way = make_transfer(self._device)
-        if isinstance(way, StreamTransfer) and get_worker_info() is not None:
+        transfer = make_transfer(self._device)
+        if isinstance(transfer, StreamTransfer) and get_worker_info() is not None:
             raise FailedPreconditionError(
-                f"a worker process of a DataLoader cannot give tensors on {self._device} to its "
-                "parent: leave `device` out, and use DataLoader(..., pin_memory=True), or iterate "
-                "over the loader itself"
+                f"a worker process of a DataLoader cannot pass tensors on {self._device} to its "
+                "parent: omit `device` and use DataLoader(..., pin_memory=True), or iterate over "
+                "the loader itself"
             )
-        return way
+        return transfer
 
 
 def _make_epochs(
@@ -209,8 +210,8 @@ def _make_epochs(
     if isinstance(dataset, ReplicaDataset):
         return DistributedDatasetEpochs(dataset)
     raise TypeError(
-        f"`dataset` must be a Dataset, or one that a strategy distributed, but got "
-        f"{type(dataset).__name__}; hr.torch.from_torch makes one of torch's"
+        "`dataset` must be a Dataset, or one that a strategy distributed, but got "
+        f"{type(dataset).__name__}; convert a PyTorch dataset with hr.torch.from_torch"
     )
 
 

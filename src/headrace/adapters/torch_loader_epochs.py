@@ -1,4 +1,4 @@
-"""What a loader reads: one pass after another over a dataset, plain or distributed."""
+"""Epochs that a loader reads, over a plain or a distributed dataset."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _SEED_KEY = "headrace/loader/seed"
 
 
 class DatasetEpochs:
-    """Passes over a dataset, of this rank's and this process's part.
+    """Epochs of a dataset, restricted to the shard of this rank and worker process.
 
     Args:
-        dataset: Of this process, or over a data service.
+        dataset: A dataset of this process, or over a data service.
         prefetch: Elements to read ahead.
-        shard: Whether ranks share it; or which part to read.
-        drop_remainder: Whether ranks get equally many elements.
+        shard: Whether to shard by rank; or the shard to read.
+        drop_remainder: Whether all ranks get the same number of elements.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class DatasetEpochs:
         self._prefetch = prefetch
         self._shard = shard
         self._drop_remainder = drop_remainder
-        #: Where worker processes of a DataLoader count; and the number after those that the
-        #: process which this was sent from had begun itself.
+        #: Epoch counters that worker processes of a DataLoader share, and the smallest number that
+        #: the process which pickled this object had not used.
         self._epochs: list[WorkerEpochs] | None = None
         self._min_number = 0
         self._worker_epochs()
-        #: What the process that this was sent from knew; None: this one knows it.
+        #: Rank shard in the process that pickled this object; None to determine it here.
         self._pickled_rank_shard: DataShard | None = None
         self._job_seed: int | None = None
         self._was_warned = False
-        # As early as it is known, for processes that are forked from this one do not meet others.
+        # As early as possible, because forked processes cannot communicate with other ranks.
         self._agree_on_seed(self._rank_shard())
 
     @property
@@ -87,42 +87,42 @@ class DatasetEpochs:
     def open(
         self, number: int, state: dict[str, Any] | None, transfer: DeviceTransfer | None
     ) -> OpenedEpoch:
-        """Return a pass.
+        """Open an epoch.
 
         Args:
-            number: Its number; that of a state wins.
-            state: Where to begin; None: at the start.
-            transfer: The way to the device, if elements are to be sent there ahead of their use.
+            number: Number of the epoch, unless there is a state.
+            state: State to continue from; None starts at the beginning.
+            transfer: Transfer of elements to a device ahead of their use, or None.
         """
-        ranks, processes = self._rank_shard(), _worker_shard()
-        parts = [ranks.count, ranks.index, processes.count, processes.index]
-        start = taken = failed = 0
+        rank_shard, worker_shard = self._rank_shard(), _worker_shard()
+        sharding = [rank_shard.count, rank_shard.index, worker_shard.count, worker_shard.index]
+        start = num_taken = num_failed = 0
         if state is not None:
-            number, start, taken = state["pass"], state["start"], state["taken"]
-            failed = state.get("failed", 0)
-            if state["parts"] != parts:
-                start, taken = _elements_read_by_all(state), 0
-        plan = self._shard_plan(ranks, processes, start)
-        self._warn_once(plan, ranks, processes)
+            number, start, num_taken = state["epoch"], state["start"], state["num_taken"]
+            num_failed = state.get("num_failed", 0)
+            if state["sharding"] != sharding:
+                start, num_taken = _elements_read_by_all(state), 0
+        plan = self._shard_plan(rank_shard, worker_shard, start)
+        self._warn_once(plan, rank_shard, worker_shard)
         if state is None and get_worker_info() is not None:
             number = self._worker_epoch_number(number)
         plan = self._add_prefetch(plan, transfer)
         elements = LookaheadIterator(plan, number, for_training=True)
         if state is None:
-            if processes.count > 1 and ranks.count == 1 and self._needs_seed():
+            if worker_shard.count > 1 and rank_shard.count == 1 and self._needs_seed():
                 info = get_worker_info()
                 elements.set_state(_initial_state(plan, info.seed - info.id, number))
-        elif state["parts"] == parts:
-            elements.set_state(state["place"])
+        elif state["sharding"] == sharding:
+            elements.set_state(state["iterator"])
         else:
-            seed, fixed = state["place"]["seed"], state["place"].get("fixed_seeds")
+            seed, fixed = state["iterator"]["seed"], state["iterator"].get("fixed_seeds")
             elements.set_state(_initial_state(plan, seed, number, fixed))
-        return OpenedEpoch(elements, elements.epoch, parts, start, taken, failed)
+        return OpenedEpoch(elements, elements.epoch, sharding, start, num_taken, num_failed)
 
     def _worker_epochs(self) -> list[WorkerEpochs]:
-        """Return where worker processes count what they read of shared jobs.
+        """Return the counters for iterations of shared jobs by worker processes.
 
-        It is made before there are any, so that they inherit it.
+        They are created before any worker process, so that workers inherit them.
         """
         counters = count_counters(self._dataset.plan)
         if self._epochs is None:
@@ -134,16 +134,20 @@ class DatasetEpochs:
     def _worker_epoch_number(self, number: int) -> int:
         """Return the number of the epoch that this worker process of a DataLoader begins."""
         info = get_worker_info()
-        least = next_iteration_number(self._dataset.plan, max(number, self._min_number))
-        begun = [each.begin(info.seed - info.id, info.id, least) for each in self._worker_epochs()]
-        return max(begun, default=number)
+        minimum = next_iteration_number(self._dataset.plan, max(number, self._min_number))
+        numbers = [
+            each.begin(info.seed - info.id, info.id, minimum) for each in self._worker_epochs()
+        ]
+        return max(numbers, default=number)
 
-    def _shard_plan(self, ranks: DataShard, processes: DataShard, start: int) -> Node:
+    def _shard_plan(self, rank_shard: DataShard, worker_shard: DataShard, start: int) -> Node:
         plan: Node = self._dataset.plan
-        seed = self._agree_on_seed(ranks)
+        seed = self._agree_on_seed(rank_shard)
         if seed is not None:
             plan = WithOptions(input=plan, options=Options(seed=seed))
-        return shard_plan(plan, ranks, processes, drop_remainder=self._drop_remainder, start=start)
+        return shard_plan(
+            plan, rank_shard, worker_shard, drop_remainder=self._drop_remainder, start=start
+        )
 
     def _add_prefetch(self, plan: Node, transfer: DeviceTransfer | None) -> Node:
         if get_worker_info() is not None:
@@ -157,7 +161,7 @@ class DatasetEpochs:
     # --- ranks --------------------------------------------------------------------------------
 
     def _rank_shard(self) -> DataShard:
-        """Return which part of the dataset is this rank's, as things are now."""
+        """Return this rank's shard of the dataset, by the current process group."""
         if self._pickled_rank_shard is not None:
             return self._pickled_rank_shard
         if isinstance(self._shard, DataShard):
@@ -166,66 +170,67 @@ class DatasetEpochs:
             return WHOLE_DATASET
         if self._dataset.options().auto_shard_policy is AutoShardPolicy.OFF:
             return WHOLE_DATASET
-        here = DataShard(distributed.get_world_size(), distributed.get_rank())
+        rank_shard = DataShard(distributed.get_world_size(), distributed.get_rank())
         return (
             WHOLE_DATASET
-            if here.count == 1 or is_sharded_manually(self._dataset.plan, here)
-            else here
+            if rank_shard.count == 1 or is_sharded_manually(self._dataset.plan, rank_shard)
+            else rank_shard
         )
 
     def _needs_seed(self) -> bool:
         return self._dataset.options().seed is None and not reads_data_service(self._dataset.plan)
 
-    def _agree_on_seed(self, ranks: DataShard) -> int | None:
-        """Return the seed that all ranks draw from; None: the dataset's own, or there is one rank.
+    def _agree_on_seed(self, rank_shard: DataShard) -> int | None:
+        """Return the seed that all ranks use; None for the dataset's own, or a single rank.
 
-        Whoever asks first draws it, so nobody waits for anybody.
+        The first rank that calls it draws the seed, so no rank waits for another.
         """
-        if ranks.count == 1 or not self._needs_seed():
+        if rank_shard.count == 1 or not self._needs_seed():
             return None
         if self._job_seed is None and _has_process_group() and get_worker_info() is None:
             store = distributed.distributed_c10d._get_default_store()
             self._job_seed = int(store.compare_set(_SEED_KEY, "", str(draw_seed())))
         if self._job_seed is None and draws_without_seed(self._dataset.plan):
             raise FailedPreconditionError(
-                "parts of a dataset belong together only where all ranks draw the same order, and "
-                "this process cannot ask the others for a seed: give `shuffle` a seed, or the "
-                "dataset Options(seed=...); or make the loader after init_process_group"
+                "all ranks must use the same random order for their shards of the dataset, but "
+                "this process cannot get a common seed from the others: pass a seed to `shuffle`, "
+                "or Options(seed=...) to the dataset; or make the loader after init_process_group"
             )
         return self._job_seed
 
-    def _warn_once(self, plan: Node, ranks: DataShard, processes: DataShard) -> None:
-        """Say once, on one rank, what of the sharing its user may not expect."""
-        if self._was_warned or ranks.index or processes.index:
+    def _warn_once(self, plan: Node, rank_shard: DataShard, worker_shard: DataShard) -> None:
+        """Log, once and on one rank, properties of the sharding that may surprise users."""
+        if self._was_warned or rank_shard.index or worker_shard.index:
             return
         self._was_warned = True
-        if may_end_at_different_steps(self._dataset.plan, ranks):
+        if may_end_at_different_steps(self._dataset.plan, rank_shard):
             _log.warning(
-                "the options of the dataset give each of the %s ranks files or shards of its own, "
-                "so they may end at different steps, and one that waits for another would wait for "
-                "ever: use repeat() and a fixed number of steps, or "
-                "torch.distributed.algorithms.Join",
-                ranks.count,
+                "the dataset's options give each of the %s ranks its own files or shards, so ranks "
+                "may end at different steps, and a rank that waits for an ended one waits forever: "
+                "use repeat() and a fixed number of steps, or torch.distributed.algorithms.Join",
+                rank_shard.count,
             )
-        step = find_repeated_step(plan) if ranks.count * processes.count > 1 else ""
+        num_readers = rank_shard.count * worker_shard.count
+        step = find_repeated_step(plan) if num_readers > 1 else ""
         if step:
             _log.warning(
-                "%s runs for all elements in each of the %s processes that share the dataset, for "
-                "its place in the order is known only by reading: give each its own files "
-                "(AutoShardPolicy.FILE), call shard() before it, or read from a data service",
+                "%s runs for all elements in each of the %s processes that read shards of the "
+                "dataset, because its output order is known only by reading: give each process "
+                "its own files (AutoShardPolicy.FILE), call shard() before it, or read from a data "
+                "service",
                 step,
-                ranks.count * processes.count,
+                num_readers,
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        ranks = self._rank_shard()
-        self._agree_on_seed(ranks)
-        # Where no ranks are known yet, whoever gets it asks for them.
-        settled = self._pickled_rank_shard or self._shard is not True or _has_process_group()
+        rank_shard = self._rank_shard()
+        self._agree_on_seed(rank_shard)
+        # Without a process group, the process that unpickles this determines its rank.
+        is_known = self._pickled_rank_shard or self._shard is not True or _has_process_group()
         return dict(
             self.__dict__,
             _dataset=dump_plan(self._dataset.plan),
-            _pickled_rank_shard=ranks if settled else None,
+            _pickled_rank_shard=rank_shard if is_known else None,
             _epochs=self._worker_epochs() if is_spawning() else None,
             _min_number=next_iteration_number(self._dataset.plan) if is_spawning() else 0,
         )
@@ -235,7 +240,7 @@ class DatasetEpochs:
 
 
 class DistributedDatasetEpochs:
-    """Passes over a distributed dataset, which shares and reads ahead by itself."""
+    """Epochs of a distributed dataset, which does its own sharding and prefetching."""
 
     def __init__(self, dataset: ReplicaDataset) -> None:
         self._dataset = dataset
@@ -254,23 +259,26 @@ class DistributedDatasetEpochs:
     def open(
         self, number: int, state: dict[str, Any] | None, transfer: DeviceTransfer | None
     ) -> OpenedEpoch:
-        """Return a pass, as `DatasetEpochs.open`; elements are sent when their turn comes."""
+        """Open an epoch like `DatasetEpochs.open`; elements are transferred when they are used."""
         if get_worker_info() is not None:
             raise FailedPreconditionError(
-                "a distributed dataset is read in the process of its strategy: use num_workers=0, "
-                "or iterate over the loader itself"
+                "a distributed dataset must be read in the process of its strategy: use "
+                "num_workers=0, or iterate over the loader itself"
             )
         if state is not None:
-            number = state["pass"]
-            if state["parts"]:
+            number = state["epoch"]
+            if state["sharding"]:
                 raise FailedPreconditionError(
-                    "the state was taken of a dataset that no strategy had distributed"
+                    "the state is of a dataset that was not distributed by a strategy, but this "
+                    "loader reads a distributed dataset"
                 )
         elements = self._dataset.open_epoch(number)
         if state is not None:
-            elements.set_state(state["place"])
-        known = state or {}
-        return OpenedEpoch(elements, number, [], 0, known.get("taken", 0), known.get("failed", 0))
+            elements.set_state(state["iterator"])
+        saved = state or {}
+        return OpenedEpoch(
+            elements, number, [], 0, saved.get("num_taken", 0), saved.get("num_failed", 0)
+        )
 
 
 def _has_process_group() -> bool:
@@ -278,7 +286,7 @@ def _has_process_group() -> bool:
 
 
 def _worker_shard() -> DataShard:
-    """Return which worker process of a DataLoader this is."""
+    """Return the part of a rank's shard that this worker process of a DataLoader reads."""
     info = get_worker_info()
     return WHOLE_DATASET if info is None else DataShard(info.num_workers, info.id)
 
@@ -286,7 +294,7 @@ def _worker_shard() -> DataShard:
 def _initial_state(
     plan: Node, seed: int, number: int, seeds_of_fixed_steps: list[int] | None = None
 ) -> dict[str, Any]:
-    """Return the state in which an iterator begins a pass as one of another process does."""
+    """Return the state at the start of an epoch, with the seed of another process."""
     state = {"version": VERSION, "plan": identity(plan), "seed": seed, "epoch": number}
     state["position"] = {"stream": None}
     seeds_of_fixed_steps = (
@@ -296,26 +304,27 @@ def _initial_state(
 
 
 def _elements_read_by_all(state: dict[str, Any]) -> int:
-    """Return how many elements all ranks had read where a state was taken by others.
+    """Return how many elements all ranks had read when a state was taken with another sharding.
 
     Raises:
-        FailedPreconditionError: The state does not say so.
+        FailedPreconditionError: If that is not known from the state.
     """
-    if not state["parts"]:
+    if not state["sharding"]:
         raise FailedPreconditionError(
-            "the state was taken of a dataset that a strategy had distributed"
+            "the state is of a dataset that was distributed by a strategy, but this loader reads "
+            "a plain dataset"
         )
-    count, rank, workers, worker = state["parts"]
+    count, rank, workers, worker = state["sharding"]
     if workers != 1:
         raise FailedPreconditionError(
-            f"the state is that of worker process {worker} of {workers} of a DataLoader, on rank "
-            f"{rank} of {count}, and only that process goes on from it: use as many ranks and "
-            "workers"
+            f"the state is of worker process {worker} of {workers} of a DataLoader on rank {rank} "
+            f"of {count}, and only the same worker can continue from it: use {count} ranks and "
+            f"{workers} workers"
         )
-    if state.get("failed"):
+    if state.get("num_failed"):
         raise FailedPreconditionError(
-            f"{state['failed']} elements failed on rank {rank} of {count} before the state was "
-            "taken, so it does not say what the ranks had read together: use as many ranks, each "
-            "from its own state; or begin the pass again"
+            f"{state['num_failed']} elements failed on rank {rank} of {count} before the state "
+            "was taken, so the position of all ranks together is unknown: use "
+            f"{count} ranks, each with its own state; or start the epoch from the beginning"
         )
-    return int(state["start"] + state["taken"] * count)
+    return int(state["start"] + state["num_taken"] * count)

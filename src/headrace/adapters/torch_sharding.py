@@ -1,19 +1,19 @@
-"""Which part of a dataset a rank reads, and which of that each process of a DataLoader.
+"""Sharding of a dataset by rank, and of a rank's shard by worker process of a DataLoader.
 
     element     0   1   2   3   4   5   6   7   8        two ranks, two processes each
     rank 0      a       b       a       b                 process a: 0, 4; b: 2, 6
     rank 1          a       b       a       b             process a: 1, 5; b: 3, 7
-    nobody                                      8         the last round is not complete
+    dropped                                     8         the last round is incomplete
 
-Rule 1. What ranks read together is every element once, but for a last round that is not complete:
-        ranks whose steps wait for each other must end together.
-Rule 2. A rank's processes take its elements in turn. A DataLoader asks them in turn, so it gives
-        them in the order that they have without processes.
-Rule 3. A dataset that comes from a data service is not shared by ranks: its jobs say who gets what.
-Rule 4. A state counts the rounds, so that another number of ranks goes on from it.
+Rule 1. All ranks together read every element once, except for an incomplete last round: ranks whose
+        training steps wait for each other must end together.
+Rule 2. A rank's worker processes take its elements in turn. A DataLoader polls them in turn, so it
+        yields the same order as without worker processes.
+Rule 3. A dataset of a data service is not sharded by rank: its job distributes the elements.
+Rule 4. A state counts rounds, so it can be restored with another number of ranks.
 
-Where nobody knows how many elements there are, a step of the plan (`ShardFullRounds`) reads each
-round to its end, so that ranks end together.
+If the number of elements is unknown, a step of the plan (`ShardFullRounds`) reads each round
+completely before it yields, so that ranks end together.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DataShard:
-    """Part `index` of so many."""
+    """Shard `index` of `count`."""
 
     count: int = 1
     index: int = 0
@@ -75,47 +75,47 @@ def shard_plan(
     drop_remainder: bool,
     start: int = 0,
 ) -> Node:
-    """Return what one process of one rank reads of a plan.
+    """Return the plan that one worker process of one rank reads.
 
     Args:
-        plan: As written.
-        rank_shard: Which rank this is; `WHOLE_DATASET`: the plan is not shared by ranks.
-        worker_shard: Which process of a DataLoader this is, of its rank's.
-        drop_remainder: Whether the last round is left out if not every rank has an element there.
-        start: How many elements of the plan were read before, by all ranks together.
+        plan: Plan of the whole dataset.
+        rank_shard: Shard of the rank; `WHOLE_DATASET` if the plan is not sharded by rank.
+        worker_shard: Part of the rank's shard that this worker process reads.
+        drop_remainder: Whether to drop the last round unless every rank has an element in it.
+        start: Number of elements that all ranks together have read before.
 
     Raises:
-        FailedPreconditionError: It goes on from a place that only its own ranks have; its order is
-            another each time; or it comes from a data service by a job of this process alone, and
-            several would read it.
+        FailedPreconditionError: If `start` is not 0 but the position is only known per rank; if the
+            order of elements differs between readers; or if several processes would read a job of
+            a data service that is not shared.
     """
     if reads_data_service(plan):
         _check_job(plan, worker_shard)
-        _check_start(start, "it comes from a data service")
+        _check_start(start, "it reads from a data service")
         return plan
     policy = merged_options(plan).auto_shard_policy
-    everyone = DataShard(
+    reader_shard = DataShard(
         rank_shard.count * worker_shard.count,
         worker_shard.index * rank_shard.count + rank_shard.index,
     )
-    if everyone.count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT):
-        _check_start(start, f"AutoShardPolicy.{policy.name} shares it")
+    if reader_shard.count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT):
+        _check_start(start, f"it is sharded with AutoShardPolicy.{policy.name}")
         if policy is AutoShardPolicy.HINT:
-            return shard_hints(plan, everyone.count, everyone.index)
-        return shard_files(plan, everyone.count, everyone.index, opens_files)
-    if everyone.count > 1 or start:
+            return shard_hints(plan, reader_shard.count, reader_shard.index)
+        return shard_files(plan, reader_shard.count, reader_shard.index, opens_files)
+    if reader_shard.count > 1 or start:
         plan = _shard_elements(plan, rank_shard, worker_shard, drop_remainder, start)
-        _check_order(plan, everyone)
+        _check_order(plan, reader_shard)
     return plan
 
 
 def _shard_elements(
     plan: Node, rank_shard: DataShard, worker_shard: DataShard, drop_remainder: bool, start: int
 ) -> Node:
-    """Return every n-th element of a plan, with as few steps below the choice as can be.
+    """Return a plan for every n-th element, with the shard step as early as possible.
 
-    What makes one element of one, and a batch of as many rows, stays above, so that it runs for
-    these elements alone:
+    Steps that map one element to one, and a batch of n rows, stay after it, so that they run only
+    for the elements of the shard:
 
         Batch(Map(rows))   ->   Batch(Map(ShardBlocks(rows)))
     """
@@ -149,7 +149,7 @@ def _shard_elements(
 
 
 def _strip_one_to_one(plan: Node, above: list[Node]) -> Node:
-    """Return what lies below the steps that make one element of one, and note these."""
+    """Return the plan below its last one-to-one steps, and append these to `above`."""
     while plan.one_to_one:
         above.append(plan)
         (plan,) = plan.inputs
@@ -165,38 +165,37 @@ def _add_shard(plan: Node, shard: DataShard, block: int) -> Node:
 
 
 def may_end_at_different_steps(plan: Node, rank_shard: DataShard) -> bool:
-    """Say whether ranks may end at different steps, as where each reads files of its own."""
+    """Return whether ranks may end at different steps, for instance if each reads its own files."""
     policy = merged_options(plan).auto_shard_policy
     return rank_shard.count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT)
 
 
 def is_sharded_manually(plan: Node, rank_shard: DataShard) -> bool:
-    """Say whether a plan is what `shard(world size, rank)` made for this rank.
+    """Return whether a plan contains `shard(world_size, rank)` for this rank.
 
     Raises:
-        FailedPreconditionError: It has a shard of as many, and of another index, which may be a
-            rank's or a split of the data.
+        FailedPreconditionError: If it has a shard of the same count but another index, which may be
+            another rank's shard or a split of the data.
     """
     found = [node for node in walk(plan) if isinstance(node, ShardElements)]
     indices = {node.index for node in found if node.num_shards == rank_shard.count}
     if indices and rank_shard.index not in indices:
         raise FailedPreconditionError(
-            f"the dataset has a step shard({rank_shard.count}, {min(indices)}), and this is rank "
-            f"{rank_shard.index} of {rank_shard.count}: if the step shares the data among ranks, "
-            "give it "
-            "this rank; if it is a split of the data, call loader(..., shard=(num_shards, index)), "
-            "or shard=False for all of it on every rank"
+            f"the dataset has a step shard({rank_shard.count}, {min(indices)}), but this is rank "
+            f"{rank_shard.index} of {rank_shard.count}: if the step shards the data by rank, pass "
+            "it this rank; if it is a split of the data, call loader(..., shard=(num_shards, "
+            "index)), or shard=False to read all of it on every rank"
         )
     return bool(indices)
 
 
 def reads_data_service(plan: Node) -> bool:
-    """Say whether a data service makes elements of a plan."""
+    """Return whether a plan reads from a data service."""
     return any(_remote_sources(plan))
 
 
 def is_read_ahead(plan: Node) -> bool:
-    """Say whether what comes next of a plan is being made already, on threads or elsewhere."""
+    """Return whether elements of a plan are prepared ahead, by threads or by a data service."""
     while isinstance(plan, WithOptions | ShardElements | Skip | Take):
         plan = plan.input
     return isinstance(plan, Prefetch) or (
@@ -205,7 +204,7 @@ def is_read_ahead(plan: Node) -> bool:
 
 
 def draws_without_seed(plan: Node) -> bool:
-    """Say whether a step of a plan draws, and was given no seed."""
+    """Return whether a step of a plan is random and has no seed."""
     return any(
         node.is_random and getattr(node, "seed", None) is None and hasattr(node, "seed")
         for node in walk(plan)
@@ -224,29 +223,31 @@ def _check_job(plan: Node, worker_shard: DataShard) -> None:
     if any(getattr(source, "job_name", None) is None for source in _remote_sources(plan)):
         raise FailedPreconditionError(
             f"each of the {worker_shard.count} worker processes of the DataLoader would read the "
-            "whole dataset from the data service: use num_workers=0, for the service has worker "
-            "processes of its own, or give `distribute` a job_name, so that they share its job"
+            "whole dataset from the data service: use num_workers=0, because the service has its "
+            "own workers, or pass a job_name to `distribute`, so that the processes share its job"
         )
 
 
 def _check_order(plan: Node, shard: DataShard) -> None:
-    """Refuse a plan whose elements are shared by their numbers, where these are not the same."""
-    normal = canonicalize(plan)
-    free = find_unordered_steps(normal.plan, normal.options.deterministic)
-    found = next((step for step in _steps_below_shards(normal.plan) if id(step) in free), None)
-    if found is not None:
+    """Raise an error if elements are sharded by number but their order differs between readers."""
+    canonical = canonicalize(plan)
+    unordered = find_unordered_steps(canonical.plan, canonical.options.deterministic)
+    step = next(
+        (step for step in _steps_below_shards(canonical.plan) if id(step) in unordered), None
+    )
+    if step is not None:
         raise FailedPreconditionError(
-            f"{step_name(found)} gives elements as they are ready (deterministic=False), so the "
-            f"{shard.count} processes that share the dataset would not agree which element is "
-            "whose: leave that out, or share the input with shard() before it"
+            f"{step_name(step)} yields elements as they are ready (deterministic=False), so the "
+            f"order differs between the {shard.count} processes that shard the dataset by element "
+            "number: make it deterministic, or call shard() before it"
         )
 
 
 def find_repeated_step(plan: Node) -> str:
-    """Return the name of a step that everybody runs for the elements of all; "": there is none.
+    """Return the name of a step that every reader runs for all elements; "" if there is none.
 
     Args:
-        plan: What `shard_plan` returned.
+        plan: A plan returned by `shard_plan`.
     """
     for step in _steps_below_shards(canonicalize(plan).plan):
         if isinstance(step, Map | Interleave):
@@ -255,26 +256,27 @@ def find_repeated_step(plan: Node) -> str:
 
 
 def _steps_below_shards(plan: Node) -> Iterator[Node]:
-    """Yield the steps of a plan in canonical form whose elements all readers must count."""
+    """Yield the steps of a canonical plan below its shard steps, which every reader runs."""
     for node in walk(plan):
         if isinstance(node, ShardElements | ShardBlocks | ShardFullRounds):
             yield from walk(node.input)
 
 
-def _check_start(start: int, why: str) -> None:
+def _check_start(start: int, reason: str) -> None:
     if start:
         raise FailedPreconditionError(
-            "the state was taken by another rank, or among another number of them, and this "
-            f"dataset cannot go on from it: {why}; restore it on the rank that saved it, of as many"
+            "the state was taken by another rank, or with another number of ranks, but this "
+            f"dataset cannot continue from it, because {reason}; restore it on the same rank of "
+            "the same number of ranks"
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ShardFullRounds(Node):
-    """Keep block `index` of each `count` in a row; a last round that is not complete is dropped.
+    """Yields block `index` of every `count` consecutive blocks; drops an incomplete last round.
 
-    It is a shard whose readers all get equally many blocks, each without a word to the others:
-    every one reads a round to its end before it gives its block.
+    All readers of such shards get the same number of blocks without communication, because each
+    reads a round completely before it yields its block.
     """
 
     kind: ClassVar[str] = "shard_full_rounds"
@@ -285,9 +287,9 @@ class ShardFullRounds(Node):
     count: int
     index: int
     block: int = 1
-    """Elements in a block."""
+    """Number of elements in a block."""
     allows_short_block: bool = False
-    """Whether a round is complete, too, if its last block has fewer elements."""
+    """Whether a round is also complete if its last block has fewer elements."""
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -296,16 +298,17 @@ class ShardFullRounds(Node):
         self.validate_int("block", minimum=1)
 
     def cardinality(self, *inputs: int) -> int:
-        """Return INFINITE, or UNKNOWN: where it is known, a shard will do."""
+        """Return INFINITE or UNKNOWN; for a known cardinality, a plain shard step is used."""
         return INFINITE if inputs[0] == INFINITE else UNKNOWN
 
 
 @make_iterator.register(ShardFullRounds)
 class _ShardFullRoundsIterator(ElementIterator):
-    """Reads a round, then gives its block.
+    """Reads a round, then yields its block.
 
-    Its state is where the round begins, how much of it failed already, and how much of the block
-    was given. What fails is raised when it is read, and counts as none.
+    Its state consists of the start of the round, the number of failed elements in it, and the
+    number of yielded elements of the block. An error is raised when its element is read; failed
+    elements do not count as elements of the round.
     """
 
     def __init__(self, node: ShardFullRounds, context: Context) -> None:
@@ -317,16 +320,16 @@ class _ShardFullRoundsIterator(ElementIterator):
         )
         self._begin_round(self._input.get_state())
 
-    def _begin_round(self, start: State, failed: int = 0, given: int = 0) -> None:
-        """Stand in a round of which nothing is read yet."""
+    def _begin_round(self, start: State, num_failed: int = 0, num_yielded: int = 0) -> None:
+        """Set the position to the start of a round."""
         self._round_start = start
-        self._num_failed = failed
-        #: Failures that were raised before, and are met again.
-        self._num_known_failures = failed
+        self._num_failed = num_failed
+        #: Failures that were already raised, and will be encountered again.
+        self._num_known_failures = num_failed
         self._num_read = 0
         self._block_chunks: list[Chunk] = []
-        #: Elements of the block that were given.
-        self._num_yielded = given
+        #: Elements of the block that were yielded.
+        self._num_yielded = num_yielded
         self._is_complete = False
 
     @property
@@ -335,7 +338,7 @@ class _ShardFullRoundsIterator(ElementIterator):
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while not (self._is_complete and self._block_chunks):
-            if self._is_complete:  # all of it was given before a restore
+            if self._is_complete:  # its whole block was yielded before a restore
                 self._begin_round(self._input.get_state())
             if not self._read_round():
                 return None
@@ -346,13 +349,13 @@ class _ShardFullRoundsIterator(ElementIterator):
         if not self._block_chunks:
             self._begin_round(self._input.get_state())
         after = self.get_state()
-        size, given = chunk.size, before["given"]
+        size, num_yielded = chunk.size, before["num_yielded"]
         return chunk.with_states(
-            lambda index: after if index == size else {**before, "given": given + index}
+            lambda index: after if index == size else {**before, "num_yielded": num_yielded + index}
         )
 
     def _read_round(self) -> bool:
-        """Read a round to its end, and keep the block; False: there is none."""
+        """Read a whole round, and store the block; return False if there is no further round."""
         while self._num_read < self._round_size:
             try:
                 chunk = self._input.next_chunk(self._round_size - self._num_read)
@@ -366,29 +369,33 @@ class _ShardFullRoundsIterator(ElementIterator):
                 if self._num_read < self._min_round_size:
                     return False
                 break
-            kept = chunk.slice(
+            block_part = chunk.slice(
                 self._block_start - self._num_read, self._block_stop - self._num_read
             )
-            if kept.size:
-                self._block_chunks.append(kept)
+            if block_part.size:
+                self._block_chunks.append(block_part)
             self._num_read += chunk.size
         self._block_chunks = _drop_first(self._block_chunks, self._num_yielded)
         self._is_complete = True
         return True
 
     def get_state(self) -> State:
-        return {"input": self._round_start, "failed": self._num_failed, "given": self._num_yielded}
+        return {
+            "input": self._round_start,
+            "num_failed": self._num_failed,
+            "num_yielded": self._num_yielded,
+        }
 
     def set_state(self, state: State) -> None:
         self._input.set_state(state["input"])
-        self._begin_round(state["input"], state["failed"], state["given"])
+        self._begin_round(state["input"], state["num_failed"], state["num_yielded"])
 
     def close(self) -> None:
         self._input.close()
 
 
 def _drop_first(chunks: list[Chunk], count: int) -> list[Chunk]:
-    """Return what comes after so many elements."""
+    """Remove the first `count` elements."""
     rest = []
     for chunk in chunks:
         if count < chunk.size:

@@ -1,11 +1,11 @@
-"""Rows of tables on parameter servers as layers of PyTorch, for ordinary loops and ranks of DDP.
+"""PyTorch layers with rows of tables on parameter servers, for ordinary loops and DDP.
 
-    forward     pulls the rows of a batch, each id once; they are a leaf of the graph
-    backward    adds up their gradients, which the layer keeps
-    step        pushes those of all layers at once, on a thread beside the loop
+    forward     pulls the rows of a batch, each id once; they are a leaf of the autograd graph
+    backward    sums their gradients, which the layer stores
+    step        pushes the gradients of all layers in one call, on a background thread
 
-Nothing of a table is a parameter: DDP averages the dense part, and the servers add up what the
-ranks push.
+Tables have no PyTorch parameters: DDP averages the gradients of the dense part, and the servers add
+up the gradients that ranks push.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MAX_PREFETCHED = 8
 
 
 class _Layer(nn.Module):  # type: ignore[misc]
-    """What both layers share: a table, rows pulled ahead, gradients that were not pushed."""
+    """Base of both layers: a table, prefetched rows, and gradients to push."""
 
     def __init__(self, table: EmbeddingTable, padding_idx: int | None) -> None:
         super().__init__()
@@ -58,33 +58,33 @@ class _Layer(nn.Module):  # type: ignore[misc]
 
     @property
     def embedding_dim(self) -> int:
-        """Elements in a row."""
+        """Number of elements in a row."""
         return self.table.dim
 
     def prefetch(self, input: Any) -> None:
-        """Begin to pull the rows of a batch that is to come; see `hr.torch.prefetch`."""
+        """Start pulling the rows of a later batch; see `hr.torch.prefetch`."""
         prefetch([(self, input)])
 
     def extra_repr(self) -> str:
-        """Return what `repr` shows."""
+        """Return the arguments for `repr`."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.table!r}{padding}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Of a copy: what is under way belongs to this one.
-        return {**self.__dict__, "_gradients": [], "_ahead": deque(maxlen=_MAX_PREFETCHED)}
+        # A copy does not share pending gradients and look-ups.
+        return {**self.__dict__, "_gradients": [], "_prefetched": deque(maxlen=_MAX_PREFETCHED)}
 
     def _ids_to_pull(self, ids: Any) -> NDArray[np.int64]:
-        """Return the ids to pull, in one row."""
-        wanted = self.table.check_ids(ids).reshape(-1)
-        return wanted if self.padding_idx is None else wanted[wanted != self.padding_idx]
+        """Return the ids to pull, as a 1-D array."""
+        flat = self.table.check_ids(ids).reshape(-1)
+        return flat if self.padding_idx is None else flat[flat != self.padding_idx]
 
-    def _pull(self, wanted: NDArray[np.int64], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows of ids, each once, and where each id is among them."""
-        pulled = self._take_prefetched(wanted)
+    def _pull(self, ids: NDArray[np.int64], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows of the distinct ids, and for each id the index of its row."""
+        pulled = self._take_prefetched(ids)
         trains = self.training and torch.is_grad_enabled()
         if pulled is None:
-            pulled = pull([self.table], [wanted], counts=trains)[0]
+            pulled = pull([self.table], [ids], counts=trains)[0]
         rows = to_tensors(pulled.rows).to(device)
         if trains:
             rows.requires_grad_()
@@ -93,31 +93,33 @@ class _Layer(nn.Module):  # type: ignore[misc]
             )
         return rows, torch.from_numpy(pulled.inverse).to(device)
 
-    def _take_prefetched(self, wanted: NDArray[np.int64]) -> PulledRows | None:
-        for place, (ids, work, number) in enumerate(self._prefetched):
-            if np.array_equal(ids, wanted):
-                del self._prefetched[place]
-                return work.result()[number]
+    def _take_prefetched(self, ids: NDArray[np.int64]) -> PulledRows | None:
+        for index, (prefetched_ids, task, number) in enumerate(self._prefetched):
+            if np.array_equal(prefetched_ids, ids):
+                del self._prefetched[index]
+                return task.result()[number]
         return None
 
     def take_gradients(self) -> list[IndexedSlices]:
-        """Return the gradients of rows since the last call, and forget them."""
+        """Return the gradients of rows since the last call, and clear them."""
         taken, self._gradients = self._gradients, []
         return [IndexedSlices(gradient, ids) for ids, gradient in taken]
 
 
-def _store_gradient(of: weakref.ref[_Layer], ids: NDArray[np.int64], rows: torch.Tensor) -> None:
+def _store_gradient(
+    layer_ref: weakref.ref[_Layer], ids: NDArray[np.int64], rows: torch.Tensor
+) -> None:
     gradient, rows.grad = rows.grad, None
-    layer = of()
+    layer = layer_ref()
     if layer is not None and gradient is not None:
         layer._gradients.append((ids, gradient))
 
 
 class Embedding(_Layer):
-    """A row of a table for each id; `torch.nn.Embedding` without a vocabulary or a bound.
+    """Looks up a table row for each id, like `torch.nn.Embedding` without a fixed vocabulary.
 
-    Rows are made for new ids in training mode with gradients; in `eval()` or under
-    `torch.no_grad()` they are read, and nothing is changed. `TableOptimizer` pushes gradients.
+    In training mode with gradients enabled, new ids get rows; in `eval()` or under
+    `torch.no_grad()` rows are only read. `TableOptimizer` pushes gradients.
 
     >>> import torch
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
@@ -130,31 +132,31 @@ class Embedding(_Layer):
 
     Args:
         table: An `hr.EmbeddingTable`.
-        padding_idx: An id that reads zeros, and is never sent.
+        padding_idx: An id whose row is zeros, and which is never sent.
     """
 
     def __init__(self, table: EmbeddingTable, padding_idx: int | None = None) -> None:
         super().__init__(table, padding_idx)
 
     def forward(self, input: Any) -> torch.Tensor:
-        """Return an array of the shape of `input` and `dim`.
+        """Return the rows, an array of shape `(*input.shape, dim)`.
 
         Args:
-            input: Integers of any shape; the answer is on their device.
+            input: Integers of any shape; the result is on their device.
         """
         ids = self.table.check_ids(input)
         rows, inverse = self._pull(self._ids_to_pull(ids), _device_of(input))
         if inverse.numel() < ids.size:
             rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
             whole = inverse.new_full((ids.size,), len(rows) - 1)
-            there = torch.from_numpy(np.flatnonzero(ids.reshape(-1) != self.padding_idx))
-            whole[there.to(whole.device)] = inverse
+            is_id = torch.from_numpy(np.flatnonzero(ids.reshape(-1) != self.padding_idx))
+            whole[is_id.to(whole.device)] = inverse
             inverse = whole
         return functional.embedding(inverse.reshape(ids.shape), rows)
 
 
 class EmbeddingBag(_Layer):
-    """The pooled rows of each bag of ids.
+    """Combines the table rows of each bag of ids into one row.
 
     >>> import torch
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
@@ -167,10 +169,11 @@ class EmbeddingBag(_Layer):
 
     Args:
         table: An `hr.EmbeddingTable`.
-        mode: "sum", "mean", or "sqrtn": the sum by the square root of how many there are. With
-            weights: by the sum of weights, and by the square root of the sum of their squares.
-        padding_idx: An id that is left out of its bag, and never sent.
-        include_last_offset: Whether `offsets` ends with the number of ids.
+        mode: "sum"; "mean"; or "sqrtn", the sum divided by the square root of the number of ids.
+            With weights, "mean" divides by their sum, and "sqrtn" by the square root of the sum of
+            their squares.
+        padding_idx: An id that is removed from its bag, and never sent.
+        include_last_offset: Whether the last of `offsets` is the number of ids.
     """
 
     def __init__(
@@ -189,16 +192,15 @@ class EmbeddingBag(_Layer):
     def forward(
         self, input: Any, offsets: Any = None, per_sample_weights: Any = None
     ) -> torch.Tensor:
-        """Return a row for each bag; zeros for one without ids.
+        """Return a row for each bag; zeros for an empty bag.
 
         Args:
-            input: Ids: 2-D, a bag in each row; 1-D with `offsets`; or a list of bags, each 1-D and
-                as long as it is.
-            offsets: Where each bag begins.
-            per_sample_weights: A number for each id, of the shape of `input`.
+            input: Ids: 2-D with a bag in each row; 1-D with `offsets`; or a list of 1-D bags.
+            offsets: Start index of each bag.
+            per_sample_weights: A number for each id, in the shape of `input`.
 
         Raises:
-            ValueError: Offsets or weights do not fit.
+            ValueError: If offsets or weights do not match the ids.
         """
         flat, bags, count = _flatten_bags(input, offsets, self.include_last_offset)
         ids = self.table.check_ids(flat)
@@ -208,26 +210,26 @@ class EmbeddingBag(_Layer):
             weights = _flat_weights(per_sample_weights, device)
             if weights.numel() != ids.size:
                 raise ValueError(
-                    f"`per_sample_weights` must have a number for each of {ids.size} ids, but has "
-                    f"{weights.numel()}"
+                    f"`per_sample_weights` must have one number for each of the {ids.size} ids, "
+                    f"but has {weights.numel()}"
                 )
         if self.padding_idx is not None:
-            kept = np.flatnonzero(ids != self.padding_idx)
-            ids, bags = ids[kept], bags[kept]
-            weights = None if weights is None else weights[torch.from_numpy(kept).to(device)]
+            indices = np.flatnonzero(ids != self.padding_idx)
+            ids, bags = ids[indices], bags[indices]
+            weights = None if weights is None else weights[torch.from_numpy(indices).to(device)]
         rows, inverse = self._pull(ids, device)
-        bag_of = torch.from_numpy(bags).to(device)
+        bag_indices = torch.from_numpy(bags).to(device)
         each = functional.embedding(inverse, rows)
         if weights is not None:
             weights = weights.to(rows.dtype)
             each = each * weights[:, None]
-        summed = rows.new_zeros(count, rows.shape[1]).index_add(0, bag_of, each)
+        summed = rows.new_zeros(count, rows.shape[1]).index_add(0, bag_indices, each)
         if self.mode == "sum":
             return summed
-        powers = torch.ones_like(bag_of, dtype=rows.dtype) if weights is None else weights
+        divisors = torch.ones_like(bag_indices, dtype=rows.dtype) if weights is None else weights
         if self.mode == "sqrtn":
-            powers = powers * powers
-        size = rows.new_zeros(count).index_add(0, bag_of, powers)
+            divisors = divisors * divisors
+        size = rows.new_zeros(count).index_add(0, bag_indices, divisors)
         if self.mode == "sqrtn":
             size = torch.where(size > 0, size, torch.ones_like(size)).sqrt()
         return summed / torch.where(size != 0, size, torch.ones_like(size))[:, None]
@@ -238,12 +240,12 @@ class EmbeddingBag(_Layer):
         )
 
     def extra_repr(self) -> str:
-        """Return what `repr` shows."""
+        """Return the arguments for `repr`."""
         return f"{super().extra_repr()}, mode={self.mode!r}"
 
 
 class TableOptimizer:
-    """Takes steps of an optimizer on the tables of a model, for all of them in one call.
+    """Applies an optimizer to all tables of a model in one call.
 
     >>> import torch
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
@@ -260,13 +262,13 @@ class TableOptimizer:
 
     Args:
         optimizer: One of `hr.optimizers`; it runs on the servers.
-        modules: A model, or several; all `Embedding`s and `EmbeddingBag`s in them are trained.
-        scale: Multiplies gradients. DDP averages those of the dense part over its ranks, and the
-            servers add up those of tables: with 1 / world_size both are of the mean.
-        in_flight: At most so many steps are under way while the loop goes on; 0: none.
+        modules: One or several modules; all `Embedding`s and `EmbeddingBag`s in them are trained.
+        scale: Factor of the gradients. DDP averages gradients of the dense part over ranks, whereas
+            the servers add those of tables: 1 / world_size makes both refer to the mean.
+        in_flight: Maximum number of steps that run in the background; 0 waits for each step.
 
     Raises:
-        ValueError: There is no such layer in the modules.
+        ValueError: If the modules have no such layer.
     """
 
     def __init__(
@@ -283,17 +285,17 @@ class TableOptimizer:
         found = {id(each): each for module in several for each in _table_layers(module)}
         if not found:
             raise ValueError(
-                "`modules` have no hr.torch.Embedding or EmbeddingBag, and so no table to train"
+                "`modules` must contain an hr.torch.Embedding or EmbeddingBag, but have none"
             )
         self._layers = list(found.values())
         self._scale = float(scale)
         self._background_optimizer = InBackground(optimizer, in_flight)
 
     def step(self) -> None:
-        """Push what backward left; without any, do nothing.
+        """Push the gradients of the last backward passes; without any, do nothing.
 
         Raises:
-            Exception: What an earlier step failed with, once.
+            Exception: The error of an earlier step, once.
         """
         by_table: dict[int, tuple[EmbeddingTable, list[IndexedSlices]]] = {}
         for layer in self._layers:
@@ -310,31 +312,31 @@ class TableOptimizer:
         return IndexedSlices(values, np.concatenate([each.indices for each in slices]))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget what backward left."""
+        """Discard the gradients of the last backward passes."""
         for layer in self._layers:
             layer.take_gradients()
 
     def flush(self) -> None:
-        """Wait until all steps are on the servers.
+        """Wait until all steps are applied on the servers.
 
         Raises:
-            Exception: What one failed with.
+            Exception: The error of a failed step.
         """
         self._background_optimizer.flush()
 
     @property
     def iterations(self) -> int:
-        """Steps that were taken, by all ranks."""
+        """Number of steps taken by all ranks."""
         return self._background_optimizer.iterations
 
 
 def prefetch(
     inputs: Iterable[tuple[_Layer, Any]] | Mapping[_Layer, Any],
 ) -> None:
-    """Begin to pull the rows of a batch that is to come, for many layers in one call.
+    """Start pulling the rows of a later batch, for several layers in one call.
 
-    The layer's next call with these ids takes what came. The rows are those after all steps that
-    began before this call, and without those that begin after it.
+    The layer's next call with these ids uses the rows. They include the updates of all steps that
+    began before this call, and not of steps that begin later.
 
     >>> import torch
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
@@ -348,8 +350,8 @@ def prefetch(
     torch.Size([2, 4])
 
     Args:
-        inputs: Pairs of a layer and the ids that it will be called with. A layer keeps what it was
-            given ahead for 8 batches; of more, it forgets the oldest.
+        inputs: Pairs of a layer and the ids of its later call. A layer keeps prefetched rows of 8
+            batches; of more, it drops the oldest.
     """
     pairs: list[tuple[_Layer, Any]] = list(
         inputs.items() if isinstance(inputs, Mapping) else inputs
@@ -361,12 +363,12 @@ def prefetch(
     for trains in (True, False):
         chosen = [pair for pair in pairs if pair[0].training is trains]
         if chosen:
-            wanted = [layer._ids_to_pull(ids) for layer, ids in chosen]
+            ids_to_pull = [layer._ids_to_pull(ids) for layer, ids in chosen]
             tables = [layer.table for layer, _ in chosen]
-            work = functools.partial(pull, tables, wanted, counts=trains)
-            begun = tables[0].cluster.background.submit(work)
+            work = functools.partial(pull, tables, ids_to_pull, counts=trains)
+            task = tables[0].cluster.background.submit(work)
             for number, (layer, _) in enumerate(chosen):
-                layer._prefetched.append((wanted[number], begun, number))
+                layer._prefetched.append((ids_to_pull[number], task, number))
 
 
 def _table_layers(module: Any) -> Iterator[_Layer]:
@@ -392,10 +394,10 @@ def _flat_weights(weights: Any, device: torch.device) -> torch.Tensor:
 def _flatten_bags(
     ids: Any, offsets: Any, include_last: bool
 ) -> tuple[NDArray[Any], NDArray[np.int64], int]:
-    """Return all ids in a row, the bag of each, and how many bags there are."""
+    """Return all ids as a 1-D array, the bag index of each, and the number of bags."""
     if isinstance(ids, list):
         if offsets is not None:
-            raise ValueError("a list of bags needs no `offsets`")
+            raise ValueError("`offsets` must be None if the ids are a list of bags")
         parts = [as_array(part).reshape(-1) for part in ids]
         lengths = np.array([len(part) for part in parts], np.int64)
         filled = [part for part in parts if len(part)]
@@ -404,7 +406,7 @@ def _flatten_bags(
     array = as_array(ids)
     if array.ndim == 2:
         if offsets is not None:
-            raise ValueError("ids in two axes are one bag a row, and take no `offsets`")
+            raise ValueError("2-D ids have one bag in each row, so `offsets` must be None")
         return array.reshape(-1), np.repeat(np.arange(len(array)), array.shape[1]), len(array)
     if array.ndim != 1 or offsets is None:
         raise ValueError(

@@ -1,13 +1,13 @@
-"""NumPy elements as torch tensors, and torch's values as NumPy elements; no copy that is not owed.
+"""Conversion between NumPy and torch elements, without copies where possible.
 
 | NumPy | torch |
 |---|---|
 | bool, int8 to int64, uint8, float16 to float64, complex64, complex128 | the same memory |
-| uint16, uint32, uint64 | the same memory; torch computes little with them |
-| bfloat16, float8 of ml_dtypes | the same memory, read as torch's own dtype of that name |
+| uint16, uint32, uint64 | the same memory; torch supports few operations on them |
+| bfloat16, float8 of ml_dtypes | the same memory, as torch's own dtype of that name |
 | a scalar | a tensor without axes |
 | another byte order, a negative stride, read-only or unaligned memory | a copy |
-| `str`, `bytes`, object arrays of them, None | stay as they are |
+| `str`, `bytes`, object arrays of them, None | unchanged |
 | dates, structured dtypes, long double | an error that names the component |
 """
 
@@ -36,22 +36,22 @@ _SAME_DTYPES = frozenset(
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 )
-#: `ndarray.flags.num`: writeable and aligned.
+#: Value of `ndarray.flags.num` for writeable and aligned memory.
 _WRITEABLE_ALIGNED = 0x0500
 _DTYPE_HINTS = {
-    "M": "a number of your own, as in map(lambda t: t.astype('int64'))",
-    "m": "a number of your own, as in map(lambda t: t.astype('int64'))",
-    "V": "one component for each field, or a dtype that torch has",
+    "M": "an integer, as in map(lambda t: t.astype('int64'))",
+    "m": "an integer, as in map(lambda t: t.astype('int64'))",
+    "V": "one component for each field, or a dtype that torch supports",
     "g": "float64, as in map(lambda x: x.astype('float64'))",
     "G": "complex128, as in map(lambda x: x.astype('complex128'))",
 }
 
 
 def to_tensors(element: Any) -> Any:
-    """Return an element of the same structure with tensors for its arrays and numbers.
+    """Convert the arrays and numbers of an element to tensors; the structure stays the same.
 
     Raises:
-        InvalidElementError: Torch has no such dtype; the message names the component.
+        InvalidElementError: If torch has no such dtype; the message names the component.
     """
     if type(element) is np.ndarray:
         return _to_tensor(element)
@@ -70,20 +70,20 @@ def to_tensors(element: Any) -> Any:
 
 
 def map_tensors(fn: Callable[[Any], Any], element: Any) -> Any:
-    """Return an element with `fn(tensor)` for each tensor in it, those of replicas as well."""
+    """Apply `fn` to each tensor of an element, including those in `PerReplica` values."""
 
-    def changed(leaf: Any) -> Any:
+    def map_leaf(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return fn(leaf)
         if isinstance(leaf, PerReplica):
             return PerReplica(map_tensors(fn, value) for value in leaf.values)
         return leaf
 
-    return map_leaves(changed, element)
+    return map_leaves(map_leaf, element)
 
 
 def _raise_with_path(path: str, leaf: Any) -> None:
-    """Raise for a leaf that is refused, with its name."""
+    """Raise the error of an unsupported leaf again, with the leaf's path."""
     try:
         _to_tensor(leaf)
     except InvalidElementError as error:
@@ -107,7 +107,7 @@ def _array_to_tensor(array: NDArray[Any]) -> Any:
             try:
                 return torch.from_numpy(array)
             except ValueError:
-                pass  # strides that torch does not know: a negative one, or part of an item
+                pass  # strides that torch does not support: negative, or a fraction of an item
         return torch.from_numpy(array.copy("K") if _has_plain_strides(array) else array.copy())
     if dtype.kind == "O":
         return array
@@ -115,8 +115,10 @@ def _array_to_tensor(array: NDArray[Any]) -> Any:
         return torch.from_numpy(array.astype(dtype.newbyteorder("=")))
     extended = EXTENDED.get(dtype.name)
     if extended is None:
-        cure = _DTYPE_HINTS.get(dtype.char, _DTYPE_HINTS.get(dtype.kind, "a dtype that torch has"))
-        raise InvalidElementError(f"torch has no dtype for NumPy's {dtype}; make it {cure}")
+        hint = _DTYPE_HINTS.get(
+            dtype.char, _DTYPE_HINTS.get(dtype.kind, "a dtype that torch supports")
+        )
+        raise InvalidElementError(f"torch has no dtype for NumPy's {dtype}; convert it to {hint}")
     bits, like = extended
     return _array_to_tensor(array.view(bits)).view(like)
 
@@ -125,15 +127,14 @@ def _has_plain_strides(array: NDArray[Any]) -> bool:
     return all(stride >= 0 and not stride % array.itemsize for stride in array.strides)
 
 
-# --- back ---------------------------------------------------------------------------------------
+# --- torch to NumPy -------------------------------------------------------------------------------
 
 
 def to_arrays(value: Any) -> Any:
-    """Return what a torch dataset gives with arrays for its tensors, and tuples for lists of them.
+    """Convert the tensors of a torch value to arrays, and lists of them to tuples.
 
     Raises:
-        FailedPreconditionError: A tensor has a dtype that NumPy has from ml_dtypes alone, which is
-            not installed.
+        FailedPreconditionError: If a tensor's dtype requires ml_dtypes, which is not installed.
     """
     if isinstance(value, torch.Tensor):
         return _tensor_to_array(value)
@@ -151,7 +152,7 @@ def to_arrays(value: Any) -> Any:
 
 
 def _convert_list(value: list[Any]) -> Any:
-    """Return a list of numbers, in lists, as it is: it is an array. Another is a tuple."""
+    """Keep a list of numbers, also a nested one, which is an array; convert others to tuples."""
     parts = [to_arrays(part) for part in value]
     rows = all(isinstance(part, list) for part in parts)
     return parts if rows else tuple(parts)

@@ -9,8 +9,8 @@ A position has one of these forms. Only a `stream` may depend on where the plan 
   steps after `distribute`; the first n steps of the plan as written run on workers.
 * `{"splits": state, "partition_mode": mode}`: position in splits of an ordered reading, for any
   reader.
-* `{"positions": {"watermark", "delivered", "parts"}}`: position of an unordered reading, for any
-  reader.
+* `{"positions": {"watermark", "delivered", "partial_splits"}}`: position of an unordered reading,
+  for any reader.
 """
 
 from __future__ import annotations

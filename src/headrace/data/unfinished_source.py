@@ -255,8 +255,8 @@ class DirectoryPoller:
 def save_failed_error(url: str, status: DirectoryStatus) -> FailedPreconditionError:
     """Return the error for a failed save."""
     return FailedPreconditionError(
-        f"the dataset in {url!r} is incomplete, because saving it failed: {status.error}; fix the "
-        "cause and save it again"
+        f"the dataset in {url!r} is incomplete, because saving it failed. Fix the cause and save it "
+        f"again: {status.error}"
     )
 
 

@@ -375,7 +375,7 @@ class Extended:
         def __getattr__(self, name: str) -> Any:
             message = f"strategy.extended has no {name!r}"
             if name in _EXTENDED_ALTERNATIVES:
-                message += f"; replacement: {_EXTENDED_ALTERNATIVES[name]}"
+                message += f"; use instead: {_EXTENDED_ALTERNATIVES[name]}"
             else:
                 message += (
                     "; it has worker_devices, parameter_devices and colocate_vars_with. Use the "

@@ -90,26 +90,26 @@ class Chunk:
     @property
     def metadata(self) -> NDArray[Any] | None:
         """Metadata of the elements, or None if it is not tracked."""
-        places = self._metadata
-        if callable(places):
-            places = self._metadata = places()
-        if not (places is None or isinstance(places, np.ndarray)):
-            places = self._metadata = places.to_array()
-        return places
+        metadata = self._metadata
+        if callable(metadata):
+            metadata = self._metadata = metadata()
+        if not (metadata is None or isinstance(metadata, np.ndarray)):
+            metadata = self._metadata = metadata.to_array()
+        return metadata
 
     @property
     def compact_metadata(self) -> MetadataColumn | None:
         """Metadata in compact form if it is available that way, to be passed on."""
-        places = self._metadata
-        if callable(places):
-            places = self._metadata = places()
-        return places
+        metadata = self._metadata
+        if callable(metadata):
+            metadata = self._metadata = metadata()
+        return metadata
 
     @property
     def deferred_metadata(self) -> DeferredMetadata | None:
         """Function that returns the metadata, which can be kept without the elements."""
-        places = self._metadata
-        return places if places is None or callable(places) else lambda: places
+        metadata = self._metadata
+        return metadata if metadata is None or callable(metadata) else lambda: metadata
 
     def with_metadata(self, metadata: MetadataColumn | DeferredMetadata | None) -> Chunk:
         """Return the same elements with this metadata, or a function that returns it."""
@@ -118,7 +118,7 @@ class Chunk:
     def state_at(self, index: int) -> Any:
         """Return the state of the stream before element `index`; `size` means after the last."""
         if self._states is None:
-            raise ValueError("these elements have no places: the chunk comes from no iterator")
+            raise ValueError("these elements have no states: no iterator has set them")
         return self._states(index)
 
     @property
@@ -157,9 +157,7 @@ class Chunk:
         """
         if self._columns is _NOT_COMPUTED:
             if not self._rows:
-                raise InvalidElementError(
-                    "a chunk of no rows has no columns; ask for its rows instead"
-                )
+                raise InvalidElementError("an empty chunk has no columns; use its rows instead")
             self._columns = stacking.stack(self._rows)
         return self._columns
 
@@ -174,29 +172,29 @@ class Chunk:
         if states is not None and start:
             whole = states
             states = lambda index: whole(start + index)  # noqa: E731 - a name would cost a line
-        places = self._metadata
-        if callable(places):
-            later = places
-            places = lambda: later()[start:stop]  # noqa: E731
-        elif places is not None:
-            places = places[start:stop]
+        metadata = self._metadata
+        if callable(metadata):
+            deferred = metadata
+            metadata = lambda: deferred()[start:stop]  # noqa: E731
+        elif metadata is not None:
+            metadata = metadata[start:stop]
         if self._columns is _NOT_COMPUTED:
-            return Chunk(rows, _NOT_COMPUTED, stop - start, states, places)
+            return Chunk(rows, _NOT_COMPUTED, stop - start, states, metadata)
         columns = stacking.slice_rows(self._columns, start, stop)
-        return Chunk(rows, columns, stop - start, states, places)
+        return Chunk(rows, columns, stop - start, states, metadata)
 
     def take(self, indices: Any) -> Chunk:
         """Return the elements at `indices` (a sequence of int, or a one-dimensional array).
 
         The result has no states: a caller that drops elements must track the positions itself.
         """
-        places = self.take_metadata(indices)
+        metadata = self.take_metadata(indices)
         if self._columns is not _NOT_COMPUTED:
             columns = stacking.take(self._columns, indices)
-            return Chunk(None, columns, len(indices), None, places)
+            return Chunk(None, columns, len(indices), None, metadata)
         rows = self.rows()
         chosen = indices.tolist() if isinstance(indices, np.ndarray) else indices
-        return Chunk.of_rows([rows[index] for index in chosen], None, places)
+        return Chunk.of_rows([rows[index] for index in chosen], None, metadata)
 
     def take_metadata(self, indices: Any) -> NDArray[Any] | None:
         """Return the metadata of the elements at `indices`, as for `take`, or of a slice."""
@@ -226,7 +224,7 @@ def concatenate(chunks: Sequence[Chunk]) -> Chunk:
         raise ValueError("chunks is empty; at least one chunk is needed")
     if len(chunks) == 1:
         return chunks[0]
-    places = _concatenate_metadata(chunks)
+    metadata = _concatenate_metadata(chunks)
     if all(chunk.is_columnar for chunk in chunks):
         try:
             joined = stacking.concatenate([chunk.columns() for chunk in chunks])
@@ -234,16 +232,16 @@ def concatenate(chunks: Sequence[Chunk]) -> Chunk:
             # Elements may differ in shape from chunk to chunk: store them as rows.
             pass
         else:
-            return Chunk.of_columns(joined, sum(map(len, chunks)), None, places)
+            return Chunk.of_columns(joined, sum(map(len, chunks)), None, metadata)
     rows: list[Element] = []
     for chunk in chunks:
         rows.extend(chunk.rows())
-    return Chunk.of_rows(rows, None, places)
+    return Chunk.of_rows(rows, None, metadata)
 
 
 def _concatenate_metadata(chunks: Sequence[Chunk]) -> MetadataColumn | None:
-    places = [column for chunk in chunks if (column := chunk.compact_metadata) is not None]
-    return concatenate_columns(places) if len(places) == len(chunks) else None
+    metadata = [column for chunk in chunks if (column := chunk.compact_metadata) is not None]
+    return concatenate_columns(metadata) if len(metadata) == len(chunks) else None
 
 
 class _NotComputed:

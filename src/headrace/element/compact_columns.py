@@ -75,10 +75,10 @@ class ConsecutiveSplits(_CompactColumn):
 
     def to_array(self) -> NDArray[Any]:
         """Return the column as an array."""
-        units = np.arange(self.first_split, self.first_split + self.size)
+        splits = np.arange(self.first_split, self.first_split + self.size)
         if self.ordinal is None:
-            return split_column(units, None)
-        return id_column(units, np.full(self.size, self.ordinal))
+            return split_column(splits, None)
+        return id_column(splits, np.full(self.size, self.ordinal))
 
     def max_split(self) -> int:
         """Return the largest split index in the column."""
@@ -160,16 +160,16 @@ class InterleavedSplits(_CompactColumn):
     def split_elements(self) -> Iterator[SplitElements]:
         """Yield the elements of each split, in the order of their first turns here."""
         each, cycle = self.turn_size, len(self.splits)
-        a_round = each * cycle
-        begun, passed = divmod(self.start, a_round)
-        ended, left = divmod(self.start + self.size, a_round)
+        round_size = each * cycle
+        begun, passed = divmod(self.start, round_size)
+        ended, left = divmod(self.start + self.size, round_size)
         first = passed // each
         for turn in range(first, first + min(self.num_turns, cycle)):
             number = turn % cycle
-            at = number * each
+            offset = number * each
             # Complete rounds, plus the part of an incomplete round.
-            before = begun * each + min(max(passed - at, 0), each)
-            after = ended * each + min(max(left - at, 0), each)
+            before = begun * each + min(max(passed - offset, 0), each)
+            after = ended * each + min(max(left - offset, 0), each)
             yield SplitElements(number, before, after - before)
 
     @property
@@ -181,31 +181,31 @@ class InterleavedSplits(_CompactColumn):
 
     def indices_of(self, elements: SplitElements) -> NDArray[np.int32]:
         """Return the indices of a split's elements in this column, in order."""
-        each, a_round = self.turn_size, self.turn_size * len(self.splits)
-        first = self.start // a_round * a_round + elements.cycle_index * each
+        each, round_size = self.turn_size, self.turn_size * len(self.splits)
+        first = self.start // round_size * round_size + elements.cycle_index * each
         if first + each <= self.start:
-            first += a_round
+            first += round_size
         first -= self.start
         if each > self.size:  # a complete turn may not fit
-            begins = range(first, self.size, a_round)
+            begins = range(first, self.size, round_size)
             turns = [range(max(begin, 0), min(begin + each, self.size)) for begin in begins]
             return np.concatenate([np.array(turn, np.int32) for turn in turns])
-        places = np.arange(first, self.size, a_round, dtype=np.int32)
+        indices = np.arange(first, self.size, round_size, dtype=np.int32)
         if each > 1:
-            places = np.add.outer(places, np.arange(each, dtype=np.int32)).reshape(-1)
+            indices = np.add.outer(indices, np.arange(each, dtype=np.int32)).reshape(-1)
         passed = max(0, -first)
-        return places[passed : passed + elements.size]
+        return indices[passed : passed + elements.size]
 
     def to_array(self) -> NDArray[Any]:
         """Return the column as an array."""
         numbers, begins, sizes = self._turns()
-        units = np.array(self.splits, np.int64)[numbers]
+        splits = np.array(self.splits, np.int64)[numbers]
         if self.first_ordinals is None:
-            return split_column(units.repeat(sizes), None)
+            return split_column(splits.repeat(sizes), None)
         begins += np.array(self.first_ordinals, np.int64)[numbers]
         passed = sizes.cumsum() - sizes
         ordinals = np.arange(self.size) + (begins - passed).repeat(sizes)
-        return id_column(units.repeat(sizes), ordinals)
+        return id_column(splits.repeat(sizes), ordinals)
 
     def _turns(self) -> _Turns:
         cycle = len(self.splits)

@@ -123,8 +123,8 @@ def _named_dtype(name: str) -> np.dtype[Any]:
         import ml_dtypes  # noqa: PLC0415
     except ImportError as error:
         raise FailedPreconditionError(
-            f"the dtype {name} needs the package ml_dtypes, which is not installed here; "
-            "install it, or send another dtype"
+            f"the dtype {name} requires the package ml_dtypes, which is not installed in this "
+            "process; install it, or send another dtype"
         ) from error
     scalar = vars(ml_dtypes).get(name)
     if not (isinstance(scalar, type) and issubclass(scalar, np.generic)):
@@ -138,8 +138,8 @@ def _encode_node(node: StructureNode, depth: int) -> Description:
         return kind
     if depth > _MAX_DEPTH:
         raise InvalidElementError(
-            f"the element is nested more than {_MAX_DEPTH} deep, and cannot be sent; return fewer "
-            "dicts and tuples within one another, or an array"
+            f"the element is nested more than {_MAX_DEPTH} levels deep, and cannot be sent; "
+            "return fewer nested dicts and tuples, or an array"
         )
     children = [_encode_node(child, depth + 1) for child in node.children]
     if node.cls is None:
@@ -151,13 +151,13 @@ def _decode_node(description: Description, depth: int) -> StructureNode:
     if type(description) is int and description in (NodeKind.LEAF, NodeKind.NONE):
         return StructureNode(description)
     if depth > _MAX_DEPTH:
-        raise ValueError(f"a structure is nested more than {_MAX_DEPTH} deep")
+        raise ValueError(f"a structure is nested more than {_MAX_DEPTH} levels deep")
     kind, keys, children, *names = description
     nodes = tuple([_decode_node(child, depth + 1) for child in children])
     if kind == NodeKind.TUPLE and not keys and not names:
         return StructureNode(NodeKind.TUPLE, None, (), nodes)
     if len(keys) != len(nodes) or len(set(keys)) != len(nodes):
-        raise ValueError("a structure has not one key for each of its parts")
+        raise ValueError("a structure must have one key for each of its parts")
     if kind == NodeKind.DICT and not names:
         if any(type(key) not in (str, int) for key in keys):
             raise TypeError("a key is neither str nor int")
@@ -217,5 +217,5 @@ def _check_int(value: Any) -> int:
 
 def _check_text(value: Any) -> str:
     if type(value) is not str or len(value) > 1024:
-        raise TypeError("a name is not a short text")
+        raise TypeError("a name must be a str of limited length")
     return value

@@ -124,21 +124,23 @@ def decompress_frame(buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         _, name, sizes = _decode(buffers[0])
         codec = _load_codec(name)
         if codec is None:
-            here = ", ".join(available_codecs())
-            raise ValueError(f"its codec {name!r} is not installed here (only {here})")
+            available = ", ".join(available_codecs())
+            raise ValueError(
+                f"codec {name!r} is not installed in this process (installed: {available})"
+            )
         if len(sizes) != len(buffers) - 1:
-            raise ValueError(f"it says {len(sizes)} buffers")
+            raise ValueError(f"its header lists {len(sizes)} buffers")
         frame: list[Buffer] = []
         for (size, packed), buffer in zip(sizes, buffers[1:], strict=True):
             length = memoryview(buffer).nbytes
             if packed and not 0 <= size <= codec.max_ratio * length + 64:
-                raise ValueError(f"{length} bytes cannot be {size}")
+                raise ValueError(f"{length} bytes cannot decompress to {size}")
             whole = codec.decompress(buffer, size) if packed else buffer
             if memoryview(whole).nbytes != size:
-                raise ValueError(f"{length} bytes are not {size}")
+                raise ValueError(f"the size of {length} compressed bytes is not {size}")
             frame.append(whole)
     except Exception as error:  # codecs may raise anything
         raise DataLossError(
-            f"a packed frame of {len(buffers)} buffers cannot be read: {error}"
+            f"a compressed frame of {len(buffers)} buffers cannot be read: {error}"
         ) from error
     return frame

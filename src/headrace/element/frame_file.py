@@ -41,8 +41,8 @@ class FrameWriter:
 
     def append(self, chunk: Chunk) -> None:
         """Write a chunk, with the element numbers if it has them."""
-        places = b"" if chunk.metadata is None else chunk.metadata.astype(_NUMBER_DTYPE).tobytes()
-        buffers = [memoryview(buffer).cast("B") for buffer in (*encode(chunk), places)]
+        numbers = b"" if chunk.metadata is None else chunk.metadata.astype(_NUMBER_DTYPE).tobytes()
+        buffers = [memoryview(buffer).cast("B") for buffer in (*encode(chunk), numbers)]
         self._file.write(_COUNT_HEADER.pack(chunk.size, len(buffers)))
         for buffer in buffers:
             self._file.write(_LENGTH.pack(buffer.nbytes))
@@ -70,13 +70,13 @@ class FrameReader:
 
     def read(self, start: int, limit: int) -> Chunk | None:
         """Return 1 to `limit` elements from number `start` on in new memory, or None at the end."""
-        at = bisect.bisect_right(self._starts, start, key=lambda entry: entry[0]) - 1
-        if at < 0 or start >= self._starts[at][0] + self._starts[at][1]:
+        index = bisect.bisect_right(self._starts, start, key=lambda entry: entry[0]) - 1
+        if index < 0 or start >= self._starts[index][0] + self._starts[index][1]:
             return None
-        if self._loaded is None or self._loaded[0] != at:
-            self._loaded = (at, self._load(self._starts[at][2]))
+        if self._loaded is None or self._loaded[0] != index:
+            self._loaded = (index, self._load(self._starts[index][2]))
         chunk = self._loaded[1]
-        offset = start - self._starts[at][0]
+        offset = start - self._starts[index][0]
         stop = min(offset + limit, chunk.size)
         if stop == chunk.size:
             self._loaded = None  # a later reader loads the frame again
@@ -109,13 +109,13 @@ class FrameReader:
     def _load(self, offset: int) -> Chunk:
         self._file.seek(offset)
         elements, lengths = self._read_head(os.fstat(self._file.fileno()).st_size)
-        *buffers, places = [
+        *buffers, numbers = [
             bytearray(read_exactly(self._file, length, self._name)) for length in (lengths or (0,))
         ]
         chunk = decode(buffers)
-        if chunk.size != elements or len(places) not in (0, elements * _NUMBER_DTYPE.itemsize):
+        if chunk.size != elements or len(numbers) not in (0, elements * _NUMBER_DTYPE.itemsize):
             raise self._corrupt_error()
-        return chunk.with_metadata(np.frombuffer(places, _NUMBER_DTYPE)) if places else chunk
+        return chunk.with_metadata(np.frombuffer(numbers, _NUMBER_DTYPE)) if numbers else chunk
 
     def _corrupt_error(self) -> DataLossError:
         return DataLossError(f"{self._name} is damaged; remove it")

@@ -44,13 +44,15 @@ class Lookup:
     def __init__(self, words: Iterable[Any], num_oov: int = 1) -> None:
         self.num_oov = check_int("num_oov", num_oov, minimum=0)
         if isinstance(words, str | bytes):
-            raise TypeError(f"`words` must be several words, but got {words!r}")
+            raise TypeError(
+                f"`words` must be an iterable of words, but got the single word {words!r}"
+            )
         # `tolist` converts NumPy scalars to Python objects.
         plain = words.tolist() if isinstance(words, np.ndarray) else list(words)
         self._words = tuple(map(_to_python_word, plain))
         kinds = {isinstance(word, int) for word in self._words}
         if len(kinds) > 1:
-            raise TypeError("`words` must be all text or all integers, and are both")
+            raise TypeError("`words` must be all text or all integers, but contains both")
         self._is_of_integers = kinds == {True}
         numbers = dict(
             zip(map(_key, self._words), range(num_oov, num_oov + len(plain)), strict=True)
@@ -59,7 +61,7 @@ class Lookup:
             keys = [_key(word) for word in self._words]
             twice = next(word for word, key in enumerate(keys) if key in keys[:word])
             raise ValueError(
-                f"`words` must have each word once, and {self._words[twice]!r} stands there twice"
+                f"`words` must not contain duplicates, but contains {self._words[twice]!r} twice"
             )
         self._numbers = numbers
         #: The same numbers by `str`, to avoid encoding text in each call.
@@ -97,18 +99,18 @@ class Lookup:
         flat = array.reshape(-1).tolist()
         found = list(map(self._by_text.get, flat, repeat(-1)))
         if self._is_of_integers or -1 in found:
-            missing = [place for place, number in enumerate(found) if number == -1]
+            missing = [index for index, number in enumerate(found) if number == -1]
             others: list[Any] = []
-            for place in missing:
-                key = _key(_to_python_word(flat[place]))
+            for index in missing:
+                key = _key(_to_python_word(flat[index]))
                 if isinstance(key, int) is not self._is_of_integers and self._words:
                     kind = "integers" if self._is_of_integers else "text"
-                    raise TypeError(f"words of this Lookup are {kind}, but got {flat[place]!r}")
+                    raise TypeError(f"this Lookup contains {kind}, but got {flat[index]!r}")
                 number = self._numbers.get(key, -1)
                 if number < 0:
-                    others.append(flat[place])
+                    others.append(flat[index])
                     number = zlib.crc32(str(key).encode()) % self.num_oov if self.num_oov else -1
-                found[place] = number
+                found[index] = number
             if others and not self.num_oov:
                 raise self._unknown_words_error(others)
         numbers = np.array(found, np.int64).reshape(array.shape)
@@ -120,8 +122,8 @@ class Lookup:
         more = ", ..." if len(self._words) > _MAX_SHOWN else ""
         return InvalidArgumentError(
             f"{shown} is not among the {len(self._words)} words of this Lookup ({known}{more}), "
-            f"and num_oov=0 has no number for other words ({len(others)} of them here); add it, or "
-            "use num_oov=1"
+            f"and num_oov=0 assigns no number to unknown words ({len(others)} in this call); add "
+            "the word, or use num_oov=1"
         )
 
     def inverse(self, numbers: Any, unknown: Any = None) -> NDArray[Any]:
@@ -132,7 +134,7 @@ class Lookup:
         """
         array = np.asarray(numbers)
         if array.size and not (array.min() >= 0 and array.max() < self.size):
-            raise InvalidArgumentError(f"numbers of this Lookup are in [0, {self.size})")
+            raise InvalidArgumentError(f"numbers of this Lookup must be in [0, {self.size})")
         table = np.empty(self.size, object)
         table[: self.num_oov] = unknown
         table[self.num_oov :] = self._words

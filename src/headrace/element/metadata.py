@@ -123,10 +123,10 @@ def group_metadata(column: NDArray[Any], size: int) -> NDArray[Any]:
     """
     if not has_element_ids(column) or (size == 1 and "constituents" in (column.dtype.names or ())):
         return column[::size]
-    places = element_numbers(column)
-    made = np.empty(-(-len(column) // size), _CONSTITUENT_DTYPES[places is not None])
-    if places is not None:
-        made["number"] = places[::size]
+    numbers = element_numbers(column)
+    made = np.empty(-(-len(column) // size), _CONSTITUENT_DTYPES[numbers is not None])
+    if numbers is not None:
+        made["number"] = numbers[::size]
     if "constituents" in (column.dtype.names or ()):
         rows = column["constituents"]
         for number in range(len(made)):

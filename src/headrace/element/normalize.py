@@ -81,9 +81,9 @@ def check_strings(array: NDArray[Any], path: str) -> type | None:
         return None
     names = ", ".join(sorted(cls.__name__ for cls in found))
     raise InvalidElementError(
-        f"{describe_component(path)} is an object array of shape {array.shape} that holds {names}; "
-        "an object array may hold bytes or str, all of one kind: use a numeric dtype, or a tuple "
-        "or dict for values of different kinds"
+        f"{describe_component(path)} is an object array of shape {array.shape} that contains "
+        f"{names}; an object array may contain only bytes or only str: use a numeric dtype, or a "
+        "tuple or dict for values of different kinds"
     )
 
 
@@ -140,8 +140,8 @@ def _normalize_array(array: NDArray[Any], path: str) -> Any:
     if dtype.kind in "SUT":
         array = array.astype(object)
     elif dtype.kind == "O":
-        held = set(map(type, array.ravel().tolist()))
-        if held - {bytes, str}:
+        types = set(map(type, array.ravel().tolist()))
+        if types - {bytes, str}:
             # Instances of a subclass such as np.str_ are converted; others are rejected below.
             plain = np.empty(array.shape, object)
             plain.reshape(-1)[:] = [_plain_string(item) for item in array.ravel().tolist()]
@@ -180,9 +180,9 @@ def _from_list(value: list[Any], path: str) -> Any:
             array = np.array(value, object)
     except (ValueError, TypeError) as error:
         raise InvalidElementError(
-            f"{describe_component(path)} is a list that does not make an array ({error}); a list "
-            "stands "
-            "for an array: give all its items one shape, or use a tuple for separate components"
+            f"{describe_component(path)} is a list that cannot be converted to an array "
+            f"({error}); a list is converted to an array, so its items must have the same shape; "
+            "reshape them, or use a tuple for separate components"
         ) from error
     return _normalize_array(array, path)
 
@@ -230,9 +230,8 @@ def _normalize_other(value: Any, path: str) -> Any:
             array = np.asarray(value)
         except Exception as error:
             raise InvalidElementError(
-                f"{describe_component(path)} is a {_type_name(value)} that does not make a NumPy "
-                "array: "
-                f"{error}"
+                f"{describe_component(path)} is a {_type_name(value)} that cannot be converted "
+                f"to a NumPy array: {error}"
             ) from error
         return _normalize_array(array, path)
     raise _unsupported_type_error(value, path)
@@ -247,12 +246,12 @@ def _type_name(value: Any) -> str:
 def _unsupported_type_error(value: Any, path: str) -> InvalidElementError:
     name = _type_name(value)
     article = "an" if name.lstrip("_")[0] in "aeiouAEIOU" else "a"
-    cure = next(
-        (cure for known, cure in _HINTS_BY_MODULE.items() if name.startswith(known)),
+    fix = next(
+        (fix for known, fix in _HINTS_BY_MODULE.items() if name.startswith(known)),
         _SUPPORTED_VALUES_HINT,
     )
     return InvalidElementError(
-        f"{describe_component(path)} is {article} {name}, which is not an element; {cure}"
+        f"{describe_component(path)} is {article} {name}, which is not an element; {fix}"
     )
 
 
@@ -261,9 +260,9 @@ _SUPPORTED_VALUES_HINT = (
 )
 #: Remedies for unsupported types, by the beginning of the type's name.
 _HINTS_BY_MODULE = {
-    "PIL.": "make an array of it: np.asarray(image)",
+    "PIL.": "convert it to an array: np.asarray(image)",
     "headrace.data.": "a function that returns datasets belongs in flat_map() or interleave()",
-    "generator": "make a list or an array of what it yields, or use flat_map() and from_generator",
-    "set": "give it an order, sorted(x), and make an array of it",
-    "_io.": "read it: an element is what a file holds",
+    "generator": "convert its items to a list or an array, or use flat_map() and from_generator",
+    "set": "sort it, and convert it to an array",
+    "_io.": "read the file, and return its contents",
 }

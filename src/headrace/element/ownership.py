@@ -284,7 +284,7 @@ def _measure_refcounts() -> None:
     trusted = sys.implementation.name == "cpython" and not sysconfig.get_config_var(
         "Py_GIL_DISABLED"
     )
-    measured = [_baseline_refcounts.get(where, set()) for where in range(-1, -9, -1)]
+    measured = [_baseline_refcounts.get(depth, set()) for depth in range(-1, -9, -1)]
     counts = [max(found) if trusted and len(found) == 1 else 0 for found in measured]
     _at_top, _in_dict, _in_tuple, _while_iterated, _below_top, _as_value, _as_part, _as_base = (
         counts

@@ -178,9 +178,8 @@ def _padded_lengths(longest: Shape, shape: Shape | None, path: str) -> tuple[int
         assert have is not None
         if want is not None and have > want:
             raise InvalidElementError(
-                f"{describe_component(path)} has an element of length {have}, which is longer than "
-                "the "
-                f"padded shape {shape}; make that longer, or cut elements in map()"
+                f"{describe_component(path)} has an element of length {have}, which exceeds the "
+                f"padded shape {shape}; increase the padded shape, or truncate elements in map()"
             )
         made.append(have if want is None else want)
     return tuple(made)
@@ -194,9 +193,8 @@ def _allocate_filled(
         kind = _string_type(arrays)
         if value is not None and type(value) is not kind:
             raise InvalidElementError(
-                f"{describe_component(path)} holds {kind.__name__}, and its padding value is "
-                f"{value!r}; "
-                f"give one that is {kind.__name__}"
+                f"{describe_component(path)} contains {kind.__name__}, but its padding value is "
+                f"{value!r}; pass a padding value of type {kind.__name__}"
             )
         return np.full(shape, kind() if value is None else value, object)
     made = np.zeros(shape, dtype)
@@ -214,9 +212,8 @@ def _cast_padding_value(value: Any, dtype: np.dtype[Any], path: str) -> Any:
     except (TypeError, ValueError, OverflowError):
         pass
     raise InvalidElementError(
-        f"{describe_component(path)} has dtype {dtype}, which does not hold the padding value "
-        f"{value!r}; "
-        "give one that it holds"
+        f"{describe_component(path)} has dtype {dtype}, which cannot represent the padding value "
+        f"{value!r}; pass another padding value"
     )
 
 
@@ -231,16 +228,16 @@ def _string_type(arrays: Sequence[NDArray[Any]]) -> type:
 def _check_axes(found: tuple[Any, ...], shape: Shape | None, path: str) -> None:
     if shape is not None and len(shape) != len(found):
         raise InvalidElementError(
-            f"{describe_component(path)} has the shape {found}, and the padded shape {shape} has "
-            f"{len(shape)} axes; give one length, or None, for each of its axes"
+            f"{describe_component(path)} has shape {found}, but the padded shape {shape} has "
+            f"{len(shape)} axes; pass a length, or None, for each axis"
         )
 
 
 def _mismatch_error(path: str, position: int, first: Any, found: Any) -> InvalidElementError:
     return InvalidElementError(
-        f"{describe_component(path)}: element 0 has {_describe_leaf(first)} and element {position} "
-        "has "
-        f"{_describe_leaf(found)}; bring all elements to one dtype and number of axes with map()"
+        f"{describe_component(path)}: element 0 has {_describe_leaf(first)} and element "
+        f"{position} has {_describe_leaf(found)}; convert all elements to the same dtype and "
+        "number of axes with map()"
     )
 
 
@@ -321,11 +318,13 @@ def _check_length(value: Any, name: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(
-            f"`{name}` holds {value!r} where a length is expected; give an int, or None for as "
-            "long as the longest element"
+            f"`{name}` contains {value!r} in place of a length; pass an int, or None for the "
+            "length of the longest element"
         )
     if value < -1:
-        raise ValueError(f"`{name}` holds the length {value}; give one of at least 0, -1 or None")
+        raise ValueError(
+            f"`{name}` contains the length {value}; pass a length of at least 0, or -1 or None"
+        )
     return None if value == -1 else int(value)
 
 
@@ -342,8 +341,8 @@ def _check_nested(value: Any, name: str, checked: Any) -> Any:
         names = field_names(type(value))
         return rebuild(type(value), names, [checked(getattr(value, one), name) for one in names])
     raise TypeError(
-        f"`{name}` holds {value!r:.80} of type {type(value).__name__}; give shapes or values for "
-        "the components, nested as the elements are"
+        f"`{name}` contains {value!r:.80} of type {type(value).__name__}; pass shapes or values "
+        "for the components, nested like the elements"
     )
 
 
@@ -409,11 +408,11 @@ def _parts_like(node: StructureNode, given: Any) -> Sequence[Any]:
     )
     if is_tuple and len(given) == len(node.children):
         return tuple(given)
-    raise TypeError("another structure")
+    raise TypeError("the structures differ")
 
 
-def _nesting_error(name: str, what: str, given: Any) -> InvalidElementError:
+def _nesting_error(name: str, kind: str, given: Any) -> InvalidElementError:
     return InvalidElementError(
-        f"`{name}` holds {given!r:.80} for {what}, which is nested in another way; give it as the "
-        "elements are nested, or None"
+        f"`{name}` contains {given!r:.80} for {kind}, which has a different nesting; pass a "
+        "value nested like the elements, or None"
     )

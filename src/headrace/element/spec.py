@@ -128,8 +128,8 @@ def leaf_spec(leaf: Any, path: str = "") -> ArraySpec:
     if isinstance(leaf, (np.ndarray, np.generic)):
         if leaf.dtype.kind == "O":
             # An empty array does not show its type; bytes are more common.
-            held = check_strings(np.asarray(leaf), path)
-            return ArraySpec(leaf.shape, STR if held is str else BYTES)
+            checked = check_strings(np.asarray(leaf), path)
+            return ArraySpec(leaf.shape, STR if checked is str else BYTES)
         return ArraySpec(leaf.shape, leaf.dtype)
     raise InvalidElementError(
         f"{describe_component(path)} is a {type(leaf).__name__}, not an array, NumPy scalar, bytes "
@@ -173,8 +173,8 @@ def relax(a: Spec, b: Spec) -> Spec:
     for x, y, path in zip(ours, theirs, structure.paths, strict=True):
         if x.dtype != y.dtype or len(x.shape) != len(y.shape):
             raise InvalidElementError(
-                f"no spec covers both {x} and {y} for {describe_component(path)}; "
-                "dtypes and numbers of axes must be equal: convert with map()"
+                f"no spec matches both {x} and {y} for {describe_component(path)}; dtypes and "
+                "numbers of axes must be equal; convert elements with map()"
             )
         shape = tuple([m if m == n else None for m, n in zip(x.shape, y.shape, strict=True)])
         made.append(ArraySpec(shape, x.dtype, x.name if x.name == y.name else None))
@@ -205,15 +205,15 @@ def check_element(spec: Spec, element: Element) -> None:
         found = leaf_spec(leaf, path)
         if found.dtype != want.dtype and not _is_empty_string_array(leaf, want):
             raise InvalidElementError(
-                f"{describe_component(path)} has dtype {_dtype_name(found.dtype)}, "
-                f"but the spec says {want}; convert it with astype, or change the spec"
+                f"{describe_component(path)} has dtype {_dtype_name(found.dtype)}, but the spec "
+                f"has dtype {want}; convert it with astype, or change the spec"
             )
         if len(found.shape) != len(want.shape) or any(
             n is not None and n != m for m, n in zip(found.shape, want.shape, strict=True)
         ):
             raise InvalidElementError(
-                f"{describe_component(path)} has shape {found.shape}, but the spec says {want}; "
-                "give the element this shape, or use None for axes that vary"
+                f"{describe_component(path)} has shape {found.shape}, but the spec has shape "
+                f"{want}; reshape the element, or use None for axes that vary"
             )
 
 
@@ -239,7 +239,7 @@ def parse_spec(description: Description) -> Spec:
         specs = [ArraySpec(shape, decode_dtype(dtype), name) for shape, dtype, name in leaves]
         return unflatten(structure, specs)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise DataLossError(f"this is not an element spec: {error}") from error
+        raise DataLossError(f"invalid element spec: {error}") from error
 
 
 def encode_spec(spec: Spec) -> bytes:
@@ -257,7 +257,7 @@ def decode_spec(data: bytes) -> Spec:
     try:
         return parse_spec(msgspec.msgpack.decode(data))
     except (ValueError, RecursionError) as error:
-        raise DataLossError(f"these bytes are not an element spec: {error}") from error
+        raise DataLossError(f"invalid encoded element spec: {error}") from error
 
 
 def _is_empty_string_array(leaf: Any, want: ArraySpec) -> bool:

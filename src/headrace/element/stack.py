@@ -89,9 +89,9 @@ def unstack(stacked: StackedElement, size: int) -> list[Element]:
         if not isinstance(leaf, np.ndarray) or not leaf.ndim or len(leaf) != size:
             found = f"shape {leaf.shape}" if isinstance(leaf, np.ndarray) else repr(type(leaf))
             raise InvalidElementError(
-                f"cannot take {describe_component(path)} apart: it has {found}, and {size} rows "
-                "are "
-                "expected; give every component the same leading axis"
+                f"cannot split {describe_component(path)} along the first axis: it has {found}, "
+                f"but {size} rows are expected; all components must have a leading axis of the "
+                "same length"
             )
     columns = [list(leaf) if leaf.ndim > 1 else _scalars(leaf) for leaf in leaves]
     return untranspose(structure, columns, size)
@@ -138,13 +138,13 @@ def num_rows(stacked: StackedElement) -> int:
     leaves, structure = flatten(stacked)
     if not leaves:
         raise InvalidElementError(
-            "an element without any array has no number of rows; add a component to it"
+            "an element without arrays has no number of rows; add a component to it"
         )
     shape = np.shape(leaves[0])
     if not shape:
         raise InvalidElementError(
-            f"{describe_component(structure.paths[0])} has no axis, so there are no rows to count; "
-            "give every component a leading axis"
+            f"{describe_component(structure.paths[0])} has no axes, so its rows cannot be "
+            "counted; every component must have a leading axis"
         )
     return int(shape[0])
 
@@ -199,9 +199,9 @@ def _stack_mixed(values: Sequence[Any], path: str) -> NDArray[Any]:
             first, (np.ndarray, np.generic)
         ) or (isinstance(first, (bytes, str)) and type(value) is not type(first)):
             raise InvalidElementError(
-                f"cannot batch {describe_component(path)}: element 0 has a {type(first).__name__} "
-                "and "
-                f"element {position} a {type(value).__name__}; convert them to one kind with map()"
+                f"cannot batch {describe_component(path)}: element 0 has a "
+                f"{type(first).__name__} and element {position} a {type(value).__name__}; "
+                "convert them to the same type with map()"
             )
     return _stack_arrays([np.asarray(value) for value in values], path)
 
@@ -210,9 +210,9 @@ def _shape_error(
     path: str, position: int, expected: tuple[int, ...], found: tuple[int, ...]
 ) -> InvalidElementError:
     hint = (
-        "pad or cut them in map(), so that all have one shape"
+        "pad or truncate them to the same shape in map()"
         if len(expected) == len(found)
-        else "bring all elements to one number of axes with map()"
+        else "convert all elements to the same number of axes with map()"
     )
     return InvalidElementError(
         f"cannot batch {describe_component(path)}: element 0 has shape {expected} and "

@@ -105,12 +105,12 @@ def _raise_structure_error(node: StructureNode, values: Sequence[Any], path: str
     for position, value in enumerate(values):
         found = _outer_structure(value)
         if found != _outer_structure_of_node(node):
-            place = f"at {path}" if path else "at the top"
+            where = f"at {path}" if path else "at the top level"
             raise InvalidElementError(
-                f"elements of different structure cannot go together: {place}, "
-                f"{_describe_outer_structure(_outer_structure_of_node(node))} was expected, "
-                f"and element {position} has {_describe_outer_structure(found)}; "
-                "give all elements the same structure with map()"
+                f"elements must have the same structure: {where}, "
+                f"{_describe_outer_structure(_outer_structure_of_node(node))} was expected, and "
+                f"element {position} has {_describe_outer_structure(found)}; give all elements "
+                "the same structure with map()"
             )
     raise AssertionError("no value differs")  # pragma: no cover
 

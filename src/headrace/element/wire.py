@@ -107,8 +107,8 @@ def decode(buffers: Sequence[Buffer]) -> Chunk:
         raise
     except (ValueError, TypeError, OverflowError, RecursionError, LookupError, MemoryError) as e:
         raise DataLossError(
-            f"a frame of {len(buffers)} buffers cannot be read: {e}; it was cut short or changed "
-            "on its way, or sent by another version of headrace"
+            f"a frame of {len(buffers)} buffers cannot be read: {e}; it was truncated or "
+            "modified in transit, or sent by another version of Headrace"
         ) from e
 
 
@@ -136,8 +136,8 @@ def _estimate(leaf: Any) -> int:
         if leaf.dtype.kind != "O":
             return leaf.nbytes
         sample = leaf.reshape(-1)[:: max(1, leaf.size // 8)].tolist()
-        held = sum([len(item) for item in sample if isinstance(item, (bytes, str))])
-        return leaf.size * 8 + (held * leaf.size // len(sample) if sample else 0)
+        num_bytes = sum([len(item) for item in sample if isinstance(item, (bytes, str))])
+        return leaf.size * 8 + (num_bytes * leaf.size // len(sample) if sample else 0)
     if isinstance(leaf, (bytes, str)):
         return len(leaf) + 8
     return leaf.nbytes if isinstance(leaf, np.generic) else 8
@@ -184,7 +184,7 @@ def _encode_array(array: Any, path: str, buffers: list[Buffer]) -> list[Any]:
     if not isinstance(array, np.ndarray) or not array.ndim:
         raise InvalidElementError(
             f"{describe_component(path)} of a batch is {array!r:.80}, which has no leading axis; "
-            "give every component the same leading axis"
+            "all components must have the same leading axis"
         )
     return [_FIXED, _encode_values(array, path, buffers), array.shape[1:]]
 
@@ -288,8 +288,8 @@ class _Buffers:
     def take(self) -> Buffer:
         if self._next >= len(self._buffers):
             raise DataLossError(
-                f"a frame has {len(self._buffers)} buffers, but its header speaks of more; "
-                "it was cut short on its way"
+                f"a frame has {len(self._buffers)} buffers, but its header lists more; it was "
+                "truncated in transit"
             )
         buffer = self._buffers[self._next]
         self._next += 1
@@ -300,15 +300,15 @@ class _Buffers:
         found = _nbytes(buffer)
         if found != expected:
             raise DataLossError(
-                f"buffer {self._next - 1} of a frame has {found} bytes where its header says "
-                f"{expected}; it was cut short on its way"
+                f"buffer {self._next - 1} of a frame has {found} bytes but its header lists "
+                f"{expected}; it was truncated in transit"
             )
         return buffer
 
 
 def _decode(buffers: Sequence[Buffer]) -> Chunk:
     if not len(buffers):
-        raise DataLossError("a frame has no header; it was cut short on its way")
+        raise DataLossError("a frame has no header; it was truncated in transit")
     header = bytes(buffers[0])
     parse = _parse_known if len(header) <= _SHORT_HEADER else _parse
     size, form, parts = parse(header)
@@ -326,7 +326,7 @@ def _decode(buffers: Sequence[Buffer]) -> Chunk:
         lists = [v if isinstance(v, list) else stacking.unstack(v, part_size) for v in values]
         rows.extend(untranspose(structure, lists, part_size))
     if left or form == _COLUMNS:
-        raise ValueError(f"{size - left} of {size} elements are there")
+        raise ValueError(f"{size - left} of {size} elements are present")
     return Chunk.of_rows(rows)
 
 
@@ -335,7 +335,7 @@ def _parse(header: bytes) -> tuple[Any, Any, list[tuple[Any, Structure, Any]]]:
     version, size, form, described = _decode_header(header)
     if version != _VERSION:
         raise DataLossError(
-            f"a frame has format version {version!r}, and this version of headrace reads "
+            f"a frame has format version {version!r}, but this version of Headrace reads "
             f"{_VERSION}; run the same version on both sides"
         )
     if form not in (_COLUMNS, _ROWS) or (form == _COLUMNS and len(described) != 1):
@@ -417,5 +417,5 @@ def _shape_size(shape: Sequence[Any]) -> int:
 
 def _check_length(value: Any, limit: int) -> int:
     if type(value) is not int or not 0 <= value <= limit:
-        raise ValueError(f"{value!r} elements, where there can be 0 to {limit}")
+        raise ValueError(f"{value!r} elements, but the limit is {limit}")
     return value

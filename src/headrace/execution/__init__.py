@@ -20,7 +20,7 @@ Steps, by the file in `plan/` that describes them:
     batching         batching, padded or not
     windows          windows (datasets of windows, buckets) with window_collector
     combining        combining; interleave with interleave_order (cycle order, states) and
-                     open_datasets, open_dataset; input_selection (sampling, choices) with
+                     open_datasets, nested_dataset; input_selection (sampling, choices) with
                      input_selector
     buffering        buffering (prefetch), caching with cache_store
     read_splits      split_elements (worker results in the client), boundary_iterators (element

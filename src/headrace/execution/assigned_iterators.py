@@ -68,7 +68,8 @@ class NotRestorableIterator(ElementIterator):
 
     def set_state(self, state: State) -> None:
         raise FailedPreconditionError(
-            "what was dealt out cannot be restored from a state: it is dealt again"
+            "an iterator over assigned splits cannot be restored from a state; the dispatcher "
+            "assigns the splits again"
         )
 
 
@@ -82,14 +83,14 @@ class AssignedLeafIterator(NotRestorableIterator):
         self._epochs = context.epochs
         self._wants_element_numbers = context.wants_element_numbers
         self._tracks_splits = context.tracks_splits
-        within = dataclasses.replace(
+        steps_context = dataclasses.replace(
             context,
             split_provider=None,
             leaf_numbers={},
             wants_element_numbers=False,
             tracks_splits=False,
         )
-        self._steps = make_iterator(node, within)
+        self._steps = make_iterator(node, steps_context)
         self._positions: AssignedPositions | None = None
         self._position = 0  # position of the next element in `_positions`
         self._steps_position = -1  # position of `_steps`; -1 if unknown
@@ -104,8 +105,8 @@ class AssignedLeafIterator(NotRestorableIterator):
         chunk = self._read(run, position, min(limit, run.stop - position))
         if chunk is None:
             raise FailedPreconditionError(
-                f"positions {position} to {run.stop} were dealt, but the plan has fewer; "
-                "do all who read it have the same plan and data?"
+                f"positions {position} to {run.stop} were assigned, but the plan has fewer; "
+                "check that all readers have the same plan and data"
             )
         self._position = self._steps_position = position + chunk.size
         self._split_provider.mark_started(run.num_started(self._position))
@@ -119,11 +120,11 @@ class AssignedLeafIterator(NotRestorableIterator):
             return ConsecutiveSplits(
                 positions.num_assigned_before + position - positions.start, count
             )
-        places = number_positions(position, count) if self._wants_element_numbers else None
+        numbers = number_positions(position, count) if self._wants_element_numbers else None
         if self._tracks_splits:
-            return split_column(positions.assignments_of(position, count), places)
-        assert places is not None
-        return places
+            return split_column(positions.assignments_of(position, count), numbers)
+        assert numbers is not None
+        return numbers
 
     def _read(self, positions: AssignedPositions, position: int, limit: int) -> Chunk | None:
         """Return elements from `position` on; skip a failed element when its error is raised."""
@@ -143,7 +144,7 @@ class AssignedLeafIterator(NotRestorableIterator):
 
     def get_state(self) -> State:
         if self._positions is None:
-            return {"assigned": self._split_provider.num_assigned, "at": 0}
+            return {"assigned": self._split_provider.num_assigned, "position": 0}
         return _state(self._positions, self._position)
 
     def close(self) -> None:
@@ -169,11 +170,11 @@ class _AssignmentFollower(NotRestorableIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
             if self._input is None:
-                head = self._split_provider.peek()
-                chosen = None if head is None else self._select_input(*head)
-                if chosen is None:
+                upcoming = self._split_provider.peek()
+                selected = None if upcoming is None else self._select_input(*upcoming)
+                if selected is None:
                     return None
-                self._number, plan, context = chosen
+                self._number, plan, context = selected
                 self._input = make_iterator(plan, context)
             chunk = self._input.next_chunk(limit)
             number = self._number
@@ -185,15 +186,15 @@ class _AssignmentFollower(NotRestorableIterator):
 
     def _skip_rest(self, number: int) -> None:
         """Discard splits of an input that has ended because a step above the leaf stopped early."""
-        while (head := self._split_provider.peek()) is not None:
-            chosen = self._select_input(*head)
-            if chosen is None or chosen[0] != number:
+        while (upcoming := self._split_provider.peek()) is not None:
+            selected = self._select_input(*upcoming)
+            if selected is None or selected[0] != number:
                 return
-            self._split_provider.take(*head)
+            self._split_provider.take(*upcoming)
 
     def get_state(self) -> State:
         if self._input is None:
-            return {"assigned": self._split_provider.num_assigned, "at": 0}
+            return {"assigned": self._split_provider.num_assigned, "position": 0}
         return {self._state_key: self._number, "input": self._input.get_state()}
 
     def close(self) -> None:
@@ -322,8 +323,8 @@ def count_finished_splits(state: State) -> int | None:
         The number, or None if the state does not contain one.
     """
     if type(state) is dict and "assigned" in state:
-        done: int = state["assigned"]
-        return done
+        num_finished: int = state["assigned"]
+        return num_finished
     found: list[int] = []
     pending: list[Any] = [state]
     for value in pending:  # `pending` grows in the loop
@@ -348,9 +349,9 @@ def _position_states(positions: AssignedPositions, start: int) -> States:
 
 
 def _state(positions: AssignedPositions, position: int) -> State:
-    done, begun = positions.num_finished(position), positions.num_started(position)
-    place = {"assigned": done, "at": position}
-    return place if done == begun else {**place, "started": begun}
+    finished, started = positions.num_finished(position), positions.num_started(position)
+    state = {"assigned": finished, "position": position}
+    return state if finished == started else {**state, "started": started}
 
 
 def find_leaf_numbers(plan: Node, context: Context) -> frozenset[int]:
@@ -383,15 +384,15 @@ def count_started_splits(state: State) -> int | None:
     Returns:
         The number, or None if a step holds elements or has several splits open at once.
     """
-    within = False
+    is_within = False
     while isinstance(state, dict):
         if _ASSIGNED_KEY in state:
-            return max(int(state.get("started", 0)), int(state[_ASSIGNED_KEY]) + within)
-        below = _SEQUENTIAL_STATES.get(frozenset(state))
-        if below is None:
+            return max(int(state.get("started", 0)), int(state[_ASSIGNED_KEY]) + is_within)
+        input_key = _SEQUENTIAL_STATES.get(frozenset(state))
+        if input_key is None:
             return None
-        within = within or bool(state.get("ordinal") or state.get("offset"))
-        state = state[below]
+        is_within = is_within or bool(state.get("ordinal") or state.get("offset"))
+        state = state[input_key]
     return None
 
 
@@ -414,10 +415,10 @@ def find_failed_split(state: State) -> int:
     Returns:
         The number of the split, or -1 if the state does not contain it.
     """
-    done = count_finished_splits(state)
-    if done is None:
+    finished = count_finished_splits(state)
+    if finished is None:
         return -1
-    return done if is_within_split(state) else done - 1
+    return finished if is_within_split(state) else finished - 1
 
 
 def is_within_split(state: State) -> bool:

@@ -75,9 +75,9 @@ class BatchIterator(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         size = self._size
         if limit > 1 and not self._num_buffered and not self._failed_mask and self._split is None:
-            whole = self._take_batches(limit)
-            if whole is not None:
-                return whole
+            batches = self._take_batches(limit)
+            if batches is not None:
+                return batches
         while self._num_buffered < size:
             if self._is_split and self._is_split_finished():
                 break
@@ -95,15 +95,15 @@ class BatchIterator(ElementIterator):
             self._parts.append(part)
             self._num_buffered += part.size
             self._num_seen += part.size
-        parts, have, failed, met = (
+        parts, num_buffered, failed, num_seen = (
             self._parts,
             self._num_buffered,
             self._failed_mask,
             self._num_seen,
         )
-        is_short = have + self._num_failed_in_split < size
-        self._reset(failed >> met)
-        if not have or (self._node.drop_remainder and is_short):
+        is_short = num_buffered + self._num_failed_in_split < size
+        self._reset(failed >> num_seen)
+        if not num_buffered or (self._node.drop_remainder and is_short):
             return None
         try:
             batch = self._join(parts)
@@ -111,18 +111,18 @@ class BatchIterator(ElementIterator):
             raise InvalidElementError(
                 f"{step_name(self._node)} cannot {self._verb}: {error}"
             ) from error
-        first, last, end, left = (
+        first, last, end, failed_after = (
             parts[0].states,
             parts[-1].states,
             parts[-1].size,
             self._failed_mask,
         )
-        if failed >> (met - 1) & 1:  # the input ended with a failed element
+        if failed >> (num_seen - 1) & 1:  # the input ended with a failed element
             after = self._input_buffer.get_state()
             last = lambda index: after  # noqa: E731
 
         def states(index: int) -> State:
-            return _state(left, last(end)) if index else _state(failed, first(0))
+            return _state(failed_after, last(end)) if index else _state(failed, first(0))
 
         return Chunk.of_rows([batch], states).with_metadata(_batch_ids(parts))
 
@@ -150,11 +150,11 @@ class BatchIterator(ElementIterator):
     def _count_failed_element(self) -> None:
         """Count a failed element of the current batch's split."""
         if not self._num_buffered:
-            place = self._input_buffer.get_state()
-            if not is_within_split(place):  # it was the last; the batch is made of the next split
+            state = self._input_buffer.get_state()
+            if not is_within_split(state):  # it was the last; the batch is made of the next split
                 self._split, self._num_failed_in_split = None, 0
                 return
-            self._split = count_finished_splits(place)
+            self._split = count_finished_splits(state)
         self._num_failed_in_split += 1
 
     def _take_batches(self, limit: int) -> Chunk | None:
@@ -171,35 +171,35 @@ class BatchIterator(ElementIterator):
             if self._is_split:
                 self._count_failed_element()
             raise
-        whole = min(self._input_buffer.num_buffered // size, limit)
-        if chunk is None or not whole:
+        num_batches = min(self._input_buffer.num_buffered // size, limit)
+        if chunk is None or not num_batches:
             return None
         if not chunk.is_columnar:
-            batches = self._stack_batches(chunk, whole)
+            batches = self._stack_batches(chunk, num_batches)
             return (
                 None if not batches else self._consume_batches(len(batches), Chunk.of_rows(batches))
             )
         if not self._can_reshape(chunk.columns()):
             return None
-        start, stop = self._input_buffer.offset, self._input_buffer.offset + whole * size
-        shaped = map_leaves(
-            lambda leaf: leaf.reshape(whole, size, *leaf.shape[1:]),
+        start, stop = self._input_buffer.offset, self._input_buffer.offset + num_batches * size
+        columns = map_leaves(
+            lambda leaf: leaf.reshape(num_batches, size, *leaf.shape[1:]),
             chunk.slice(start, stop).columns(),
         )
-        return self._consume_batches(whole, Chunk.of_columns(shaped, whole))
+        return self._consume_batches(num_batches, Chunk.of_columns(columns, num_batches))
 
     def _stack_batches(self, chunk: Chunk, count: int) -> list[Element]:
         """Return up to `count` batches of buffered rows, limited by their size in bytes."""
         batches: list[Element] = []
         size, start = self._size, self._input_buffer.offset
-        most_bytes = _MAX_BYTES_TOGETHER
-        while len(batches) < count and most_bytes > 0:
+        remaining_bytes = _MAX_BYTES_TOGETHER
+        while len(batches) < count and remaining_bytes > 0:
             try:
                 batches.append(self._join([chunk.slice(start, start + size)]))
             except Exception:
                 break  # raised after the batches before it were returned
             start += size
-            most_bytes -= frame_bytes(Chunk.of_rows(batches[-1:]))
+            remaining_bytes -= frame_bytes(Chunk.of_rows(batches[-1:]))
         return batches
 
     def _consume_batches(self, count: int, batches: Chunk) -> Chunk:
@@ -208,8 +208,8 @@ class BatchIterator(ElementIterator):
         taken = self._input_buffer.take(count * size)
         assert taken is not None
         states = taken.states
-        places = None if taken.metadata is None else group_metadata(taken.metadata, size)
-        return batches.with_metadata(places).with_states(
+        metadata = None if taken.metadata is None else group_metadata(taken.metadata, size)
+        return batches.with_metadata(metadata).with_states(
             lambda index: _state(0, states(index * size))
         )
 
@@ -222,8 +222,8 @@ class BatchIterator(ElementIterator):
         return count_finished_splits(self._input_buffer.get_state()) != self._split
 
     def get_state(self) -> State:
-        place = self._parts[0].state_at(0) if self._parts else self._input_buffer.get_state()
-        return _state(self._failed_mask, place)
+        state = self._parts[0].state_at(0) if self._parts else self._input_buffer.get_state()
+        return _state(self._failed_mask, state)
 
     def set_state(self, state: State) -> None:
         self._reset(runs_to_mask(state["failed"]))
@@ -243,21 +243,21 @@ def _batch_ids(parts: Sequence[Chunk]) -> DeferredMetadata | None:
 
     Metadata of several small batches is computed together.
     """
-    later = [each for part in parts if (each := part.deferred_metadata) is not None]
-    if not later:
+    deferred = [each for part in parts if (each := part.deferred_metadata) is not None]
+    if not deferred:
         return None
 
     @functools.cache
     def make() -> MetadataColumn:
-        columns = [column_of_part() for column_of_part in later]
+        columns = [make_column() for make_column in deferred]
         arrays = [each if isinstance(each, np.ndarray) else each.to_array() for each in columns]
         return group_metadata(concatenate_metadata(arrays), sum(map(len, arrays)))
 
     return make
 
 
-def _state(failed: int, place: State) -> State:
-    return {"failed": mask_to_runs(failed), "input": place}
+def _state(failed: int, input_state: State) -> State:
+    return {"failed": mask_to_runs(failed), "input": input_state}
 
 
 def _is_one_split_per_batch(node: Node, context: Context) -> bool:
@@ -294,18 +294,18 @@ class UnbatchIterator(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._rows is None or self._offset >= self._rows.size:
             # Rows of an element that was not read yet are skipped only after a restore.
-            passed = 0 if self._rows is not None else self._offset
+            num_skipped = 0 if self._rows is not None else self._offset
             self._reset(0)  # if an error is raised, the position is before the next element
             outer = self._input_buffer.take(1)
             if outer is None:
                 return None
             (element,) = outer.rows()
             count = self._count_rows(element)
-            places = outer.metadata
-            if places is not None:
-                places = nest_ids(places, np.arange(count, dtype=np.uint64))
-            self._rows = Chunk.of_columns(element, count, None, places)
-            self._states, self._offset = outer.states, passed
+            metadata = outer.metadata
+            if metadata is not None:
+                metadata = nest_ids(metadata, np.arange(count, dtype=np.uint64))
+            self._rows = Chunk.of_columns(element, count, None, metadata)
+            self._states, self._offset = outer.states, num_skipped
         start = self._offset
         self._offset = min(start + limit, self._rows.size)
         assert self._states is not None
@@ -326,8 +326,9 @@ class UnbatchIterator(ElementIterator):
                 for path, length in lengths.items()
             )
             raise InvalidElementError(
-                f"{step_name(self._node)} takes elements apart along their first axis, which all "
-                f"components must have alike; {found or 'this element has no components'}"
+                f"{step_name(self._node)} splits elements along their first axis, whose length "
+                "must be the same for all components; "
+                f"{found or 'this element has no components'}"
             )
         return next(iter(lengths.values())) or 0
 

@@ -66,13 +66,13 @@ class BoundaryIterator(NotRestorableIterator):
     """Yields the elements of its input with their split and ordinal."""
 
     def __init__(self, node: PartitionBoundary, context: Context) -> None:
-        dealer = context.split_provider
-        assert isinstance(dealer, PositionSplitProvider)
-        assert dealer.progress is not None
+        split_provider = context.split_provider
+        assert isinstance(split_provider, PositionSplitProvider)
+        assert split_provider.progress is not None
         self._node = node
         self._context = context
-        self._split_provider = dealer
-        self._progress: SplitProgress = dealer.progress
+        self._split_provider = split_provider
+        self._progress: SplitProgress = split_provider.progress
         self._leaf_numbers = find_leaf_numbers(node.input, context)
         self._has_ended = False
         self._latest_split = -1  # highest split, in assignment order, that yielded an element
@@ -116,12 +116,14 @@ class BoundaryIterator(NotRestorableIterator):
     def _count_error(self, error: Exception) -> None:
         """Attach the position to an error, if it is known; it is not with several open splits."""
         state = self._input.get_state()
-        dealt = find_failed_split(state)
-        place = self._progress.position_of(dealt) if dealt >= 0 else None
-        if place is not None:
-            number = self._last_error.number_at_ordinal + 1 if self._last_error[:2] == place else 1
+        assignment = find_failed_split(state)
+        position = self._progress.position_of(assignment) if assignment >= 0 else None
+        if position is not None:
+            number = (
+                self._last_error.number_at_ordinal + 1 if self._last_error[:2] == position else 1
+            )
             is_last = not is_within_split(state)
-            self._last_error = ErrorPosition(*place, number, is_last=is_last)
+            self._last_error = ErrorPosition(*position, number, is_last=is_last)
             set_error_position(error, self._last_error)
 
     def _count_partial(self) -> int:
@@ -132,16 +134,16 @@ class BoundaryIterator(NotRestorableIterator):
         self._progress.record_finished(
             self._leaf_numbers, self._split_provider.num_assigned
         )  # no step holds elements any longer
-        was_part, self._wanted = self._wanted is not None, None
-        found = self._split_provider.take_partial(self._leaf_numbers, self._context.epochs)
-        if found is None and not was_part:
+        was_partial, self._wanted = self._wanted is not None, None
+        partial = self._split_provider.take_partial(self._leaf_numbers, self._context.epochs)
+        if partial is None and not was_partial:
             self._has_ended = True
             return
         self._input.close()
-        if found is None:
+        if partial is None:
             self._input = self._open_whole_splits()
         else:
-            self._open_partial_split(*found)
+            self._open_partial_split(*partial)
 
     def _open_partial_split(
         self, split: PartialSplit, split_provider: PartialSplitProvider
@@ -162,19 +164,19 @@ class BoundaryIterator(NotRestorableIterator):
         column = chunk.compact_metadata
         assert column is not None
         chunk = chunk.with_metadata(self._progress.add_ids(column))
-        part = self._wanted
-        if part is not None:
-            if part.is_finished(self._count_partial()):
+        wanted = self._wanted
+        if wanted is not None:
+            if wanted.is_finished(self._count_partial()):
                 self._abandon_partial_split()
-            return part.select_wanted(chunk)
-        newest = _find_latest_split(column)
-        if newest > self._latest_split:
-            self._latest_split = newest
+            return wanted.select_wanted(chunk)
+        latest_split = _find_latest_split(column)
+        if latest_split > self._latest_split:
+            self._latest_split = latest_split
             # An element of a later split means that earlier splits have ended.
             states, size, after = chunk.states, chunk.size, chunk.state_at(chunk.size)
-            done = count_finished_splits(after)
-            if done is not None:
-                self._progress.record_finished(self._leaf_numbers, done)
+            num_finished = count_finished_splits(after)
+            if num_finished is not None:
+                self._progress.record_finished(self._leaf_numbers, num_finished)
             # The code that puts the chunk into a result batch needs that state as well.
             return chunk.with_states(lambda index: after if index == size else states(index))
         return chunk
@@ -198,8 +200,8 @@ def _find_latest_split(column: MetadataColumn) -> int:
     """Return the highest split, in assignment order, of the elements."""
     if not isinstance(column, np.ndarray):
         return column.max_split()
-    dealt = column["split"]
-    return int(dealt[0] if len(dealt) == 1 else np.maximum.reduce(dealt))
+    splits = column["split"]
+    return int(splits[0] if len(splits) == 1 else np.maximum.reduce(splits))
 
 
 # --- Partial splits -------------------------------------------------------------------------------
@@ -244,13 +246,15 @@ class WantedOrdinals:
     def select_wanted(self, chunk: Chunk) -> Chunk | None:
         """Return the wanted elements of a chunk, or None if there are none."""
         assert chunk.metadata is not None
-        keep = is_within(chunk.metadata["ordinal"], self._ordinals)
-        if keep.all():
+        mask = is_within(chunk.metadata["ordinal"], self._ordinals)
+        if mask.all():
             return chunk
-        kept = np.flatnonzero(keep)
-        if not len(kept):
+        indices = np.flatnonzero(mask)
+        if not len(indices):
             return None
-        return chunk.take(kept).with_states(select_states(chunk.states, kept.tolist(), chunk.size))
+        return chunk.take(indices).with_states(
+            select_states(chunk.states, indices.tolist(), chunk.size)
+        )
 
 
 # --- A plan that is a single split: the client or worker that receives it reads everything --------
@@ -288,8 +292,8 @@ class SingleSplitIterator(AssignedPlanIterator):
         return 0 if self._input is None else 1
 
     def take_finished(self) -> tuple[FinishedSplits, ...]:
-        ended, self._finished = self._finished, []
-        return tuple(ended)
+        finished, self._finished = self._finished, []
+        return tuple(finished)
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while not self._has_ended:
@@ -297,26 +301,26 @@ class SingleSplitIterator(AssignedPlanIterator):
                 break
             chunk = self._read(limit)
             if chunk is not None:
-                return chunk.with_states(lambda index: {"assigned": 0, "at": 0, "started": 1})
+                return chunk.with_states(lambda index: {"assigned": 0, "position": 0, "started": 1})
         return None
 
     def _open(self) -> bool:
-        units = self._next_splits()
-        while units is Pause.PAUSE:  # no step holds elements
-            units = self._next_splits()
-        if units is None:
+        splits = self._next_splits()
+        while splits is Pause.PAUSE:  # no step holds elements
+            splits = self._next_splits()
+        if splits is None:
             self._has_ended = True
             return False
         self._input = self._open_plan()
-        if isinstance(units, PartialSplit):
-            self._wanted = WantedOrdinals(units)
+        if isinstance(splits, PartialSplit):
+            self._wanted = WantedOrdinals(splits)
             self._count = self._wanted.skip_unwanted(self._input)
         return True
 
     def _read(self, limit: int) -> Chunk | None:
         """Return elements, or None if none of them is wanted or at the end."""
         assert self._input is not None
-        part = self._wanted
+        wanted = self._wanted
         try:
             chunk = self._input.next_chunk(limit)
         except Exception as error:
@@ -324,7 +328,7 @@ class SingleSplitIterator(AssignedPlanIterator):
             number = last.number_at_ordinal if last.ordinal == self._count else 0
             self._last_error = ErrorPosition(0, self._count, number + 1)
             set_error_position(error, self._last_error)
-            if part is None or not part.is_known_failure(self._count):
+            if wanted is None or not wanted.is_known_failure(self._count):
                 raise
             return None
         if chunk is None:
@@ -336,16 +340,16 @@ class SingleSplitIterator(AssignedPlanIterator):
             return chunk
         ordinals = np.arange(self._count, self._count + chunk.size)
         self._count += chunk.size
-        places = None if chunk.metadata is None else element_numbers(chunk.metadata)
-        chunk = chunk.with_metadata(id_column(0, ordinals, places))
-        if part is None:
+        numbers = None if chunk.metadata is None else element_numbers(chunk.metadata)
+        chunk = chunk.with_metadata(id_column(0, ordinals, numbers))
+        if wanted is None:
             return chunk
-        if part.is_finished(self._count):
+        if wanted.is_finished(self._count):
             self._num_finished, self.num_delivered, self._has_ended = 1, 1, True
-        return part.select_wanted(chunk)
+        return wanted.select_wanted(chunk)
 
     def get_state(self) -> State:
-        return {"assigned": self._num_finished, "at": 0}
+        return {"assigned": self._num_finished, "position": 0}
 
     def close(self) -> None:
         if self._input is not None:

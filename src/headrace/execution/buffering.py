@@ -92,13 +92,13 @@ class PrefetchIterator(ElementIterator):
             return None
         if self._inline_seconds is not None:
             return self._read_inline(self._inline_seconds, limit)
-        feeder = self._reader_thread or self._start()
-        with feeder.lock:
-            item = self._wait(feeder)
-            if item is None or item.chunk is None:
-                self._raise_or_end(feeder, item)
+        reader_thread = self._reader_thread or self._start()
+        with reader_thread.lock:
+            result = self._wait(reader_thread)
+            if result is None or result.chunk is None:
+                self._raise_or_end(reader_thread, result)
                 return None
-            chunk, start = item.chunk, self._offset
+            chunk, start = result.chunk, self._offset
             stop = min(start + limit, chunk.size)
             self._num_buffered -= stop - start
             if stop == chunk.size:
@@ -109,18 +109,18 @@ class PrefetchIterator(ElementIterator):
                 self._offset = stop
             self._states, self._index = chunk.states, stop
             if self._free_space():
-                feeder.changed.notify_all()
+                reader_thread.changed.notify_all()
         return chunk.slice(start, stop)
 
     def _read_inline(self, inline_seconds: float, limit: int) -> Chunk | None:
         """Return elements made on request, and decide whether a thread is worthwhile."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         chunk = self._input.next_chunk(min(limit, self._read_size))
-        took = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         if chunk is not None:
             # One slow element may be due to a busy machine, so its time is capped; earlier times
             # decay.
-            inline_seconds += min(took / chunk.size, 0.6 * _MAX_INLINE_SECONDS) * chunk.size
+            inline_seconds += min(seconds / chunk.size, 0.6 * _MAX_INLINE_SECONDS) * chunk.size
             self._inline_seconds = max(0.0, inline_seconds - chunk.size * _HANDOVER_SECONDS)
             if self._inline_seconds > _MAX_INLINE_SECONDS:
                 self._inline_seconds = None
@@ -130,13 +130,13 @@ class PrefetchIterator(ElementIterator):
     def _start(self) -> ReadAheadThread:
         state = self._input.get_state()
         self._states, self._index = (lambda index: state), 0
-        most = _AUTOTUNE_ELEMENTS if self._size == AUTOTUNE else self._size
+        max_elements = _AUTOTUNE_ELEMENTS if self._size == AUTOTUNE else self._size
         self._reader_thread = ReadAheadThread(
             self._input,
             self._free_space,
             self._store_result,
             "headrace-prefetch",
-            max_elements=max(1, min(1024, most // _MIN_CHUNKS)),
+            max_elements=max(1, min(1024, max_elements // _MIN_CHUNKS)),
         )
         self._reader_thread.start()
         return self._reader_thread
@@ -145,7 +145,7 @@ class PrefetchIterator(ElementIterator):
         """Return the first result, or None if the thread has ended without one."""
         if not self._results:
             node = self._node
-            wait = WaitWarning(f"{step_name(node.input)}, which {step_name(node)} reads ahead")
+            wait = WaitWarning(f"{step_name(node.input)}, the input of {step_name(node)}")
             # Count the next result as consumed, so that the thread continues immediately and does
             # not wait until this thread has woken up.
             self._is_awaited = True
@@ -183,7 +183,7 @@ class PrefetchIterator(ElementIterator):
         if self._size != AUTOTUNE:
             # An eighth is refilled at a time: a thread that wakes up for each element gains
             # nothing.
-            room = (
+            space = (
                 self._size
                 - self._read_size
                 + 1
@@ -191,7 +191,7 @@ class PrefetchIterator(ElementIterator):
                 - self._num_buffered_errors
                 + self._is_awaited
             )
-            return room if room > self._size // 8 else 0
+            return space if space > self._size // 8 else 0
         if len(self._results) < _MIN_CHUNKS:
             return _AUTOTUNE_ELEMENTS
         # errors take no memory, and an input may fail forever
@@ -230,9 +230,9 @@ class PrefetchIterator(ElementIterator):
         return self._input.skip(count)
 
     def _stop(self) -> None:
-        feeder = self._reader_thread
-        if feeder is not None and not feeder.stop():
-            feeder.abandon(step_name(self._node.input))
+        reader_thread = self._reader_thread
+        if reader_thread is not None and not reader_thread.stop():
+            reader_thread.abandon(step_name(self._node.input))
             self._input = make_iterator(self._node.input, self._context)
         # last: after an interruption before this line, the thread is stopped again
         self._reader_thread = None

@@ -120,17 +120,17 @@ def build_iterator(
     check_coordinated_readers(plan)
     plan = number_occurrences(plan)
     prepared = prepare(with_fixed_seeds(plan, step_seeds or collect_fixed_seeds(plan)))
-    wants_places = False
+    wants_element_numbers = False
     if mode is not None:
-        made = partition_with_mode(prepared, mode)
-        prepared = CanonicalPlan(made.worker_stage, made.options)
-        wants_places = made.wants_element_numbers
+        partition = partition_with_mode(prepared, mode)
+        prepared = CanonicalPlan(partition.worker_stage, partition.options)
+        wants_element_numbers = partition.wants_element_numbers
         if not with_element_ids:
             prepared = CanonicalPlan(without_boundaries(prepared.plan), prepared.options)
-    free = _find_unordered_steps(prepared.plan, prepared.options, mode)
+    unordered_steps = _find_unordered_steps(prepared.plan, prepared.options, mode)
     if with_element_ids:
-        prepared = _insert_boundaries(prepared, free)
-        free = _find_unordered_steps(prepared.plan, prepared.options, mode)
+        prepared = _insert_boundaries(prepared, unordered_steps)
+        unordered_steps = _find_unordered_steps(prepared.plan, prepared.options, mode)
     _raise_recursion_limit(prepared.plan)
     if seed is None:
         seed = prepared.options.seed
@@ -140,10 +140,10 @@ def build_iterator(
         epochs=epoch,
         iteration=iteration or PlanIteration(),
         options=prepared.options,
-        unordered_steps=free,
+        unordered_steps=unordered_steps,
         borrowing_steps=find_borrowing_steps(prepared.plan) if is_read_only else frozenset(),
         contain_exits=contain_exits,
-        wants_element_numbers=wants_places,
+        wants_element_numbers=wants_element_numbers,
         parallelism=_count_cores(),
     )
     if instrument is not None:
@@ -207,31 +207,33 @@ def build_both_stages(
         step_seeds: As for `build_iterator`.
         epoch: As for `build_iterator`.
     """
-    made = partition_with_mode(
+    partition = partition_with_mode(
         prepare(with_fixed_seeds(plan, step_seeds or collect_fixed_seeds(plan))), mode
     )
 
-    def start_half(next_units: NextSplits) -> AssignedPlanIterator:
+    def build_worker_stage(next_splits: NextSplits) -> AssignedPlanIterator:
         iterator = build_iterator(
             plan,
             seed=seed,
             step_seeds=step_seeds,
             epoch=epoch,
-            next_splits=next_units,
+            next_splits=next_splits,
             with_element_ids=True,
             mode=mode,
         )
         assert isinstance(iterator, AssignedPlanIterator)
         return iterator
 
-    return build_client_stage(made, InProcessSplitSource(start_half), seed=seed, epoch=epoch)
+    return build_client_stage(
+        partition, InProcessSplitSource(build_worker_stage), seed=seed, epoch=epoch
+    )
 
 
 def _find_unordered_steps(
     plan: Node, options: Options, mode: PartitionMode | None
 ) -> frozenset[int]:
     """Return the unordered steps (`plan.determinism`); none in an ordered mode."""
-    if mode is not None and mode != "any order":
+    if mode is not None and mode != "unordered":
         return frozenset()
     return find_unordered_steps(plan, options.deterministic)
 
@@ -242,8 +244,8 @@ def _count_cores() -> int:
 
 def _insert_boundaries(prepared: CanonicalPlan, unordered_steps: frozenset[int]) -> CanonicalPlan:
     """Return a plan with partition boundaries, if it has several splits."""
-    deal = compute_split_space(prepared.plan)
-    if deal is None or deal.is_single_split:
+    split_space = compute_split_space(prepared.plan)
+    if split_space is None or split_space.is_single_split:
         return prepared
     return CanonicalPlan(insert_boundaries(prepared.plan, unordered_steps), prepared.options)
 
@@ -260,8 +262,8 @@ def _raise_recursion_limit(plan: Node) -> None:
         return
     if depth > _MAX_DEPTH:
         raise FailedPreconditionError(
-            f"the dataset has {depth} steps one above the other, and at most {_MAX_DEPTH} can be "
-            "run; join steps: several functions of `map` in one, several datasets by "
+            f"the dataset has {depth} nested steps, and at most {_MAX_DEPTH} can run; join "
+            "steps: several functions into one `map`, several datasets with "
             "`from_tensor_slices(...).flat_map(...)`"
         )
     sys.setrecursionlimit(needed)
@@ -275,25 +277,25 @@ _MAX_DEPTH = 3000
 def _build_assigned(
     plan: Node, context: Context, next_splits: NextSplits, with_element_ids: bool
 ) -> ElementIterator:
-    deal = compute_split_space(plan)
-    if deal is None:
+    split_space = compute_split_space(plan)
+    if split_space is None:
         raise FailedPreconditionError(
-            "the plan reads a source that cannot be read in parts, so it cannot be dealt out"
+            "the plan reads a source that cannot be divided, so it has no splits to assign"
         )
-    if deal.is_single_split:
+    if split_space.is_single_split:
         if with_element_ids:  # ordinals require one fixed order
             context = dataclasses.replace(context, unordered_steps=frozenset())
         return SingleSplitIterator(
             lambda: make_iterator(plan, context), next_splits, tracks_splits=with_element_ids
         )
-    numbers = {id(node): number for number, node in enumerate(find_leaves(plan))}
-    dealer = PositionSplitProvider(
-        deal, next_splits, context.epochs, SplitProgress() if with_element_ids else None
+    leaf_numbers = {id(node): number for number, node in enumerate(find_leaves(plan))}
+    split_provider = PositionSplitProvider(
+        split_space, next_splits, context.epochs, SplitProgress() if with_element_ids else None
     )
-    context = dataclasses.replace(context, split_provider=dealer, leaf_numbers=numbers)
+    context = dataclasses.replace(context, split_provider=split_provider, leaf_numbers=leaf_numbers)
     if with_element_ids:
         context = dataclasses.replace(context, tracks_splits=True)
-    return MultiSplitIterator(lambda: make_iterator(plan, context), dealer)
+    return MultiSplitIterator(lambda: make_iterator(plan, context), split_provider)
 
 
 def build_nested(plan: Node, context: Context) -> ElementIterator:
@@ -351,9 +353,9 @@ class InProcessSplitSource:
 
     def open(self, split: int, first_ordinal: int) -> InProcessSplitReader:
         """Return a reader of a split from an ordinal before which nothing has failed."""
-        part = PartialSplit(split, ((first_ordinal, None),), may_have_failed=False)
-        waiting: Iterator[PartialSplit] = iter([part])
-        return InProcessSplitReader(self._build_worker_stage(lambda: next(waiting, None)))
+        partial_split = PartialSplit(split, ((first_ordinal, None),), may_have_failed=False)
+        pending: Iterator[PartialSplit] = iter([partial_split])
+        return InProcessSplitReader(self._build_worker_stage(lambda: next(pending, None)))
 
 
 class InProcessSplitReader:

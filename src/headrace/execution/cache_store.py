@@ -122,15 +122,15 @@ class MemoryStore(ElementStore, StoreWriter):
             self._cache.offer(self)
 
     def read(self, start: int, limit: int) -> Chunk | None:
-        lent = self.read_borrowed(start, limit)
-        return None if lent is None else copy_chunk(lent)
+        borrowed = self.read_borrowed(start, limit)
+        return None if borrowed is None else copy_chunk(borrowed)
 
     def read_borrowed(self, start: int, limit: int) -> Chunk | None:
         if start >= self._size:
             return None
-        at = bisect.bisect_right(self._starts, start) - 1
-        offset = start - self._starts[at]
-        chunk = self._chunks[at]
+        index = bisect.bisect_right(self._starts, start) - 1
+        offset = start - self._starts[index]
+        chunk = self._chunks[index]
         return chunk.slice(offset, min(offset + limit, chunk.size))
 
     def close(self) -> None:
@@ -177,11 +177,11 @@ class FileStore(ElementStore):
         """Check the identity in the header; return the seed."""
         head = self._file.read(len(_MAGIC))
         if not head.startswith(_MAGIC_PREFIX):
-            raise DataLossError(f"{path} is not a cache file; remove it or name another")
+            raise DataLossError(f"{path} is not a cache file; remove it, or use another file name")
         if head != _MAGIC:
             raise FailedPreconditionError(
-                f"cache file {path} was written by another version of Headrace; remove it, "
-                "and it is written again"
+                f"cache file {path} was written by another version of Headrace; remove it, so "
+                "that it is written again"
             )
         name = f"cache file {path}"
         seed: int
@@ -189,9 +189,9 @@ class FileStore(ElementStore):
         found = read_exactly(self._file, length, name).decode(errors="replace")
         if found != identity:
             raise FailedPreconditionError(
-                f"cache file {path} holds the elements of another pipeline ({found}, this "
-                f"one is {identity}); remove it if that pipeline was changed into this one, or "
-                "name another file"
+                f"cache file {path} contains the elements of another pipeline: {found}, expected "
+                f"{identity}; remove the file if you changed the pipeline, or use another file "
+                "name"
             )
         return seed
 
@@ -228,8 +228,8 @@ class FileStoreWriter(StoreWriter):
             return self._partial.open("wb")
         except OSError as error:
             raise FailedPreconditionError(
-                f"the cache '{self._path}' cannot be written: {error.strerror or error}; name a "
-                "file in a folder that you may write to"
+                f"cannot write cache file '{self._path}': {error.strerror or error}; use a file "
+                "in a directory with write access"
             ) from error
 
     def append(self, chunk: Chunk) -> None:

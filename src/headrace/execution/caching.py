@@ -146,9 +146,10 @@ class CacheIterator(ElementIterator):
         assert self._seed is not None
         if self._count and self._position is None and count_counters(self._node.input):
             raise FailedPreconditionError(
-                "this state was saved while elements came from a cache() that is not here any "
-                "more, and its input reads a named job of the data service, of which each "
-                "iteration is read once: put `cache` before `distribute`, or leave out job_name"
+                "the state was saved while a cache() supplied the elements, but that cache no "
+                "longer exists, and each iteration of the job that its input reads from the "
+                "data service can be read only once; put `cache` before `distribute`, or omit "
+                "job_name"
             )
         context = dataclasses.replace(
             self._context.in_first_epoch(),
@@ -187,18 +188,18 @@ class CacheIterator(ElementIterator):
         return not self._has_failed and (store.seed == self._seed or not self._is_random)
 
     def _recompute(self, count: int) -> None:
-        passed = failed = 0
-        while passed < count:
+        num_read = num_failed = 0
+        while num_read < count:
             try:
-                chunk = self._read_input(min(count - passed, _BLOCK))
+                chunk = self._read_input(min(count - num_read, _BLOCK))
             except Exception:
-                failed += 1
-                if failed > MAX_FAILURES + count:
+                num_failed += 1
+                if num_failed > MAX_FAILURES + count:
                     raise
                 continue
             if chunk is None:
                 break
-            passed += chunk.size
+            num_read += chunk.size
 
     # --- state ----------------------------------------------------------------------------------
 
@@ -206,14 +207,16 @@ class CacheIterator(ElementIterator):
         seed = self._seed
         return lambda index: _state(first + index, seed)
 
-    def _states_in_input(self, first: int, places: States) -> States:
+    def _states_in_input(self, first: int, input_states: States) -> States:
         seed, failed = self._seed, self._has_failed
-        return lambda index: _state(first + index, seed, failed=failed, place=places(index))
+        return lambda index: _state(
+            first + index, seed, failed=failed, input_state=input_states(index)
+        )
 
     def get_state(self) -> State:
-        place = self._position if self._input is None else self._input.get_state()
+        input_state = self._position if self._input is None else self._input.get_state()
         if self._has_ended or self._store is not None:
-            place = None
+            input_state = None
         if self._seed is None:
             # Fix the seed, so that the state stays valid if another iterator fills the store later.
             self._fix_seed(self._upcoming_seed())
@@ -221,7 +224,7 @@ class CacheIterator(ElementIterator):
             self._count,
             self._seed,
             failed=self._has_failed,
-            place=place,
+            input_state=input_state,
             ended=self._has_ended,
         )
 
@@ -248,9 +251,9 @@ class CacheIterator(ElementIterator):
 
     def _stop(self) -> None:
         self._stop_writing()
-        for held in (self._input, self._store):
-            if held is not None:
-                held.close()
+        for resource in (self._input, self._store):
+            if resource is not None:
+                resource.close()
         self._input = self._store = None
 
     def close(self) -> None:
@@ -263,11 +266,11 @@ def _state(
     seed: int | None,
     *,
     failed: bool = False,
-    place: State = None,
+    input_state: State = None,
     ended: bool = False,
 ) -> dict[str, Any]:
     # The input's state is only present if this iterator fills the store: it only saves time.
-    return {"count": count, "seed": seed, "failed": failed, "hint": place, "ended": ended}
+    return {"count": count, "seed": seed, "failed": failed, "hint": input_state, "ended": ended}
 
 
 def _seed_of(context: Context) -> int:
@@ -277,9 +280,9 @@ def _seed_of(context: Context) -> int:
     """
     if not context.outer_steps:
         return context.seed
-    passes = context.epochs[: context.num_outer_epochs]
-    names = f"{context.seed} {context.outer_steps} {passes}"
-    digest = hashlib.blake2b(names.encode(), digest_size=8).digest()
+    epochs = context.epochs[: context.num_outer_epochs]
+    label = f"{context.seed} {context.outer_steps} {epochs}"
+    digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
 
 

@@ -36,63 +36,67 @@ class ZipIterator(ElementIterator):
         numbers = tuple(range(len(node.inputs)))
         self._is_flat = unflatten(node.structure, numbers) == numbers
         self._inputs = [InputBuffer(make_iterator(input_, context)) for input_ in node.inputs]
-        others = [intake for intake in self._inputs if not intake.input.has_lazy_rows]
-        self.has_lazy_rows = len(others) < min(2, len(self._inputs))
+        without_lazy_rows = [
+            input_buffer for input_buffer in self._inputs if not input_buffer.input.has_lazy_rows
+        ]
+        self.has_lazy_rows = len(without_lazy_rows) < min(2, len(self._inputs))
         #: Order in which the inputs are read: those that call no functions first. The order is
         #: fixed, because at the end of one input another may fail.
-        self._in_step = sorted(numbers, key=lambda number: _calls_functions(node.inputs[number]))
+        self._read_order = sorted(numbers, key=lambda number: _calls_functions(node.inputs[number]))
 
     @property
     def can_read_ahead(self) -> bool:
-        return all(intake.input.can_read_ahead for intake in self._inputs)
+        return all(input_buffer.input.can_read_ahead for input_buffer in self._inputs)
 
     def next_chunk(self, limit: int) -> Chunk | None:
         count = limit
         # The inputs that cost nothing limit how many elements are requested from the others.
-        for number in self._in_step:
-            intake = self._inputs[number]
-            if intake.peek(count) is None:
+        for number in self._read_order:
+            input_buffer = self._inputs[number]
+            if input_buffer.peek(count) is None:
                 return None
-            count = min(count, intake.num_buffered)
-        chunks = [intake.take(count) for intake in self._inputs]
+            count = min(count, input_buffer.num_buffered)
+        chunks = [input_buffer.take(count) for input_buffer in self._inputs]
         parts = [chunk for chunk in chunks if chunk is not None]
-        each = [chunk.states for chunk in parts]
+        part_states = [chunk.states for chunk in parts]
 
         def states(index: int) -> State:
-            return [at(index) for at in each]
+            return [states_at(index) for states_at in part_states]
 
-        numbers = [chunk.metadata for chunk in parts if chunk.metadata is not None]
-        places = reduce(nest_ids, numbers) if numbers else None
+        columns = [chunk.metadata for chunk in parts if chunk.metadata is not None]
+        metadata = reduce(nest_ids, columns) if columns else None
 
         if all(chunk.is_columnar for chunk in parts):
             joined = unflatten(self._structure, [chunk.columns() for chunk in parts])
-            return Chunk.of_columns(joined, count, states, places)
+            return Chunk.of_columns(joined, count, states, metadata)
         rows = zip(*[chunk.rows() for chunk in parts], strict=True)
-        return Chunk.of_rows(list(map(self._join, rows)), states, places)
+        return Chunk.of_rows(list(map(self._join, rows)), states, metadata)
 
     def _join(self, parts: Sequence[Any]) -> Any:
         return tuple(parts) if self._is_flat else unflatten(self._structure, parts)
 
     def lazy_rows(self) -> LazyRows | None:
         found: dict[int, LazyRowStream] = {}
-        for number in self._in_step:
-            live = self._inputs[number].lazy_rows()
-            if live is None:
+        for number in self._read_order:
+            stream = self._inputs[number].lazy_rows()
+            if stream is None:
                 return None
-            found[number] = live
-        lives = [found[number] for number in range(len(found))]
-        each = [live.states for live in lives]
-        return self._zip_rows(lives), lambda index: [at(index) for at in each]
+            found[number] = stream
+        streams = [found[number] for number in range(len(found))]
+        part_states = [stream.states for stream in streams]
+        return self._zip_rows(streams), lambda index: [
+            states_at(index) for states_at in part_states
+        ]
 
     def _zip_rows(self, lazy_rows: list[LazyRowStream]) -> Iterator[Any]:
-        in_turn = [(number, lazy_rows[number]) for number in self._in_step]
+        ordered_streams = [(number, lazy_rows[number]) for number in self._read_order]
         joined = tuple if self._is_flat else self._join
         parts: list[Any] = [None] * len(lazy_rows)
-        number, count, has_ended = self._in_step[0], 0, False
+        number, count, has_ended = self._read_order[0], 0, False
         try:
             while not has_ended:
-                for number, live in in_turn:
-                    for part in live.rows:
+                for number, stream in ordered_streams:
+                    for part in stream.rows:
                         parts[number] = part
                         break
                     else:
@@ -102,36 +106,36 @@ class ZipIterator(ElementIterator):
                     yield joined(parts)
                     count += 1
         except Exception:
-            self._record_consumed(in_turn, number, parts, count)
+            self._record_consumed(ordered_streams, number, parts, count)
             raise
-        self._record_consumed(in_turn, number, parts, count)
+        self._record_consumed(ordered_streams, number, parts, count)
 
     def _record_consumed(
-        self, in_turn: list[tuple[int, LazyRowStream]], number: int, parts: list[Any], count: int
+        self, streams: list[tuple[int, LazyRowStream]], number: int, parts: list[Any], count: int
     ) -> None:
         """Record `count` joined rows, and that the input `number` yielded no further part."""
-        for _, live in in_turn:
-            live.num_taken += count
-        for earlier, live in in_turn:
+        for _, stream in streams:
+            stream.num_taken += count
+        for earlier, stream in streams:
             if earlier == number:
                 break
-            live.put_back(parts[earlier])  # kept for the next call
+            stream.put_back(parts[earlier])  # kept for the next call
         self._inputs[number].end_lazy_rows()
 
     def get_state(self) -> State:
-        return [intake.get_state() for intake in self._inputs]
+        return [input_buffer.get_state() for input_buffer in self._inputs]
 
     def set_state(self, state: State) -> None:
-        for intake, place in zip(self._inputs, state, strict=True):
-            intake.set_state(place)
+        for input_buffer, input_state in zip(self._inputs, state, strict=True):
+            input_buffer.set_state(input_state)
 
     def seek(self, position: int) -> None:
-        for intake in self._inputs:
-            intake.seek(position)
+        for input_buffer in self._inputs:
+            input_buffer.seek(position)
 
     def close(self) -> None:
-        for intake in self._inputs:
-            intake.close()
+        for input_buffer in self._inputs:
+            input_buffer.close()
 
 
 @make_iterator.register(Concatenate)
@@ -153,7 +157,7 @@ class ConcatenateIterator(ElementIterator):
         self._current = 0
         self._last_opened = 0  # highest input that was ever the current one
         self._seeded_inputs = [
-            place for place, input_ in enumerate(self._nodes) if depends_on_seed(input_)
+            index for index, input_ in enumerate(self._nodes) if depends_on_seed(input_)
         ]
         #: Indices of inputs whose elements depend on a cache's contents at the start, each with its
         #: initial state, which contains the seed. None before the first read.
@@ -179,24 +183,26 @@ class ConcatenateIterator(ElementIterator):
         """Return the seeded inputs after the current one, and their first states."""
         if self._later_states is None:
             self._later_states = [
-                (place, self._inputs[place].get_state()) for place in self._seeded_inputs
+                (index, self._inputs[index].get_state()) for index in self._seeded_inputs
             ]
-        return [[place, state] for place, state in self._later_states if place > self._current]
+        return [[index, state] for index, state in self._later_states if index > self._current]
 
     def get_state(self) -> State:
         later = self._upcoming_states()
         is_over = self._current == len(self._inputs)
-        place = None if is_over else self._inputs[self._current].get_state()
-        state = {"current": self._current, "input": place}
-        return {**state, "later": later} if later else state
+        input_state = None if is_over else self._inputs[self._current].get_state()
+        state = {"current": self._current, "input": input_state}
+        return {**state, "later_inputs": later} if later else state
 
     def set_state(self, state: State) -> None:
         self._open_input(state["current"])
         if self._current < len(self._inputs):
             self._inputs[self._current].set_state(state["input"])
-        self._later_states = [(place, first) for place, first in state.get("later", ())]
-        for place, first in self._later_states:
-            self._inputs[place].set_state(first)
+        self._later_states = [
+            (index, first_state) for index, first_state in state.get("later_inputs", ())
+        ]
+        for index, first_state in self._later_states:
+            self._inputs[index].set_state(first_state)
 
     def seek(self, position: int) -> None:
         sizes = [cardinality(node) for node in self._nodes]
@@ -211,9 +217,9 @@ class ConcatenateIterator(ElementIterator):
         """Make an input the current one, and reset those after it."""
         self._last_opened = max(self._last_opened, self._current)
         self._current = current
-        for used in range(current + 1, min(self._last_opened + 1, len(self._inputs))):
-            self._inputs[used].close()
-            self._inputs[used] = make_iterator(self._nodes[used], self._context)
+        for index in range(current + 1, min(self._last_opened + 1, len(self._inputs))):
+            self._inputs[index].close()
+            self._inputs[index] = make_iterator(self._nodes[index], self._context)
 
     def close(self) -> None:
         for input_ in self._inputs:
@@ -221,7 +227,7 @@ class ConcatenateIterator(ElementIterator):
 
 
 def _with_later_states(states: States, later: list[list[Any]]) -> States:
-    return lambda index: {**states(index), "later": later}
+    return lambda index: {**states(index), "later_inputs": later}
 
 
 def _calls_functions(plan: Node) -> bool:

@@ -110,11 +110,11 @@ class PlanIteration:
             minimum: Smallest number to use.
         """
         with _lock:
-            known = self._nested_numbers.setdefault(counter, OrderedDict())
-            number = known.setdefault(tuple(opened_at), max(minimum, counter.next))
+            numbers = self._nested_numbers.setdefault(counter, OrderedDict())
+            number = numbers.setdefault(tuple(opened_at), max(minimum, counter.next))
             counter.advance(number)
-            if len(known) > _MAX_NESTED:
-                known.popitem(last=False)
+            if len(numbers) > _MAX_NESTED:
+                numbers.popitem(last=False)
             return number
 
 
@@ -129,10 +129,10 @@ def check_coordinated_readers(plan: Node) -> None:
     for job, count in jobs.items():
         if count > 1:
             raise FailedPreconditionError(
-                f"the dataset reads {count} consumers of job {job!r} in turn, and consumers wait "
-                "for each other: the first would wait for the second forever. Use "
-                "Dataset.range(n).interleave(consumer, cycle_length=n, num_parallel_calls=n), or a "
-                "thread or process for each consumer"
+                f"the dataset reads {count} consumers of job {job!r} one after the other, but "
+                "consumers wait for each other, so the first would block forever. Use "
+                "Dataset.range(n).interleave(consumer, cycle_length=n, num_parallel_calls=n), "
+                "or a thread or process for each consumer"
             )
 
 
@@ -341,9 +341,9 @@ class Context:
         """
         if source.counter is None:
             return self.epochs
-        first, *repetitions = self.job_epochs or self.epochs
+        first, *repeat_epochs = self.job_epochs or self.epochs
         if not self.outer_steps:
-            return (first + source.occurrence, *repetitions)
+            return (first + source.occurrence, *repeat_epochs)
         opened_at = (*self.epochs[: self.num_outer_epochs], source.occurrence)
         return (self.iteration.number_nested(source.counter, opened_at, first), *self.repeat_epochs)
 
@@ -388,8 +388,8 @@ class Context:
     def iteration_entropy(self, number: int) -> list[int]:
         """Return the entropy of step `number`, if it draws the same numbers in all repetitions."""
         path = (*self.outer_steps, number)
-        passes = self.epochs[: max(self.num_outer_epochs, 1)]
-        return [4, self.seed & _MASK, len(path), *path, *passes]
+        epochs = self.epochs[: max(self.num_outer_epochs, 1)]
+        return [4, self.seed & _MASK, len(path), *path, *epochs]
 
     def fixed_entropy(self, number: int | None, default_seed: int | None) -> list[int]:
         """Return the entropy of step `number`, if it draws the same numbers in each epoch.

@@ -1,10 +1,10 @@
 """Set of delivered elements: the JSON state of a plan that is read in no order.
 
-    element ids -> DeliveredElements -> to_json: {"watermark", "delivered", "parts"}
+    element ids -> DeliveredElements -> to_json: {"watermark", "delivered", "partial_splits"}
 
 Elements are identified by split index and ordinal (`element_ids`). All splits before the watermark
-were delivered completely, and so were the "delivered" ranges after it. "parts" lists splits, as
-runs, with only some ranges of ordinals delivered. All other elements remain, for any
+were delivered completely, and so were the "delivered" ranges after it. "partial_splits" lists
+splits, as runs, with only some ranges of ordinals delivered. All other elements remain, for any
 reader of the same plan with the same seed.
 """
 
@@ -36,8 +36,8 @@ RawIdRun: TypeAlias = tuple[int, int, int, int]
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 ALL_ORDINALS: Ranges = ((0, END_ORDINAL),)
 UNORDERED_STATE_MESSAGE = (
-    "the state says which elements came, in no order, so that the rest has none either: restore it "
-    "without `ordered=True`, or in one process"
+    "the state lists delivered elements in no order, so the remaining ones have no order "
+    "either; restore it without `ordered=True`, or in a single process"
 )
 _MAX_PENDING_RUNS = 4096
 """Number of runs added before they are merged; often no merge is needed at all."""
@@ -60,50 +60,51 @@ class DeliveredElements:
         """
         made = cls()
         try:
-            whole = [_check_range(0, position["watermark"])]
-            whole += [_check_range(start, stop) for start, stop in position.get("delivered", ())]
-            made._complete_splits = merge_ranges(whole)
-            for unit, units, rows in position.get("parts", ()):
-                ends = [
+            complete = [_check_range(0, position["watermark"])]
+            complete += [_check_range(start, stop) for start, stop in position.get("delivered", ())]
+            made._complete_splits = merge_ranges(complete)
+            for first_split, num_splits, ranges in position.get("partial_splits", ()):
+                ordinals = [
                     _check_range(start, END_ORDINAL if stop is None else stop)
-                    for start, stop in rows
+                    for start, stop in ranges
                 ]
-                first, last = _check_range(unit, unit + units)
-                made._partial_splits.update(dict.fromkeys(range(first, last), merge_ranges(ends)))
+                first, last = _check_range(first_split, first_split + num_splits)
+                made._partial_splits.update(
+                    dict.fromkeys(range(first, last), merge_ranges(ordinals))
+                )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FailedPreconditionError(
-                f"the state does not say which elements were delivered: {position!r:.80}; restore "
-                "one "
-                "that `get_state` returned"
+                f"the state does not contain a set of delivered elements: {position!r:.80}; "
+                "restore a state returned by `get_state`"
             ) from error
         return made
 
     def to_json(self) -> dict[str, Any]:
         """Return the set as a state; empty entries are omitted."""
         self._merge_pending()
-        whole = list(self._complete_splits)
-        frontier = whole.pop(0)[1] if whole and whole[0][0] == 0 else 0
-        place: dict[str, Any] = {"watermark": frontier}
-        if whole:
-            place["delivered"] = [list(each) for each in whole]
+        complete = list(self._complete_splits)
+        watermark = complete.pop(0)[1] if complete and complete[0][0] == 0 else 0
+        state: dict[str, Any] = {"watermark": watermark}
+        if complete:
+            state["delivered"] = [list(each) for each in complete]
         if self._partial_splits:
-            place["parts"] = [
+            state["partial_splits"] = [
                 [
-                    unit,
-                    units,
-                    [[start, None if stop == END_ORDINAL else stop] for start, stop in rows],
+                    first_split,
+                    num_splits,
+                    [[start, None if stop == END_ORDINAL else stop] for start, stop in ranges],
                 ]
-                for unit, units, rows in self._group_partial_splits()
+                for first_split, num_splits, ranges in self._group_partial_splits()
             ]
-        return place
+        return state
 
     def _group_partial_splits(self) -> list[tuple[int, int, Ranges]]:
         found: list[tuple[int, int, Ranges]] = []
-        for unit, rows in sorted(self._partial_splits.items()):
-            if found and found[-1][0] + found[-1][1] == unit and found[-1][2] == rows:
-                found[-1] = (found[-1][0], found[-1][1] + 1, rows)
+        for split, ranges in sorted(self._partial_splits.items()):
+            if found and found[-1][0] + found[-1][1] == split and found[-1][2] == ranges:
+                found[-1] = (found[-1][0], found[-1][1] + 1, ranges)
             else:
-                found.append((unit, 1, rows))
+                found.append((split, 1, ranges))
         return found
 
     @property
@@ -121,8 +122,8 @@ class DeliveredElements:
     @property
     def watermark(self) -> int:
         """Number such that all splits before it were delivered completely."""
-        whole = self.complete_splits
-        return whole[0][1] if whole and whole[0][0] == 0 else 0
+        complete = self.complete_splits
+        return complete[0][1] if complete and complete[0][0] == 0 else 0
 
     def __bool__(self) -> bool:
         return bool(self._complete_splits or self._partial_splits or self._pending)
@@ -147,48 +148,48 @@ class DeliveredElements:
         added, self._pending = self._pending, []
         if not added:
             return
-        came: dict[int, list[tuple[int, int]]] = {}
-        whole: list[tuple[int, int]] = []
-        for unit, units, first, count in _join_runs(added):
+        added_ranges: dict[int, list[tuple[int, int]]] = {}
+        complete: list[tuple[int, int]] = []
+        for first_split, num_splits, first, count in _join_runs(added):
             stop = min(END_ORDINAL, first + count)
             if first == 0 and stop == END_ORDINAL:
-                whole.append((unit, unit + units))
+                complete.append((first_split, first_split + num_splits))
             else:
-                for each in range(unit, unit + units):
-                    came.setdefault(each, []).append((first, stop))
-        for each, more in came.items():
-            rows = merge_ranges((*self._partial_splits.get(each, ()), *more))
-            if rows == ALL_ORDINALS:
-                whole.append((each, each + 1))
+                for split in range(first_split, first_split + num_splits):
+                    added_ranges.setdefault(split, []).append((first, stop))
+        for split, ranges in added_ranges.items():
+            merged = merge_ranges((*self._partial_splits.get(split, ()), *ranges))
+            if merged == ALL_ORDINALS:
+                complete.append((split, split + 1))
             else:
-                self._partial_splits[each] = rows
-        if whole:
-            self._complete_splits = merge_ranges((*self._complete_splits, *whole))
+                self._partial_splits[split] = merged
+        if complete:
+            self._complete_splits = merge_ranges((*self._complete_splits, *complete))
         starts = [start for start, _ in self._complete_splits]
-        for each in [*came] if not whole else [*self._partial_splits]:
-            place = bisect_right(starts, each) - 1
-            if place >= 0 and each < self._complete_splits[place][1]:
-                self._partial_splits.pop(each, None)
+        for split in [*added_ranges] if not complete else [*self._partial_splits]:
+            index = bisect_right(starts, split) - 1
+            if index >= 0 and split < self._complete_splits[index][1]:
+                self._partial_splits.pop(split, None)
 
 
 def _check_range(start: Any, stop: Any) -> tuple[int, int]:
     first, last = int(start), int(stop)
     if not 0 <= first <= last:
-        raise ValueError(f"{start} to {stop} is no range")
+        raise ValueError(f"{start} to {stop} is not a range")
     return first, last
 
 
 def _join_runs(runs: Iterable[RawIdRun]) -> list[RawIdRun]:
     """Join consecutive runs of the same splits, including ends of splits."""
     found: list[RawIdRun] = []
-    places: dict[tuple[int, int], int] = {}
-    for unit, units, first, count in runs:
-        place = places.get((unit, units))
-        if place is not None and found[place][2] + found[place][3] == first:
-            found[place] = (unit, units, found[place][2], found[place][3] + count)
+    last_runs: dict[tuple[int, int], int] = {}
+    for first_split, num_splits, first, count in runs:
+        index = last_runs.get((first_split, num_splits))
+        if index is not None and found[index][2] + found[index][3] == first:
+            found[index] = (first_split, num_splits, found[index][2], found[index][3] + count)
         else:
-            places[unit, units] = len(found)
-            found.append((unit, units, first, count))
+            last_runs[first_split, num_splits] = len(found)
+            found.append((first_split, num_splits, first, count))
     return found
 
 
@@ -200,12 +201,12 @@ def with_split_ends(runs: Iterable[RawIdRun], ends: Iterable[RawIdRun]) -> list[
         ends: Ordinals after the last element of finished splits.
     """
     elements, by_last = [*runs], dict[int, list[tuple[int, int]]]()
-    for unit, units, last, _ in ends:
-        by_last.setdefault(last, []).append((unit, unit + units))
+    for first_split, num_splits, last, _ in ends:
+        by_last.setdefault(last, []).append((first_split, first_split + num_splits))
     found = [*elements]
-    for unit, units, first, count in elements:
+    for first_split, num_splits, first, count in elements:
         for start, stop in by_last.get(first + count, ()):
-            low, high = max(unit, start), min(unit + units, stop)
+            low, high = max(first_split, start), min(first_split + num_splits, stop)
             if low < high:
                 found.append((low, high - low, first + count, END_ORDINAL - first - count))
     return found
@@ -213,12 +214,12 @@ def with_split_ends(runs: Iterable[RawIdRun], ends: Iterable[RawIdRun]) -> list[
 
 def find_missing_ordinals(ordinals: Ranges) -> Ranges:
     """Return the ordinals of a split that are not in `ordinals`."""
-    found, at = [], 0
+    found, next_ordinal = [], 0
     for start, stop in ordinals:
-        if at < start:
-            found.append((at, start))
-        at = stop
-    return (*found, (at, END_ORDINAL)) if at < END_ORDINAL else tuple(found)
+        if next_ordinal < start:
+            found.append((next_ordinal, start))
+        next_ordinal = stop
+    return (*found, (next_ordinal, END_ORDINAL)) if next_ordinal < END_ORDINAL else tuple(found)
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -276,13 +277,12 @@ class DeliveryLog:
         """
         if position < self._base_position:
             raise FailedPreconditionError(
-                f"what was delivered up to element {position} is not known any more: the reading "
-                "went "
-                f"on to element {self._base_position}"
+                f"the elements delivered before position {position} are no longer known: the "
+                f"iterator has advanced to position {self._base_position}"
             )
         found = self._base.copy()
-        for start, stop, rows in self._entries:
+        for start, stop, id_runs in self._entries:
             if start >= position:
                 break
-            found.add(rows(min(position, stop) - start))
+            found.add(id_runs(min(position, stop) - start))
         return found

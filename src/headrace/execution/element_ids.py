@@ -70,14 +70,14 @@ def element_id_runs(chunk: Chunk, *, is_sorted: bool = False) -> tuple[IdRun, ..
     Raises:
         ValueError: If the elements have no ids.
     """
-    places = chunk.metadata
-    if places is None or not has_element_ids(places):
+    metadata = chunk.metadata
+    if metadata is None or not has_element_ids(metadata):
         raise ValueError(_NO_ELEMENT_IDS)
-    units, ordinals = constituent_ids(places)
-    if is_sorted and len(units):
-        order = sort_order(units, ordinals)
-        units, ordinals = units[order], ordinals[order]
-    return to_runs(units, ordinals)
+    splits, ordinals = constituent_ids(metadata)
+    if is_sorted and len(splits):
+        order = sort_order(splits, ordinals)
+        splits, ordinals = splits[order], ordinals[order]
+    return to_runs(splits, ordinals)
 
 
 def sort_order(splits: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -86,11 +86,11 @@ def sort_order(splits: NDArray[np.int64], ordinals: NDArray[np.int64]) -> NDArra
     splits, ordinals = splits[order], ordinals[order]
     if not ((splits[1:] == splits[:-1]) & (ordinals[1:] < ordinals[:-1])).any():
         return order  # ordinals ascend within each split
-    unit, each = int(splits[0]), int(np.maximum.reduce(ordinals)) + 1
-    if (int(splits[-1]) - unit + 1) * each >= 1 << 62:
+    first_split, ordinal_range = int(splits[0]), int(np.maximum.reduce(ordinals)) + 1
+    if (int(splits[-1]) - first_split + 1) * ordinal_range >= 1 << 62:
         return order[np.lexsort((ordinals, splits))]
     # Sorting one number is faster than sorting two.
-    return order[((splits - unit) * each + ordinals).argsort()]
+    return order[((splits - first_split) * ordinal_range + ordinals).argsort()]
 
 
 def round_robin_runs(column: InterleavedSplits) -> tuple[bool, tuple[IdRun, ...]]:
@@ -100,7 +100,7 @@ def round_robin_runs(column: InterleavedSplits) -> tuple[bool, tuple[IdRun, ...]
         column: Ids assigned at the partition boundary.
     """
     ordinals = column.first_ordinals
-    assert ordinals is not None, "the elements are below the root"
+    assert ordinals is not None, "the elements are below the partition boundary"
     found = [
         (column.splits[number], ordinals[number] + before, size)
         for number, before, size in column.split_elements()
@@ -112,19 +112,19 @@ def round_robin_runs(column: InterleavedSplits) -> tuple[bool, tuple[IdRun, ...]
 
 def round_robin_order(column: InterleavedSplits) -> NDArray[np.int32]:
     """Return the order that sorts elements by split, as in `round_robin_runs`."""
-    shares = sorted(column.split_elements(), key=lambda share: column.splits[share.cycle_index])
-    return np.concatenate([column.indices_of(share) for share in shares])
+    parts = sorted(column.split_elements(), key=lambda part: column.splits[part.cycle_index])
+    return np.concatenate([column.indices_of(part) for part in parts])
 
 
 def _join_ascending(found: list[tuple[int, int, int]]) -> tuple[IdRun, ...]:
     """Return runs for (split, ordinal, size) entries with ascending splits."""
     runs: list[IdRun] = []
-    for unit, ordinal, size in found:
+    for split, ordinal, size in found:
         last = runs[-1] if runs else None
-        if last is not None and (last[0] + last[1], *last[2:]) == (unit, ordinal, size):
+        if last is not None and (last[0] + last[1], *last[2:]) == (split, ordinal, size):
             runs[-1] = IdRun(last[0], last[1] + 1, ordinal, size)
         else:
-            runs.append(IdRun(unit, 1, ordinal, size))
+            runs.append(IdRun(split, 1, ordinal, size))
     return tuple(runs)
 
 
@@ -143,13 +143,13 @@ def group_by_split(chunk: Chunk) -> Chunk:
     if isinstance(column, InterleavedSplits):
         is_mixed, _ = round_robin_runs(column)
         return chunk.take(round_robin_order(column)) if is_mixed else chunk
-    places = chunk.metadata
-    if places is None or not has_element_ids(places):
+    metadata = chunk.metadata
+    if metadata is None or not has_element_ids(metadata):
         raise ValueError(_NO_ELEMENT_IDS)
-    units = places["split"]
-    if len(units) < 2 or (units[1:] >= units[:-1]).all():
+    splits = metadata["split"]
+    if len(splits) < 2 or (splits[1:] >= splits[:-1]).all():
         return chunk
-    return chunk.take(stable_order(units))
+    return chunk.take(stable_order(splits))
 
 
 def as_single_run(splits: NDArray[np.int64], ordinals: NDArray[np.int64]) -> IdRun | None:
@@ -157,17 +157,17 @@ def as_single_run(splits: NDArray[np.int64], ordinals: NDArray[np.int64]) -> IdR
     size = len(splits)
     if not size:
         return None
-    unit, first = int(splits[0]), int(ordinals[0])
+    split, first = int(splits[0]), int(ordinals[0])
     if size == 1:  # large elements come one by one
-        return IdRun(unit, 1, first, 1)
-    units_apart, ordinals_apart = int(splits[-1]) - unit, int(ordinals[-1]) - first
+        return IdRun(split, 1, first, 1)
+    split_distance, ordinal_distance = int(splits[-1]) - split, int(ordinals[-1]) - first
     # The first and last ids show which kind of run is possible; usually it is one.
-    if units_apart == size - 1 and not ordinals_apart:
+    if split_distance == size - 1 and not ordinal_distance:
         is_run = (splits[1:] - splits[:-1] == 1).all() and (ordinals == first).all()
-        return IdRun(unit, size, first, 1) if is_run else None
-    if not units_apart and ordinals_apart == size - 1:
-        is_run = (splits == unit).all() and (ordinals[1:] - ordinals[:-1] == 1).all()
-        return IdRun(unit, 1, first, size) if is_run else None
+        return IdRun(split, size, first, 1) if is_run else None
+    if not split_distance and ordinal_distance == size - 1:
+        is_run = (splits == split).all() and (ordinals[1:] - ordinals[:-1] == 1).all()
+        return IdRun(split, 1, first, size) if is_run else None
     return None
 
 
@@ -191,19 +191,19 @@ def sort_to_runs(
     splits: NDArray[np.int64], ordinals: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], tuple[IdRun, ...]]:
     """Return the order that sorts ids (at least one), and the sorted runs."""
-    least = int(np.minimum.reduce(splits))
-    since = splits - least
-    if int(np.maximum.reduce(since)) < max(_MIN_COUNTING_RANGE, 4 * len(splits)):
+    lowest = int(np.minimum.reduce(splits))
+    offsets = splits - lowest
+    if int(np.maximum.reduce(offsets)) < max(_MIN_COUNTING_RANGE, 4 * len(splits)):
         order = stable_order(splits)
-        sorted_, sizes = ordinals[order], np.bincount(since)
-        (held,) = sizes.nonzero()
-        sizes = sizes[held]
-        stops = sizes.cumsum()
+        sorted_, sizes = ordinals[order], np.bincount(offsets)
+        (present,) = sizes.nonzero()
+        sizes = sizes[present]
+        run_stops = sizes.cumsum()
         follows = sorted_[1:] - sorted_[:-1] == 1
-        to_others = np.count_nonzero(follows[stops[:-1] - 1])
+        across_splits = np.count_nonzero(follows[run_stops[:-1] - 1])
         # Ordinals are consecutive within each split, as long as no step drops elements.
-        if np.count_nonzero(follows) - to_others == len(splits) - len(held):
-            return order, _join_runs(held + least, sorted_[stops - sizes], sizes)
+        if np.count_nonzero(follows) - across_splits == len(splits) - len(present):
+            return order, _join_runs(present + lowest, sorted_[run_stops - sizes], sizes)
     order = sort_order(splits, ordinals)
     return order, to_runs(splits[order], ordinals[order])
 
@@ -213,9 +213,9 @@ def _join_runs(
 ) -> tuple[IdRun, ...]:
     """Join runs of one split each: consecutive splits with the same ordinals form one run."""
     same = (splits[1:] == splits[:-1] + 1) & (first[1:] == first[:-1]) & (sizes[1:] == sizes[:-1])
-    heads = find_run_starts(~same)
-    many = find_run_sizes(heads, len(splits))
-    columns = (splits[heads], many, first[heads], sizes[heads])
+    run_starts = find_run_starts(~same)
+    split_counts = find_run_sizes(run_starts, len(splits))
+    columns = (splits[run_starts], split_counts, first[run_starts], sizes[run_starts])
     return tuple(map(IdRun._make, zip(*[column.tolist() for column in columns], strict=True)))
 
 
@@ -229,14 +229,14 @@ def is_within(ordinals: NDArray[np.int64], wanted: OrdinalRanges) -> NDArray[np.
 
 
 _MIN_COUNTING_RANGE = 1024
-_NO_ELEMENT_IDS = "these elements have no origins: start the plan with `origins=True`"
+_NO_ELEMENT_IDS = "these elements have no ids; build the iterator with `with_element_ids=True`"
 
 
 def find_run_starts(is_new: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return where runs start, given a mask of the elements, from the second on, that start one."""
-    (later,) = is_new.nonzero()
-    starts = np.zeros(len(later) + 1, np.int64)
-    np.add(later, 1, out=starts[1:])
+    (indices,) = is_new.nonzero()
+    starts = np.zeros(len(indices) + 1, np.int64)
+    np.add(indices, 1, out=starts[1:])
     return starts
 
 
@@ -250,9 +250,9 @@ def find_run_sizes(starts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 def stable_order(splits: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the stable order that sorts splits."""
-    least, greatest = int(np.minimum.reduce(splits)), int(np.maximum.reduce(splits))
-    if greatest - least < 1 << 16:  # radix sort is used for 16-bit integers
-        return (splits - least).astype(np.uint16).argsort(kind="stable")
+    lowest, highest = int(np.minimum.reduce(splits)), int(np.maximum.reduce(splits))
+    if highest - lowest < 1 << 16:  # radix sort is used for 16-bit integers
+        return (splits - lowest).astype(np.uint16).argsort(kind="stable")
     return splits.argsort(kind="stable")
 
 
@@ -321,15 +321,15 @@ def attach_element_position(error: BaseException, ids: IdColumn | None, index: i
         index: Index of the failed element.
     """
     if ids is not None and (ids.dtype.names or ("",))[-1] == "ordinal":
-        unit, ordinal = int(ids["split"][index]), int(ids["ordinal"][index])
-        set_error_position(error, ErrorPosition(unit, ordinal + 1, 0))
+        split, ordinal = int(ids["split"][index]), int(ids["ordinal"][index])
+        set_error_position(error, ErrorPosition(split, ordinal + 1, 0))
 
 
 def tag_upstream_error(error: BaseException) -> None:
     """Mark an element's error as raised below steps that select elements."""
-    origin = get_error_position(error)
-    if origin is not None and not origin.number_at_ordinal:
-        set_error_position(error, origin._replace(number_at_ordinal=-1))
+    position = get_error_position(error)
+    if position is not None and not position.number_at_ordinal:
+        set_error_position(error, position._replace(number_at_ordinal=-1))
 
 
 def get_error_position(error: BaseException) -> ErrorPosition | None:

@@ -61,13 +61,13 @@ def nest_ids(outer: IdColumn, inner: IdColumn | int) -> IdColumn:
     if inner.dtype.names is not None:
         if has_element_ids(inner) or inner_numbers is None:
             return inner  # from a partition boundary, or splits alone
-        units = inner["split"]
+        splits = inner["split"]
     else:
-        units = np.broadcast_to(outer["split"], np.broadcast_shapes(outer.shape, inner.shape))
+        splits = np.broadcast_to(outer["split"], np.broadcast_shapes(outer.shape, inner.shape))
     if numbers is None:
-        return split_column(units, None)
+        return split_column(splits, None)
     assert inner_numbers is not None
-    return split_column(units, mix_bits(mix_bits(numbers) + inner_numbers))
+    return split_column(splits, mix_bits(mix_bits(numbers) + inner_numbers))
 
 
 def round_robin_column(
@@ -135,8 +135,8 @@ class InterleavedParts(NamedTuple):
 
 def interleave_chunks(groups: Sequence[InterleavedParts]) -> Chunk:
     """Return the elements of the groups, one group after the other."""
-    size = sum([strand.size for strand in groups])
-    parts = sum([len(strand.parts) for strand in groups])
+    size = sum([group.size for group in groups])
+    parts = sum([len(group.parts) for group in groups])
     first, start = groups[0].parts[0]
     if parts == 1:
         made = first.chunk.slice(start, start + size)
@@ -157,21 +157,21 @@ def _interleave_elements(groups: Sequence[InterleavedParts], size: int, parts: i
     if parts * _MIN_ELEMENTS_PER_PART <= size:
         first = groups[0].parts[0][0]
         if first.layout is not None and all(
-            held.layout == first.layout for strand in groups for held, _ in strand.parts
+            buffered.layout == first.layout for group in groups for buffered, _ in group.parts
         ):
             return _interleave_columns(groups, size, first)
     rows: list[Any] = []
-    for each, rounds, parts_ in groups:
-        given = [(held.chunk.rows(), start) for held, start in parts_]
-        if each == 1 and rounds > 1:
-            woven: list[Any] = [None] * (rounds * len(given))
-            for place, (part, start) in enumerate(given):
-                woven[place :: len(given)] = part[start : start + rounds]
-            rows += woven
+    for per_part, rounds, group_parts in groups:
+        group_rows = [(buffered.chunk.rows(), start) for buffered, start in group_parts]
+        if per_part == 1 and rounds > 1:
+            interleaved: list[Any] = [None] * (rounds * len(group_rows))
+            for index, (part, start) in enumerate(group_rows):
+                interleaved[index :: len(group_rows)] = part[start : start + rounds]
+            rows += interleaved
             continue
-        for at in range(0, rounds * each, each):
-            for part, start in given:
-                rows += part[start + at : start + at + each]
+        for offset in range(0, rounds * per_part, per_part):
+            for part, start in group_rows:
+                rows += part[start + offset : start + offset + per_part]
     return Chunk.of_rows(rows)
 
 
@@ -181,8 +181,8 @@ def _interleave_columns(
     made: list[NDArray[Any]] = []
     for number, leaf in enumerate(first.leaves):
 
-        def column(held: BufferedChunk, number: int = number) -> NDArray[Any]:
-            return held.leaves[number]
+        def column(buffered: BufferedChunk, number: int = number) -> NDArray[Any]:
+            return buffered.leaves[number]
 
         made.append(_interleave_column(groups, size, leaf, column))
     assert first.structure is not None
@@ -196,32 +196,34 @@ def _interleave_column(
     column_of: Callable[[BufferedChunk], NDArray[Any]],
 ) -> NDArray[Any]:
     """Return one column of the merged chunk; `like` is an example of the parts' columns."""
-    rest = like.shape[1:]
+    row_shape = like.shape[1:]
     # Zeroed if there is padding between fields, which is not written here.
-    out = (np.zeros if like.dtype.kind == "V" else np.empty)((size, *rest), like.dtype)
-    at = 0
-    for each, rounds, parts in groups:
-        count = each * rounds
+    merged = (np.zeros if like.dtype.kind == "V" else np.empty)((size, *row_shape), like.dtype)
+    offset = 0
+    for per_part, rounds, parts in groups:
+        count = per_part * rounds
         blocks = [
-            column_of(held)[start : start + count].reshape(rounds, each, *rest)
-            for held, start in parts
+            column_of(buffered)[start : start + count].reshape(rounds, per_part, *row_shape)
+            for buffered, start in parts
         ]
-        stop = at + count * len(parts)
-        np.concatenate(blocks, 1, out[at:stop].reshape(rounds, each * len(parts), *rest))
-        at = stop
-    return out
+        stop = offset + count * len(parts)
+        np.concatenate(
+            blocks, 1, merged[offset:stop].reshape(rounds, per_part * len(parts), *row_shape)
+        )
+        offset = stop
+    return merged
 
 
 def _split_column(groups: Sequence[InterleavedParts], size: int) -> IdColumn:
     """Return the split column of the merged chunk; each part belongs to one split."""
-    units = np.empty(size, np.int64)
-    at = 0
-    for each, rounds, parts in groups:
-        stop = at + each * rounds * len(parts)
-        shaped = units[at:stop].reshape(rounds, len(parts), each)
-        shaped[:] = np.array([held.split for held, _ in parts], np.int64)[:, np.newaxis]
-        at = stop
-    return split_column(units, None)
+    splits = np.empty(size, np.int64)
+    offset = 0
+    for per_part, rounds, parts in groups:
+        stop = offset + per_part * rounds * len(parts)
+        shaped = splits[offset:stop].reshape(rounds, len(parts), per_part)
+        shaped[:] = np.array([buffered.split for buffered, _ in parts], np.int64)[:, np.newaxis]
+        offset = stop
+    return split_column(splits, None)
 
 
 def _ids_of(buffered: BufferedChunk) -> IdColumn:

@@ -65,8 +65,10 @@ class IndicesIterator(_IndexedRowsIterator):
             return None
         self._next = stop
         numbers = np.arange(self._first + start, self._first + stop)
-        places = number_positions(start, stop - start) if self._wants_element_numbers else None
-        return Chunk.of_columns(numbers, stop - start, start.__add__, places)
+        element_numbers = (
+            number_positions(start, stop - start) if self._wants_element_numbers else None
+        )
+        return Chunk.of_columns(numbers, stop - start, start.__add__, element_numbers)
 
     def seek(self, position: int) -> None:
         self._next = position
@@ -98,29 +100,29 @@ class RepeatedIndicesIterator(ElementIterator):
             self._epoch, self._epoch_start = self._epoch + 1, 0
         if self._count is not None and self._epoch >= self._count:
             return None
-        first, at, number = self._first, self._epoch_start, self._epoch
-        stop = at + limit
+        first, start, epoch = self._first, self._epoch_start, self._epoch
+        stop = start + limit
         if self._aligns_chunks_to_epochs or limit < 2 * size:
             stop = min(stop, size)
         elif self._count is not None:
-            stop = min(stop, (self._count - number) * size)
-        numbers = np.arange(at, stop)
+            stop = min(stop, (self._count - epoch) * size)
+        numbers = np.arange(start, stop)
         if stop > size:
             numbers %= size
         if first:
             numbers += first
-        passes, self._epoch_start = self._locate(stop)
-        self._epoch = number + passes
-        return Chunk.of_columns(numbers, stop - at, partial(self._state, number, at))
+        num_epochs, self._epoch_start = self._locate(stop)
+        self._epoch = epoch + num_epochs
+        return Chunk.of_columns(numbers, stop - start, partial(self._state, epoch, start))
 
     def _locate(self, position: int) -> tuple[int, int]:
         """Return the epoch of the number before a position, and how many numbers it yielded."""
-        passes, last = divmod(position - 1, self._size)
-        return passes, last + 1
+        epoch, index = divmod(position - 1, self._size)
+        return epoch, index + 1
 
-    def _state(self, number: int, at: int, index: int) -> State:
-        passes, counted = self._locate(at + index) if index else (0, at)
-        return {"epoch": number + passes, "input": counted}
+    def _state(self, epoch: int, start: int, index: int) -> State:
+        num_epochs, num_yielded = self._locate(start + index) if index else (0, start)
+        return {"epoch": epoch + num_epochs, "input": num_yielded}
 
     def get_state(self) -> State:
         return {"epoch": self._epoch, "input": self._epoch_start}
@@ -205,7 +207,7 @@ def build_index_iterator(node: Node, context: Context) -> ElementIterator:
 
 @make_iterator.register(GatherIndices)
 def _make_gather(node: GatherIndices, context: Context) -> ElementIterator:
-    lends = (
+    borrows = (
         id(node) in context.borrowing_steps
     )  # of the plan's own node, not of one that replaces it
     if reads_unresolved_source(node):
@@ -216,8 +218,8 @@ def _make_gather(node: GatherIndices, context: Context) -> ElementIterator:
         and isinstance(node.input, Indices)
         and not context.is_instrumented
     ):
-        return RowsIterator(node, node.input, context, borrows=lends)
-    return GatherIterator(node, context, borrows=lends)
+        return RowsIterator(node, node.input, context, borrows=borrows)
+    return GatherIterator(node, context, borrows=borrows)
 
 
 class RowsIterator(_IndexedRowsIterator):
@@ -234,7 +236,7 @@ class RowsIterator(_IndexedRowsIterator):
         self._read_run = source.gather_run_borrowed if borrows else source.gather_run
         self._can_read_ahead = not node.source.runs_user_code
         #: Elements before this one could not be fetched together.
-        self._one_by_one = 0
+        self._single_reads_end = 0
 
     @property
     def can_read_ahead(self) -> bool:
@@ -243,7 +245,7 @@ class RowsIterator(_IndexedRowsIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
             start, size = self._next, self._size
-            stop = start + (1 if start < self._one_by_one else limit)
+            stop = start + (1 if start < self._single_reads_end else limit)
             if stop > size >= 0:
                 stop = size
             if stop <= start:
@@ -253,13 +255,15 @@ class RowsIterator(_IndexedRowsIterator):
                 columns = self._read_run(first + start, first + stop)
             except Exception:
                 if stop - start > 1:
-                    self._one_by_one = stop
+                    self._single_reads_end = stop
                     continue
                 self._next = stop
                 raise
             self._next = stop
-            places = number_positions(start, stop - start) if self._wants_element_numbers else None
-            return Chunk.of_columns(columns, stop - start, start.__add__, places)
+            element_numbers = (
+                number_positions(start, stop - start) if self._wants_element_numbers else None
+            )
+            return Chunk.of_columns(columns, stop - start, start.__add__, element_numbers)
 
 
 class GatherIterator(StepIterator):

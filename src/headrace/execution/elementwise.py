@@ -129,9 +129,9 @@ class MapIterator(_FunctionStepIterator):
             if not results:
                 return None
         self._consume(len(results))
-        states, places = chunk.states, chunk.slice_compact_metadata(start, start + len(results))
-        at = (lambda index: states(start + index)) if start else states
-        return Chunk.of_rows(results, at, places)
+        states, metadata = chunk.states, chunk.slice_compact_metadata(start, start + len(results))
+        states_at = (lambda index: states(start + index)) if start else states
+        return Chunk.of_rows(results, states_at, metadata)
 
     def step(self, row: Any) -> Any:
         return take_ownership(self.call(row))
@@ -139,8 +139,8 @@ class MapIterator(_FunctionStepIterator):
     def lazy_rows(self) -> LazyRows | None:
         if self._pending_error is not None:
             return super().lazy_rows()
-        live = self._input_buffer.lazy_rows()
-        return None if live is None else (self._map_rows(live), live.states)
+        stream = self._input_buffer.lazy_rows()
+        return None if stream is None else (self._map_rows(stream), stream.states)
 
     def _map_rows(self, lazy_rows: LazyRowStream) -> Iterator[Any]:
         fn, count, start = self.call.fn, 0, lazy_rows.num_taken
@@ -171,12 +171,12 @@ class FilterIterator(_FunctionStepIterator):
         super().__init__(node, context, call, node.columnar)
 
     def _apply_to_columns(self, chunk: Chunk) -> Chunk | None:
-        keep = call_on_columns(self.call.fn, chunk.columns(), chunk.size)
-        if keep is None:
+        mask = call_on_columns(self.call.fn, chunk.columns(), chunk.size)
+        if mask is None:
             return None
-        kept = np.flatnonzero(keep)
-        states = select_states(chunk.states, kept.tolist(), chunk.size)
-        return chunk.take(kept).with_states(states)
+        indices = np.flatnonzero(mask)
+        states = select_states(chunk.states, indices.tolist(), chunk.size)
+        return chunk.take(indices).with_states(states)
 
     def step(self, row: Any) -> Any:
         return row if is_true(self.call(row)) else NO_ELEMENT
@@ -186,15 +186,19 @@ class FilterIterator(_FunctionStepIterator):
         start, predicate, plain = self._input_buffer.offset, self.call.fn, PLAIN_RESULT_TYPES
         index = start
         kept: list[Any] = []
-        origins: list[int] = []
+        indices: list[int] = []
         try:
             for index, row in enumerate(
                 chunk.rows()[start : start + max(limit, ROWS_AT_ONCE)], start
             ):
-                verdict = predicate(*row) if type(row) is tuple else predicate(row)
-                if verdict if type(verdict) in plain else is_true(verdict):
+                predicate_result = predicate(*row) if type(row) is tuple else predicate(row)
+                if (
+                    predicate_result
+                    if type(predicate_result) in plain
+                    else is_true(predicate_result)
+                ):
                     kept.append(row)
-                    origins.append(index)
+                    indices.append(index)
                     if len(kept) == limit:
                         break
             index += 1
@@ -203,16 +207,16 @@ class FilterIterator(_FunctionStepIterator):
         self._consume(index - start)
         if not kept:
             return None
-        states = select_states(chunk.states, origins, index)
-        return Chunk.of_rows(kept, states, chunk.take_compact_metadata(origins))
+        states = select_states(chunk.states, indices, index)
+        return Chunk.of_rows(kept, states, chunk.take_compact_metadata(indices))
 
     def lazy_rows(self) -> LazyRows | None:
         if self._pending_error is not None:
             return super().lazy_rows()
-        live = self._input_buffer.lazy_rows()
-        if live is None:
+        stream = self._input_buffer.lazy_rows()
+        if stream is None:
             return None
-        states, after = live.states, [0]
+        states, after = stream.states, [0]
 
         def states_at(index: int) -> State:
             if index + 1 < len(after):
@@ -220,7 +224,7 @@ class FilterIterator(_FunctionStepIterator):
             # Before an element that is not found yet, the position is after the previous one.
             return states(after[index])
 
-        return self._filter_rows(live, after), states_at
+        return self._filter_rows(stream, after), states_at
 
     def _filter_rows(self, lazy_rows: LazyRowStream, after: list[int]) -> Iterator[Any]:
         predicate, plain, count, start = self.call.fn, PLAIN_RESULT_TYPES, 0, lazy_rows.num_taken
@@ -228,8 +232,12 @@ class FilterIterator(_FunctionStepIterator):
         try:
             for count, row in enumerate(lazy_rows.rows, 1):
                 try:
-                    verdict = predicate(*row) if type(row) is tuple else predicate(row)
-                    if not (verdict if type(verdict) in plain else is_true(verdict)):
+                    predicate_result = predicate(*row) if type(row) is tuple else predicate(row)
+                    if not (
+                        predicate_result
+                        if type(predicate_result) in plain
+                        else is_true(predicate_result)
+                    ):
                         continue
                 except BaseException as error:
                     failure = self._wrap_row_error(error, lazy_rows, count, row)
@@ -251,9 +259,9 @@ class TakeWhileIterator(_FunctionStepIterator):
         super().__init__(node, context, call, node.columnar)
 
     def _apply_to_columns(self, chunk: Chunk) -> Chunk | None:
-        keep = call_on_columns(self.call.fn, chunk.columns(), chunk.size)
+        mask = call_on_columns(self.call.fn, chunk.columns(), chunk.size)
         # The last chunk is processed row by row.
-        return chunk if keep is not None and keep.all() else None
+        return chunk if mask is not None and mask.all() else None
 
     def step(self, row: Any) -> Any:
         return row if is_true(self.call(row)) else END
@@ -261,16 +269,20 @@ class TakeWhileIterator(_FunctionStepIterator):
     def lazy_rows(self) -> LazyRows | None:
         if self._has_ended or self._pending_error is not None:
             return super().lazy_rows()
-        live = self._input_buffer.lazy_rows()
-        return None if live is None else (self._take_rows(live), live.states)
+        stream = self._input_buffer.lazy_rows()
+        return None if stream is None else (self._take_rows(stream), stream.states)
 
     def _take_rows(self, lazy_rows: LazyRowStream) -> Iterator[Any]:
         predicate, plain, count, start = self.call.fn, PLAIN_RESULT_TYPES, 0, lazy_rows.num_taken
         try:
             for count, row in enumerate(lazy_rows.rows, 1):
                 try:
-                    verdict = predicate(*row) if type(row) is tuple else predicate(row)
-                    if not (verdict if type(verdict) in plain else is_true(verdict)):
+                    predicate_result = predicate(*row) if type(row) is tuple else predicate(row)
+                    if not (
+                        predicate_result
+                        if type(predicate_result) in plain
+                        else is_true(predicate_result)
+                    ):
                         self._has_ended = True
                         break
                 except BaseException as error:

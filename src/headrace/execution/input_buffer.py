@@ -194,12 +194,12 @@ class InputBuffer:
         return self.chunk
 
     def _next_chunk(self, count: int) -> Chunk | None:
-        live = self._lazy_rows
-        if live is not None:
-            states = live.states
+        stream = self._lazy_rows
+        if stream is not None:
+            states = stream.states
             try:
-                for row in live.rows:
-                    live.num_taken += 1
+                for row in stream.rows:
+                    stream.num_taken += 1
                     return Chunk.of_rows([row], states)
             except Exception:
                 self._lazy_rows = None
@@ -209,24 +209,24 @@ class InputBuffer:
 
     def lazy_rows(self) -> LazyRowStream | None:
         """Return the next elements as a stream of single rows, or None at the end."""
-        live, chunk = self._lazy_rows, self.chunk
-        if live is None and chunk is None and self.input.has_lazy_rows:
-            got = self.input.lazy_rows()
-            if got is None:
+        stream, chunk = self._lazy_rows, self.chunk
+        if stream is None and chunk is None and self.input.has_lazy_rows:
+            rows_and_states = self.input.lazy_rows()
+            if rows_and_states is None:
                 return None
-            live = LazyRowStream(*got)
-        elif live is None or chunk is not None:
+            stream = LazyRowStream(*rows_and_states)
+        elif stream is None or chunk is not None:
             chunk = self.peek_ahead(1)
             if chunk is None:
                 return None
             rows = iter(chunk.rows()[self.offset :])
             # A buffered element precedes the remaining single rows.
-            live = LazyRowStream(
-                rows if live is None else chain(rows, live.rows), chunk.states, self.offset
+            stream = LazyRowStream(
+                rows if stream is None else chain(rows, stream.rows), chunk.states, self.offset
             )
             self.chunk = None
-        self._lazy_rows = live
-        return live
+        self._lazy_rows = stream
+        return stream
 
     def end_lazy_rows(self) -> None:
         """Record that `lazy_rows` ended, after the last element or an error."""
@@ -245,10 +245,14 @@ class InputBuffer:
         """Skip up to `count` elements, avoiding calls where possible; return how many."""
         if self._lazy_rows is not None:
             self.set_state(self.get_state())  # making the rows may call user functions
-        held = min(count, self.num_buffered)
-        if held:
-            self.consume(held)
-        return held + self.input.skip(count - held) if held < count else held
+        from_buffer = min(count, self.num_buffered)
+        if from_buffer:
+            self.consume(from_buffer)
+        return (
+            from_buffer + self.input.skip(count - from_buffer)
+            if from_buffer < count
+            else from_buffer
+        )
 
     def get_state(self) -> State:
         """Return the state before the next element."""

@@ -38,10 +38,10 @@ class _SelectedInput:
     """One of the inputs: its buffered elements, and a pending error."""
 
     def __init__(self, input_: ElementIterator) -> None:
-        self.intake = InputBuffer(input_)
+        self.input_buffer = InputBuffer(input_)
         self.error: Exception | None = None
-        self._before: States | None = None  # states before the failed element
-        self._after: States | None = None  # states after the last element taken
+        self._states_before_error: States | None = None  # states before the failed element
+        self._next_states: States | None = None  # states after the last element taken
         #: Whether the input is exhausted.
         self.is_at_end = False
         #: Whether the end was reached in a step; until then the input is selected as before.
@@ -50,12 +50,12 @@ class _SelectedInput:
     @property
     def can_look_ahead(self) -> bool:
         """Whether the next element is known or can be read without extra cost."""
-        return self.is_known or self.intake.input.can_read_ahead
+        return self.is_known or self.input_buffer.input.can_read_ahead
 
     @property
     def is_known(self) -> bool:
         """Whether the next element, error or end is known."""
-        return self.intake.chunk is not None or self.error is not None or self.is_at_end
+        return self.input_buffer.chunk is not None or self.error is not None or self.is_at_end
 
     def fill(self, steps: Steps, size: int) -> int:
         """Buffer the elements for the given steps; return how many steps can be made.
@@ -64,59 +64,59 @@ class _SelectedInput:
             steps: Numbers of the steps that take from this input, in order.
             size: Number of steps that are possible as far as known.
         """
-        wanted = int(np.searchsorted(steps, size))
-        if wanted and not self.is_known:
-            self._peek(wanted)
-        in_hand = self.intake.num_buffered
-        return size if in_hand >= wanted else int(steps[in_hand])
+        num_wanted = int(np.searchsorted(steps, size))
+        if num_wanted and not self.is_known:
+            self._peek(num_wanted)
+        num_buffered = self.input_buffer.num_buffered
+        return size if num_buffered >= num_wanted else int(steps[num_buffered])
 
     def _peek(self, count: int) -> None:
-        intake = self.intake
-        before = self.states()
+        input_buffer = self.input_buffer
+        states = self.states()
         try:
-            if intake.input.can_read_ahead:
-                self.is_at_end = intake.peek_ahead(count) is None
+            if input_buffer.input.can_read_ahead:
+                self.is_at_end = input_buffer.peek_ahead(count) is None
             else:
-                self.is_at_end = intake.peek(count) is None
+                self.is_at_end = input_buffer.peek(count) is None
         except Exception as error:
-            self.error, self._before = error, before
+            self.error, self._states_before_error = error, states
         if self.is_at_end:
-            self._after = None
+            self._next_states = None
 
     def take(self, count: int) -> Chunk:
         """Return buffered elements."""
-        chunk = self.intake.take(count)
+        chunk = self.input_buffer.take(count)
         assert chunk is not None
         states, size = chunk.states, chunk.size
-        self._after = lambda index: states(size)
+        self._next_states = lambda index: states(size)
         return chunk
 
     @property
     def has_lazy_rows(self) -> bool:
         """Whether single rows come next, which are only computed when they are taken."""
-        return self.error is None and self.intake.states is not None
+        return self.error is None and self.input_buffer.states is not None
 
     def start_lazy_rows(self) -> LazyRowStream | None:
         """Return the stream of next single elements, or None if there are none."""
         try:
-            live = self.intake.lazy_rows()
+            stream = self.input_buffer.lazy_rows()
         except Exception:
-            self._after = None
+            self._next_states = None
             raise
-        if live is None:
-            self.is_at_end, self._after = True, None
-        return live
+        if stream is None:
+            self.is_at_end, self._next_states = True, None
+        return stream
 
     def end_lazy_rows(self) -> None:
         """Record that single elements ended, after the last one or an error."""
-        self.intake.end_lazy_rows()
-        self._after = None
+        self.input_buffer.end_lazy_rows()
+        self._next_states = None
 
     def take_error(self) -> Exception:
         """Return the pending error, and clear it."""
         assert self.error is not None
         failure = self.error
-        self.error = self._before = self._after = None
+        self.error = self._states_before_error = self._next_states = None
         return failure
 
     def states(self) -> States:
@@ -124,17 +124,17 @@ class _SelectedInput:
 
         The result is cached, because computing the input's state may be slow.
         """
-        states = self._before or self.intake.states or self._after
+        states = self._states_before_error or self.input_buffer.states or self._next_states
         if states is None:
-            state = self.intake.get_state()
-            states = self._after = lambda index: state
+            state = self.input_buffer.get_state()
+            states = self._next_states = lambda index: state
         return states
 
     def set_state(self, state: State, has_ended: bool) -> None:
         """Restore a state."""
-        self.error = self._before = self._after = None
+        self.error = self._states_before_error = self._next_states = None
         self.is_at_end = self.has_ended = has_ended
-        self.intake.set_state(state)
+        self.input_buffer.set_state(state)
 
 
 class InputSelectionIterator(ElementIterator):
@@ -156,20 +156,20 @@ class InputSelectionIterator(ElementIterator):
 
     @property
     def can_read_ahead(self) -> bool:
-        inputs = [member.intake.input for member in self._inputs]
+        inputs = [member.input_buffer.input for member in self._inputs]
         return self._selector.can_look_ahead and all(input_.can_read_ahead for input_ in inputs)
 
     @property
     def has_lazy_rows(self) -> bool:  # type: ignore[override]
-        return any(member.intake.input.has_lazy_rows for member in self._inputs)
+        return any(member.input_buffer.input.has_lazy_rows for member in self._inputs)
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        chooser = self._selector
+        selector = self._selector
         while not self._has_ended:
             ended = [member.has_ended for member in self._inputs]
             choices = None
             if not all(ended):
-                choices = chooser.choices(limit if chooser.can_look_ahead else 1, ended)
+                choices = selector.choices(limit if selector.can_look_ahead else 1, ended)
             if choices is None:
                 break
             size = self._fill_inputs(choices)
@@ -177,12 +177,12 @@ class InputSelectionIterator(ElementIterator):
                 return self._take(choices[:size])
             member = self._inputs[choices[0]]
             if member.error is not None:
-                chooser.consume(1)
+                selector.consume(1)
                 raise member.take_error()
             if self._stops_on_empty:
                 break
             member.has_ended = True
-            chooser.skip_ended_input()
+            selector.skip_ended_input()
         self._has_ended = True
         return None
 
@@ -190,14 +190,14 @@ class InputSelectionIterator(ElementIterator):
         """Buffer the elements of these steps; return how many of the steps can be made."""
         size = len(choices)
         steps = {n: np.flatnonzero(choices == n) for n in np.unique(choices).tolist()}
-        for number, at in steps.items():
+        for number, input_steps in steps.items():
             if self._inputs[number].can_look_ahead:
-                size = self._inputs[number].fill(at, size)
+                size = self._inputs[number].fill(input_steps, size)
         # Read only one input that costs calls, so that everything it computes is yielded.
         costly = sorted(
-            (int(at[0]), number)
-            for number, at in steps.items()
-            if at[0] < size and not self._inputs[number].can_look_ahead
+            (int(input_steps[0]), number)
+            for number, input_steps in steps.items()
+            if input_steps[0] < size and not self._inputs[number].can_look_ahead
         )
         if len(costly) > 1:
             size = costly[1][0]
@@ -211,11 +211,11 @@ class InputSelectionIterator(ElementIterator):
         states = self._states(choices)
         parts: list[tuple[Steps, Chunk]] = []
         for number in np.unique(choices).tolist():
-            at = np.flatnonzero(choices == number)
-            chunk = self._inputs[number].take(len(at))
+            input_steps = np.flatnonzero(choices == number)
+            chunk = self._inputs[number].take(len(input_steps))
             if chunk.metadata is not None:
                 chunk = chunk.with_metadata(nest_ids(np.array([number], np.uint64), chunk.metadata))
-            parts.append((at, chunk))
+            parts.append((input_steps, chunk))
         self._selector.consume(len(choices))
         return _interleave_chunks(parts, len(choices)).with_states(states)
 
@@ -232,17 +232,17 @@ class InputSelectionIterator(ElementIterator):
         if member.error is not None or member.is_at_end:
             return super().lazy_rows()
         try:
-            live = member.start_lazy_rows()
+            stream = member.start_lazy_rows()
         except Exception:
             self._selector.consume(1)
             raise
-        if live is None:
+        if stream is None:
             return super().lazy_rows()
-        begun = {
+        started = {
             n: one.start_lazy_rows() for n, one in enumerate(self._inputs) if one.has_lazy_rows
         }
-        lives = {number: live for number, live in begun.items() if live is not None}
-        return self._select_rows(choices, lives), self._states(choices)
+        streams = {number: stream for number, stream in started.items() if stream is not None}
+        return self._select_rows(choices, streams), self._states(choices)
 
     def _select_rows(
         self, choices: Steps, rows_by_input: dict[int, LazyRowStream]
@@ -273,24 +273,26 @@ class InputSelectionIterator(ElementIterator):
     def _record_consumed(self, choices: Steps, rows_by_input: dict[int, LazyRowStream]) -> None:
         """Record the single rows that were taken in these steps."""
         counts = np.bincount(choices, minlength=len(self._inputs)).tolist()
-        for number, live in rows_by_input.items():
-            live.num_taken += counts[number]
+        for number, stream in rows_by_input.items():
+            stream.num_taken += counts[number]
         self._selector.consume(len(choices))
 
     # --- state ----------------------------------------------------------------------------------
 
     def _states(self, choices: Steps) -> States:
         """Return the states before and after the elements of these steps."""
-        places = [member.states() for member in self._inputs]
-        chooser = self._selector.states()
+        input_states = [member.states() for member in self._inputs]
+        selector = self._selector.states()
         ended = [number for number, member in enumerate(self._inputs) if member.has_ended]
 
         def states(index: int) -> State:
-            counts = np.bincount(choices[:index], minlength=len(places)).tolist()
+            counts = np.bincount(choices[:index], minlength=len(input_states)).tolist()
             return {
-                "choices": chooser(index),
+                "selector": selector(index),
                 "ended": ended,
-                "inputs": [at(count) for at, count in zip(places, counts, strict=True)],
+                "inputs": [
+                    states_at(count) for states_at, count in zip(input_states, counts, strict=True)
+                ],
             }
 
         return states
@@ -300,14 +302,16 @@ class InputSelectionIterator(ElementIterator):
 
     def set_state(self, state: State) -> None:
         self._has_ended = False
-        self._selector.set_state(state["choices"])
-        for number, (member, place) in enumerate(zip(self._inputs, state["inputs"], strict=True)):
-            member.set_state(place, number in state["ended"])
+        self._selector.set_state(state["selector"])
+        for number, (member, input_state) in enumerate(
+            zip(self._inputs, state["inputs"], strict=True)
+        ):
+            member.set_state(input_state, number in state["ended"])
 
     def close(self) -> None:
         self._selector.close()
         for member in self._inputs:
-            member.intake.close()
+            member.input_buffer.close()
 
 
 _NONE = np.empty(0, np.int64)
@@ -320,44 +324,46 @@ def _interleave_chunks(parts: Sequence[tuple[Steps, Chunk]], size: int) -> Chunk
     first = parts[0][1]
     if len(parts) == 1:
         return first
-    held = [BufferedChunk(chunk) for _, chunk in parts]
-    if held[0].layout is not None and all(one.layout == held[0].layout for one in held):
+    buffered = [BufferedChunk(chunk) for _, chunk in parts]
+    if buffered[0].layout is not None and all(one.layout == buffered[0].layout for one in buffered):
         leaves = []
-        for number, leaf in enumerate(held[0].leaves):
+        for number, leaf in enumerate(buffered[0].leaves):
             # Zeroed if there is padding between fields, which is not written here.
             make = np.zeros if leaf.dtype.kind == "V" else np.empty
-            out = make((size, *leaf.shape[1:]), leaf.dtype)
-            for (at, _), one in zip(parts, held, strict=True):
-                out[at] = one.leaves[number]
-            leaves.append(out)
-        assert held[0].structure is not None
-        made = Chunk.of_columns(unflatten(held[0].structure, leaves), size)
+            merged = make((size, *leaf.shape[1:]), leaf.dtype)
+            for (indices, _), one in zip(parts, buffered, strict=True):
+                merged[indices] = one.leaves[number]
+            leaves.append(merged)
+        assert buffered[0].structure is not None
+        made = Chunk.of_columns(unflatten(buffered[0].structure, leaves), size)
     else:
         rows: list[Any] = [None] * size
-        for at, chunk in parts:
-            for place, row in zip(at.tolist(), chunk.rows(), strict=True):
-                rows[place] = row
+        for indices, chunk in parts:
+            for index, row in zip(indices.tolist(), chunk.rows(), strict=True):
+                rows[index] = row
         made = Chunk.of_rows(rows)
-    placed = [(at, chunk.metadata) for at, chunk in parts if chunk.metadata is not None]
-    if not placed:
+    columns = [(indices, chunk.metadata) for indices, chunk in parts if chunk.metadata is not None]
+    if not columns:
         return made
-    places = np.empty(size, np.uint64)
-    for at, numbers in placed:
-        places[at] = numbers
-    return made.with_metadata(places)
+    metadata = np.empty(size, np.uint64)
+    for indices, column in columns:
+        metadata[indices] = column
+    return made.with_metadata(metadata)
 
 
 @make_iterator.register(Sample)
 def _make_sample(node: Sample, context: Context) -> ElementIterator:
     entropy = _entropy(node, context)
-    chooser: InputSelector
+    selector: InputSelector
     if node.weight_inputs:
         weights = make_iterator(node.weight_inputs[0], context.with_element_numbers(False))
-        chooser = VaryingWeightsInputSelector(entropy, weights, len(node.datasets), step_name(node))
+        selector = VaryingWeightsInputSelector(
+            entropy, weights, len(node.datasets), step_name(node)
+        )
     else:
-        chooser = RandomInputSelector(entropy, node.weights or (1.0,) * len(node.datasets))
+        selector = RandomInputSelector(entropy, node.weights or (1.0,) * len(node.datasets))
     inputs = [make_iterator(input_, context) for input_ in node.datasets]
-    return InputSelectionIterator(inputs, chooser, stops_on_empty=node.stop_on_empty_dataset)
+    return InputSelectionIterator(inputs, selector, stops_on_empty=node.stop_on_empty_dataset)
 
 
 def _entropy(node: Sample, context: Context) -> list[int]:
@@ -366,8 +372,8 @@ def _entropy(node: Sample, context: Context) -> list[int]:
         if node.is_same_in_each_epoch:
             return context.fixed_entropy(node.number, node.default_seed)
         return context.entropy(node.number)
-    passes = () if node.is_same_in_each_epoch else context.epochs
-    return [6, node.seed & _MASK, *passes]
+    epochs = () if node.is_same_in_each_epoch else context.epochs
+    return [6, node.seed & _MASK, *epochs]
 
 
 _MASK = (1 << 64) - 1
@@ -376,6 +382,6 @@ _MASK = (1 << 64) - 1
 @make_iterator.register(Choose)
 def _make_choose(node: Choose, context: Context) -> ElementIterator:
     choices = make_iterator(node.choices, context.with_element_numbers(False))
-    chooser = ChoiceInputSelector(choices, len(node.datasets), step_name(node))
+    selector = ChoiceInputSelector(choices, len(node.datasets), step_name(node))
     inputs = [make_iterator(input_, context) for input_ in node.datasets]
-    return InputSelectionIterator(inputs, chooser, stops_on_empty=node.stop_on_empty_dataset)
+    return InputSelectionIterator(inputs, selector, stops_on_empty=node.stop_on_empty_dataset)

@@ -76,17 +76,17 @@ class RandomInputSelector(InputSelector):
         self._weights = np.array(weights, np.float64)
         self._step = 0
         self._ended: Sequence[bool] = ()
-        self._first = 0  # first step in the block
+        self._block_start = 0  # first step in the block
         self._block = np.empty(0, np.int64)
 
     def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
-        offset = self._step - self._first
+        offset = self._step - self._block_start
         if ended != self._ended or not 0 <= offset < len(self._block):
             weights = np.where(ended, 0.0, self._weights)
             if not weights.any():
                 return None
             self._block = self._sampler.sample(self._step, max(count, _BLOCK), weights, sum(ended))
-            self._first, self._ended, offset = self._step, ended, 0
+            self._block_start, self._ended, offset = self._step, ended, 0
         return self._block[offset : offset + count]
 
     def consume(self, count: int) -> None:
@@ -116,15 +116,15 @@ class _WeightedSampler:
             weights: One weight for each input, not all 0.
             ended_inputs: Number of ended inputs; it changes the random numbers of repeated draws.
         """
-        words = random_words(
+        random_bits = random_words(
             derive_key([*self._entropy, ended_inputs]), np.arange(step, step + count)
         )
-        uniform = (words >> _ELEVEN).astype(np.float64) * _FLOAT_SCALE
+        uniform = (random_bits >> _ELEVEN).astype(np.float64) * _FLOAT_SCALE
         ends = np.cumsum(weights)
-        chosen = np.searchsorted(ends / ends[-1], uniform, side="right")
+        inputs = np.searchsorted(ends / ends[-1], uniform, side="right")
         # A value rounded up to 1 selects the last input with a weight.
         last: int = np.flatnonzero(weights)[-1]
-        return np.minimum(chosen, last)
+        return np.minimum(inputs, last)
 
 
 _ELEVEN = np.uint64(11)
@@ -182,8 +182,8 @@ class ChoiceInputSelector(_DatasetDrivenSelector):
                     break
                 self.consume(1)
                 raise InvalidElementError(
-                    f"the choices of {self._step} must be integers from 0 to {self._inputs - 1}, "
-                    f"but one is {choice!r:.80}"
+                    f"choices of {self._step} must be integers from 0 to {self._inputs - 1}, got "
+                    f"{choice!r:.80}"
                 )
             found.append(number)
         return np.array(found, np.int64)
@@ -221,11 +221,11 @@ class VaryingWeightsInputSelector(_DatasetDrivenSelector):
         if chunk is None:
             return None
         try:
-            given = validate_weights(chunk.rows()[self._input_buffer.offset], self._inputs)
+            row = validate_weights(chunk.rows()[self._input_buffer.offset], self._inputs)
         except (TypeError, ValueError) as error:
             self.consume(1)
             raise InvalidElementError(f"{self._step}: {error}") from error
-        weights = np.where(ended, 0.0, given)
+        weights = np.where(ended, 0.0, row)
         if not weights.any():
             return None
         return self._sampler.sample(self._count, 1, weights, sum(ended))

@@ -38,7 +38,7 @@ from headrace.execution.iterator import (
     State,
     make_iterator,
 )
-from headrace.execution.open_dataset import ClosedError, OpenDataset
+from headrace.execution.nested_dataset import ClosedError, NestedDataset
 from headrace.execution.open_datasets import DatasetOpener, OpenDatasets
 from headrace.plan.combining import Interleave
 from headrace.plan.partition_nodes import ReadSplits
@@ -75,7 +75,7 @@ class InterleaveIterator(ElementIterator):
     def _reset(self) -> None:
         self._cursor = CycleCursor(0, 0)
         #: Error to raise after the elements before it, and its dataset.
-        self._pending_error: tuple[Exception, OpenDataset] | None = None
+        self._pending_error: tuple[Exception, NestedDataset] | None = None
 
     @property
     def _threads(self) -> int:
@@ -94,9 +94,9 @@ class InterleaveIterator(ElementIterator):
                 chunk = self._next_chunk(limit)
         except ClosedError:  # closed by another thread
             return None
-        inner = self._datasets.slots[self._cursor.slot] if chunk is not None else None
+        dataset = self._datasets.slots[self._cursor.slot] if chunk is not None else None
         self.has_lazy_rows = (
-            inner is not None and inner.iterator.has_lazy_rows and not self._threads
+            dataset is not None and dataset.iterator.has_lazy_rows and not self._threads
         )
         return chunk
 
@@ -104,11 +104,11 @@ class InterleaveIterator(ElementIterator):
         if self._tracks_splits or self._current_with_lazy_rows() is None:
             return super().lazy_rows()
         log = self._start_log()
-        strip = self._next_lazy_block(_UNBOUNDED, log)
-        if strip is None:
+        block = self._next_lazy_block(_UNBOUNDED, log)
+        if block is None:
             return super().lazy_rows()
-        log.record_taken(strip, strip.size)
-        return self._yield_rows(strip), log.states()
+        log.record_taken(block, block.size)
+        return self._yield_rows(block), log.states()
 
     def _start_log(self) -> InterleaveLog:
         return InterleaveLog(self._datasets.position(), self._cursor, self._block_length)
@@ -117,28 +117,32 @@ class InterleaveIterator(ElementIterator):
         """Return elements of datasets that yield single rows, or None if chunks must be read."""
         if self._current_with_lazy_rows() is None:
             return None
-        log, turns = self._start_log(), self._make_id_column() if self._tracks_splits else None
+        log, make_ids = self._start_log(), self._make_id_column() if self._tracks_splits else None
         rows: list[Any] = []
         while len(rows) < limit:
-            strip = self._next_lazy_block(limit - len(rows), log, keeps_error=bool(rows))
-            if strip is None:
+            block = self._next_lazy_block(limit - len(rows), log, keeps_error=bool(rows))
+            if block is None:
                 break
-            before = len(rows)
-            rows += self._yield_rows(strip, keeps_error=True, is_first=not rows)
-            log.record_taken(strip, len(rows) - before)
+            num_before = len(rows)
+            rows += self._yield_rows(block, keeps_error=True, is_first=not rows)
+            log.record_taken(block, len(rows) - num_before)
         if not rows:
             return None
-        return Chunk.of_rows(rows, log.states(), None if turns is None else turns(len(rows)))
+        return Chunk.of_rows(rows, log.states(), None if make_ids is None else make_ids(len(rows)))
 
     def _make_id_column(self) -> Callable[[int], MetadataColumn]:
         """Return a function that makes the split column of the next `count` elements.
 
         Valid as long as no dataset is opened before the last of them.
         """
-        inners, (first, taken) = self._datasets.slots, self._cursor
-        start = (first - inners[:first].count(None)) * self._block_length + taken
-        units = [inner.split for inner in inners if inner is not None and inner.split is not None]
-        return lambda count: round_robin_column(units, self._block_length, start, count)
+        datasets, (first, taken) = self._datasets.slots, self._cursor
+        start = (first - datasets[:first].count(None)) * self._block_length + taken
+        splits = [
+            dataset.split
+            for dataset in datasets
+            if dataset is not None and dataset.split is not None
+        ]
+        return lambda count: round_robin_column(splits, self._block_length, start, count)
 
     def _next_lazy_block(
         self, limit: int, log: InterleaveLog, *, keeps_error: bool = False
@@ -151,35 +155,35 @@ class InterleaveIterator(ElementIterator):
             keeps_error: Whether an error is left for the next call.
         """
         first, taken = self._cursor
-        inner = self._current_with_lazy_rows()
-        if inner is None:
+        dataset = self._current_with_lazy_rows()
+        if dataset is None:
             return None
-        rest = min(self._block_length - taken, limit) if self._cycle_length > 1 else limit
-        if inner.rows is None:
+        remaining = min(self._block_length - taken, limit) if self._cycle_length > 1 else limit
+        if dataset.rows is None:
             # Starting costs calls, so other datasets are not started before their turns.
             try:
-                has_more = inner.start_lazy_rows()
+                has_more = dataset.start_lazy_rows()
             except Exception as error:
                 if keeps_error:
-                    self._pending_error = error, inner
+                    self._pending_error = error, dataset
                     return None
-                inner.skip_error()
+                dataset.skip_error()
                 raise
-            log.record_slot(first, inner if has_more else None)
+            log.record_slot(first, dataset if has_more else None)
             if has_more:
-                return RoundRobinBlock((first,), rest, 1)
+                return RoundRobinBlock((first,), remaining, 1)
             self._close_slot(first)
             log.record_cursor(self._cursor)
             return None
         if taken or self._cycle_length == 1 or limit < 2 * self._block_length:
-            return RoundRobinBlock((first,), rest, 1)
+            return RoundRobinBlock((first,), remaining, 1)
         slots, is_whole = [first], True
-        for ahead in range(1, self._cycle_length):
-            slot = (first + ahead) % self._cycle_length
-            inner = self._datasets.slots[slot]
-            if inner is None and self._datasets.has_ended:
+        for distance in range(1, self._cycle_length):
+            slot = (first + distance) % self._cycle_length
+            dataset = self._datasets.slots[slot]
+            if dataset is None and self._datasets.has_ended:
                 continue
-            if inner is None or inner.rows is None or inner.buffered is not None:
+            if dataset is None or dataset.rows is None or dataset.buffered is not None:
                 is_whole = False
                 break
             slots.append(slot)
@@ -187,17 +191,17 @@ class InterleaveIterator(ElementIterator):
         rounds = turns // len(slots) if is_whole else 1
         return RoundRobinBlock(tuple(slots[:turns]), self._block_length, max(rounds, 1))
 
-    def _current_with_lazy_rows(self) -> OpenDataset | None:
+    def _current_with_lazy_rows(self) -> NestedDataset | None:
         """Return the current dataset if it may yield single rows."""
-        inner = self._datasets.slots[self._cursor.slot]
-        if inner is None or self._pending_error is not None or not self._has_lazy_rows(inner):
+        dataset = self._datasets.slots[self._cursor.slot]
+        if dataset is None or self._pending_error is not None or not self._has_lazy_rows(dataset):
             return None
-        return inner
+        return dataset
 
-    def _has_lazy_rows(self, dataset: OpenDataset) -> bool:
+    def _has_lazy_rows(self, dataset: NestedDataset) -> bool:
         """Return whether the next elements of a dataset may be single rows."""
-        may = not (self._threads or self._wants_element_numbers)
-        return may and dataset.iterator.has_lazy_rows and dataset.buffered is None
+        is_sequential = not (self._threads or self._wants_element_numbers)
+        return is_sequential and dataset.iterator.has_lazy_rows and dataset.buffered is None
 
     def _yield_rows(
         self, rows_block: RoundRobinBlock, *, keeps_error: bool = False, is_first: bool = True
@@ -209,38 +213,40 @@ class InterleaveIterator(ElementIterator):
             keeps_error: Whether an error after other elements is left for the next call.
             is_first: Whether no elements of the chunk precede the block.
         """
-        inners = [
-            inner for slot in rows_block.slots if (inner := self._datasets.slots[slot]) is not None
+        datasets = [
+            dataset
+            for slot in rows_block.slots
+            if (dataset := self._datasets.slots[slot]) is not None
         ]
-        of_each = [inner.rows for inner in inners if inner.rows is not None]
-        each, count = rows_block.per_slot, 0
+        row_iterators = [dataset.rows for dataset in datasets if dataset.rows is not None]
+        per_slot, count = rows_block.per_slot, 0
         try:
             for _ in range(rows_block.rounds):
-                for rows in of_each:
-                    stop = count + each
+                for rows in row_iterators:
+                    stop = count + per_slot
                     for row in rows:
                         count += 1
                         yield row
                         if count == stop:
                             break
                     else:
-                        self._record_consumed(rows_block, inners, count).rows = None
+                        self._record_consumed(rows_block, datasets, count).rows = None
                         return
         except Exception as error:
-            inner = self._record_consumed(rows_block, inners, count)
+            dataset = self._record_consumed(rows_block, datasets, count)
             if not keeps_error or (is_first and not count):
-                inner.skip_error()
+                dataset.skip_error()
                 raise
-            inner.rows, self._pending_error = None, (error, inner)
+            dataset.rows, self._pending_error = None, (error, dataset)
             return
-        self._record_consumed(rows_block, inners, count)
+        self._record_consumed(rows_block, datasets, count)
 
     def _record_consumed(
-        self, rows_block: RoundRobinBlock, datasets: list[OpenDataset], count: int
-    ) -> OpenDataset:
+        self, rows_block: RoundRobinBlock, datasets: list[NestedDataset], count: int
+    ) -> NestedDataset:
         """Record that `count` elements of a block were yielded; return the current dataset."""
-        for number, inner in enumerate(datasets):
-            inner.index += count_taken(rows_block, number, count)
+        for number, dataset in enumerate(datasets):
+            dataset.index += count_taken(rows_block, number, count)
         self._cursor = advance_cursor(
             rows_block, count, self._cursor, self._block_length, self._cycle_length
         )
@@ -248,27 +254,27 @@ class InterleaveIterator(ElementIterator):
 
     def _next_chunk(self, limit: int) -> Chunk | None:
         if self._pending_error is not None:
-            failure, inner = self._pending_error
+            failure, dataset = self._pending_error
             self._pending_error = None
-            inner.skip_error()
+            dataset.skip_error()
             raise failure
         if self._cycle_length == 1 and not self._threads:
             return self._read_sequentially(limit)
-        open_ones = self._datasets
-        log = InterleaveLog(open_ones.position(), self._cursor, self._block_length)
-        strands: list[InterleavedParts] = []
+        datasets = self._datasets
+        log = InterleaveLog(datasets.position(), self._cursor, self._block_length)
+        parts: list[InterleavedParts] = []
         size = 0
-        was_free = open_ones.reads_ahead_freely
+        was_free = datasets.reads_ahead_freely
         if self._threads:
-            open_ones.open_ahead()
+            datasets.open_ahead()
         while size < limit:
             found = next_block(
-                open_ones.num_buffered, self._cursor, self._block_length, limit - size
+                datasets.num_buffered, self._cursor, self._block_length, limit - size
             )
             if found is None:
                 break
             if isinstance(found, EmptySlot):
-                if was_free and not open_ones.reads_ahead_freely:
+                if was_free and not datasets.reads_ahead_freely:
                     # The request assumed free reading, but an element now costs calls.
                     if size:
                         break
@@ -278,49 +284,49 @@ class InterleaveIterator(ElementIterator):
                 if not self._prepare_slot(found.slot, size, limit - size, log):
                     break
                 continue
-            strands.append(self._take_block(found))
+            parts.append(self._take_block(found))
             log.record_taken(found, found.size)
             size += found.size
             if self._cycle_length == 1:
                 break  # pass the chunk on unchanged
-        return interleave_chunks(strands).with_states(log.states()) if size else None
+        return interleave_chunks(parts).with_states(log.states()) if size else None
 
     def _read_sequentially(self, limit: int) -> Chunk | None:
         """Return elements of one dataset after the other, for a cycle of one slot."""
-        open_ones = self._datasets
-        was_free = open_ones.reads_ahead_freely
+        datasets = self._datasets
+        was_free = datasets.reads_ahead_freely
         while True:
-            inner = open_ones.slots[0]
-            if inner is None:
-                if open_ones.has_ended or not open_ones.open(0):
+            dataset = datasets.slots[0]
+            if dataset is None:
+                if datasets.has_ended or not datasets.open(0):
                     return None
-                inner = open_ones.slots[0]
-                assert inner is not None
-            if inner.buffered is not None:
+                dataset = datasets.slots[0]
+                assert dataset is not None
+            if dataset.buffered is not None:
                 break
-            if was_free and not inner.iterator.can_read_ahead:
+            if was_free and not dataset.iterator.can_read_ahead:
                 limit = 1  # the request assumed free reading, but an element now costs calls
             try:
-                more = inner.read(limit)
+                has_more = dataset.read(limit)
             except Exception:
-                inner.skip_error()
+                dataset.skip_error()
                 raise
-            if more:
+            if has_more:
                 break
             self._close_slot(0)
-        count = min(limit, inner.num_buffered)
-        states, start = inner.states, inner.index
-        held, _ = inner.take(count)
-        open_ones.num_buffered[0] = inner.num_buffered
+        count = min(limit, dataset.num_buffered)
+        states, start = dataset.states, dataset.index
+        buffered, _ = dataset.take(count)
+        datasets.num_buffered[0] = dataset.num_buffered
         # The current position, whatever is opened later.
-        outer, turn, open_one = open_ones.outer_position(), self._cursor, inner
+        outer, cursor, current = datasets.outer_position(), self._cursor, dataset
 
         def states_at(index: int) -> State:
-            return make_state(([(open_one, states, start + index)], outer), turn)
+            return make_state(([(current, states, start + index)], outer), cursor)
 
-        chunk = held.chunk.slice(start, start + count)
-        if held.split is not None:
-            chunk = chunk.with_metadata(round_robin_column([held.split], 1, 0, count))
+        chunk = buffered.chunk.slice(start, start + count)
+        if buffered.split is not None:
+            chunk = chunk.with_metadata(round_robin_column([buffered.split], 1, 0, count))
         return chunk.with_states(states_at)
 
     def _prepare_slot(self, slot: int, size: int, limit: int, log: InterleaveLog) -> bool:
@@ -336,15 +342,15 @@ class InterleaveIterator(ElementIterator):
             False if the chunk ends here, because more elements require opening, waiting or raising,
             or are single rows.
         """
-        inner = self._datasets.slots[slot]
-        if inner is None:
+        dataset = self._datasets.slots[slot]
+        if dataset is None:
             if size and not self._datasets.can_open_immediately:
                 return False
             if self._datasets.open(slot):
                 log.record_slot(slot, self._datasets.slots[slot])
             log.record_outer(self._datasets.outer_position())
             return True
-        if self._threads and not inner.is_ready:
+        if self._threads and not dataset.is_ready:
             if self._is_unordered and self._advance_to_ready(log):
                 return True
             if size:
@@ -355,21 +361,21 @@ class InterleaveIterator(ElementIterator):
         if (
             size
             and self._cycle_length > 1
-            and self._has_lazy_rows(inner)
+            and self._has_lazy_rows(dataset)
             and max(self._datasets.num_buffered) <= 0
         ):
             return False  # single rows in the next chunk cost a tenth of separate reads
         try:
-            has_more = self._read_into_slot(slot, inner, limit)
+            has_more = self._read_into_slot(slot, dataset, limit)
         except ClosedError:
             raise
         except Exception as failure:
             if size:
-                self._pending_error = failure, inner
+                self._pending_error = failure, dataset
                 return False
-            inner.skip_error()
+            dataset.skip_error()
             raise
-        log.record_slot(slot, inner if has_more else None)
+        log.record_slot(slot, dataset if has_more else None)
         log.record_cursor(self._cursor)
         return True
 
@@ -378,16 +384,16 @@ class InterleaveIterator(ElementIterator):
         count = rows_block.per_slot * rows_block.rounds
         parts: list[tuple[BufferedChunk, int]] = []
         for slot in rows_block.slots:
-            held_by = self._datasets.slots[slot]
-            assert held_by is not None
-            parts.append(held_by.take(count))
+            dataset = self._datasets.slots[slot]
+            assert dataset is not None
+            parts.append(dataset.take(count))
             self._datasets.num_buffered[slot] -= count
         self._cursor = advance_cursor(
             rows_block, rows_block.size, self._cursor, self._block_length, self._cycle_length
         )
         return InterleavedParts(rows_block.per_slot, rows_block.rounds, parts)
 
-    def _read_into_slot(self, slot: int, dataset: OpenDataset, limit: int) -> bool:
+    def _read_into_slot(self, slot: int, dataset: NestedDataset, limit: int) -> bool:
         """Fill the buffer of the current slot; return False if its dataset has ended."""
         datasets = self._datasets
         if (
@@ -405,7 +411,7 @@ class InterleaveIterator(ElementIterator):
         self._datasets.close_slot(slot)
         self._cursor = CycleCursor((slot + 1) % self._cycle_length, 0)
 
-    def _request_size(self, dataset: OpenDataset, limit: int) -> tuple[int, bool]:
+    def _request_size(self, dataset: NestedDataset, limit: int) -> tuple[int, bool]:
         """Return how many elements to request from a dataset, and whether it may return more."""
         if not dataset.iterator.can_read_ahead:
             # Only the elements that come next.
@@ -424,13 +430,13 @@ class InterleaveIterator(ElementIterator):
 
     def _advance_to_ready(self, log: InterleaveLog) -> bool:
         """Advance to the next slot that requires no wait; return False if there is none."""
-        for ahead in range(self._cycle_length):
-            slot = (self._cursor.slot + ahead) % self._cycle_length
-            inner = self._datasets.slots[slot]
-            if inner is None:
+        for distance in range(self._cycle_length):
+            slot = (self._cursor.slot + distance) % self._cycle_length
+            dataset = self._datasets.slots[slot]
+            if dataset is None:
                 is_ready = not self._datasets.has_ended and self._datasets.has_opened_ahead
             else:
-                is_ready = self._datasets.num_buffered[slot] > 0 or inner.is_ready
+                is_ready = self._datasets.num_buffered[slot] > 0 or dataset.is_ready
             if is_ready:
                 self._cursor = _cursor_at(slot, self._cursor)
                 log.record_cursor(self._cursor)
@@ -439,19 +445,19 @@ class InterleaveIterator(ElementIterator):
 
     def skip(self, count: int) -> int:
         """Skip elements; no function is called if a dataset can skip its own elements."""
-        passed = failed = 0
-        while passed < count:
+        num_skipped = num_failed = 0
+        while num_skipped < count:
             try:
-                step = self._skip_some(count - passed)
+                skipped = self._skip_some(count - num_skipped)
             except Exception:
-                failed += 1
-                if failed > MAX_FAILURES + count:
+                num_failed += 1
+                if num_failed > MAX_FAILURES + count:
                     raise
                 continue
-            if step is None:
+            if skipped is None:
                 break
-            passed += step
-        return passed
+            num_skipped += skipped
+        return num_skipped
 
     def _skip_some(self, count: int) -> int | None:
         """Skip up to `count` elements of one slot; return None at the end."""
@@ -465,27 +471,27 @@ class InterleaveIterator(ElementIterator):
             self._take_block(found)
             return found.size
         slot, self._cursor = found.slot, _cursor_at(found.slot, self._cursor)
-        inner = self._datasets.slots[slot]
-        if inner is None:
+        dataset = self._datasets.slots[slot]
+        if dataset is None:
             self._datasets.open(slot)
             return 0
-        if self._threads or inner.iterator.can_read_ahead:
+        if self._threads or dataset.iterator.can_read_ahead:
             try:
-                self._read_into_slot(slot, inner, count)
+                self._read_into_slot(slot, dataset, count)
             except Exception:
-                inner.skip_error()
+                dataset.skip_error()
                 raise
             return 0
-        wish = self._request_size(inner, count)[0]
-        passed = inner.skip(wish)
-        if passed:
-            strip = RoundRobinBlock((slot,), passed, 1)
+        requested = self._request_size(dataset, count)[0]
+        num_skipped = dataset.skip(requested)
+        if num_skipped:
+            block = RoundRobinBlock((slot,), num_skipped, 1)
             self._cursor = advance_cursor(
-                strip, passed, self._cursor, self._block_length, self._cycle_length
+                block, num_skipped, self._cursor, self._block_length, self._cycle_length
             )
-        if passed < wish:
+        if num_skipped < requested:
             self._close_slot(slot)
-        return passed
+        return num_skipped
 
     # --- state ----------------------------------------------------------------------------------
 

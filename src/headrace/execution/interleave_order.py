@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from headrace.element.chunk import States
 from headrace.execution.iterator import State
-from headrace.execution.open_dataset import OpenDataset
+from headrace.execution.nested_dataset import NestedDataset
 
 __all__ = [
     "CLOSED_SLOT",
@@ -74,31 +74,31 @@ def next_block(
     first, taken = cursor
     if num_buffered[first] == CLOSED_SLOT:
         taken = 0
-        for ahead in range(1, cycle):
-            slot = (first + ahead) % cycle
+        for distance in range(1, cycle):
+            slot = (first + distance) % cycle
             if num_buffered[slot] != CLOSED_SLOT:
                 first = slot
                 break
         else:
             return None
-    held = num_buffered[first]
-    if held == 0:
+    buffered = num_buffered[first]
+    if buffered == 0:
         return EmptySlot(first)
-    if taken or held < block_length or limit < 2 * block_length:
-        return RoundRobinBlock((first,), min(block_length - taken, held, limit), 1)
+    if taken or buffered < block_length or limit < 2 * block_length:
+        return RoundRobinBlock((first,), min(block_length - taken, buffered, limit), 1)
     # Take consecutive slots that have a full block each: all of them, or up to the first that has
     # not.
-    slots, rounds, is_whole = [first], held // block_length, True
-    for ahead in range(1, cycle):
-        slot = (first + ahead) % cycle
-        held = num_buffered[slot]
-        if held == CLOSED_SLOT:
+    slots, rounds, is_whole = [first], buffered // block_length, True
+    for distance in range(1, cycle):
+        slot = (first + distance) % cycle
+        buffered = num_buffered[slot]
+        if buffered == CLOSED_SLOT:
             continue
-        if held < block_length:
+        if buffered < block_length:
             is_whole = False
             break
         slots.append(slot)
-        rounds = min(rounds, held // block_length)
+        rounds = min(rounds, buffered // block_length)
     turns = limit // block_length
     rounds = min(rounds, turns // len(slots)) if is_whole else 1
     if not rounds or len(slots) > turns:
@@ -147,7 +147,7 @@ def advance_cursor(
 # A chunk is made of several blocks; between them slots are filled, emptied and given other
 # datasets. These events are logged, and replayed when the state before an element is requested.
 
-SlotPosition: TypeAlias = tuple[OpenDataset, States, int]
+SlotPosition: TypeAlias = tuple[NestedDataset, States, int]
 """An open dataset and a position in it: before element i of a chunk with these states."""
 OuterPosition: TypeAlias = tuple[States, int, bool]
 """State before the next outer element, its number, and whether the outer input has ended."""
@@ -167,7 +167,7 @@ class InterleaveLog:
     def __init__(
         self, position: InterleavePosition, cursor: CycleCursor, block_length: int
     ) -> None:
-        self._before = position
+        self._start = position
         self._cursor = cursor
         self._block_length = block_length
         self._events: list[tuple[str, Any]] = []
@@ -180,10 +180,10 @@ class InterleaveLog:
         """Record that the cycle advances without an element."""
         self._events.append(("turn", cursor))
 
-    def record_slot(self, slot: int, dataset: OpenDataset | None) -> None:
+    def record_slot(self, slot: int, dataset: NestedDataset | None) -> None:
         """Record that a slot's dataset or buffered chunk changed."""
-        place = None if dataset is None else (dataset, dataset.states, dataset.index)
-        self._events.append(("place", (slot, place)))
+        position = None if dataset is None else (dataset, dataset.states, dataset.index)
+        self._events.append(("slot", (slot, position)))
 
     def record_outer(self, outer: OuterPosition) -> None:
         """Record the new position of the outer input."""
@@ -195,27 +195,27 @@ class InterleaveLog:
 
     def _replay(self, count: int) -> tuple[InterleavePosition, CycleCursor]:
         """Return the position and the cursor after the first `count` elements."""
-        before, outer = self._before
-        slots, turn, block = list(before), self._cursor, self._block_length
-        for kind, what in self._events:
+        before, outer = self._start
+        slots, cursor, block_length = list(before), self._cursor, self._block_length
+        for kind, payload in self._events:
             if not count:
                 break
             if kind == "take":
-                strip, taken = what[0], min(count, what[1])
-                for number, slot in enumerate(strip.slots):
+                taken_block, taken = payload[0], min(count, payload[1])
+                for number, slot in enumerate(taken_block.slots):
                     entry = slots[slot]
                     assert entry is not None
-                    inner, states, index = entry
-                    slots[slot] = inner, states, index + count_taken(strip, number, taken)
-                turn = advance_cursor(strip, taken, turn, block, len(slots))
+                    dataset, states, index = entry
+                    slots[slot] = dataset, states, index + count_taken(taken_block, number, taken)
+                cursor = advance_cursor(taken_block, taken, cursor, block_length, len(slots))
                 count -= taken
             elif kind == "turn":
-                turn = what
+                cursor = payload
             elif kind == "outer":
-                outer = what
+                outer = payload
             else:
-                slots[what[0]] = what[1]
-        return (slots, outer), turn
+                slots[payload[0]] = payload[1]
+        return (slots, outer), cursor
 
 
 def make_state(position: InterleavePosition, cursor: CycleCursor) -> dict[str, State]:
@@ -229,11 +229,11 @@ def make_state(position: InterleavePosition, cursor: CycleCursor) -> dict[str, S
             else {
                 "outer": entry[0].outer_states(0),
                 "number": entry[0].number,
-                "inner": entry[1](entry[2]),
+                "dataset": entry[1](entry[2]),
             }
             for entry in slots
         ],
-        "numbers": number,
+        "next_number": number,
         "current": cursor.slot,
         "taken": cursor.num_taken,
         "ended": has_ended,

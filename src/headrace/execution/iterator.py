@@ -51,7 +51,7 @@ State: TypeAlias = Any
 LazyRows: TypeAlias = tuple[Iterator[Any], States]
 """An iterator of elements made one by one, and the states before each of them."""
 
-END: Any = type("End", (), {"__doc__": "What stands for an element when no more come."})()
+END: Any = type("End", (), {"__doc__": "Marks the end of the elements."})()
 
 MAX_FAILURES = 1000
 """Consecutive failures during a skip after which an input is assumed to fail forever."""
@@ -135,7 +135,7 @@ class ElementIterator(ABC):
 
     def seek(self, position: int) -> None:
         """Make element number `position` the next one. Only for index plans."""
-        raise TypeError(f"{type(self).__name__} is no part of an index stream")
+        raise TypeError(f"{type(self).__name__} cannot seek: it is not part of an index plan")
 
     def close(self) -> None:  # noqa: B027 - most iterators hold nothing
         """Release threads and files, including those of the inputs. Idempotent."""
@@ -152,7 +152,7 @@ def element_position(state: State, count: int) -> int:
     if type(state) is int:
         return state
     if type(state) is dict and "assigned" in state:
-        return int(state["at"])
+        return int(state["position"])
     return count
 
 

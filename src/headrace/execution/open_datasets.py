@@ -13,7 +13,7 @@ from headrace.execution.element_numbers import IdColumn
 from headrace.execution.input_buffer import ChunkSizer, InputBuffer
 from headrace.execution.interleave_order import CLOSED_SLOT, InterleavePosition, OuterPosition
 from headrace.execution.iterator import State, make_iterator
-from headrace.execution.open_dataset import DatasetReadAhead, OpenDataset, OpenResult
+from headrace.execution.nested_dataset import DatasetReadAhead, NestedDataset, OpenResult
 from headrace.plan.combining import Interleave
 from headrace.plan.node import Node
 from headrace.plan.partition_nodes import ReadSplits
@@ -41,7 +41,7 @@ class DatasetOpener(Protocol):
     def open_next(self) -> OpenResult:
         """Open the next dataset."""
 
-    def open_at(self, outer_state: State, number: int) -> OpenDataset:
+    def open_at(self, outer_state: State, number: int) -> NestedDataset:
         """Reopen dataset number `number`, which was opened at `outer_state`."""
 
     def position(self) -> tuple[States, int]:
@@ -78,41 +78,43 @@ class OuterInput:
 
     def open_next(self) -> OpenResult:
         """Open the dataset of the next element."""
-        intake = self._input_buffer
+        input_buffer = self._input_buffer
         before, number = self.position()
         try:
-            chunk = intake.peek_ahead(1)
+            chunk = input_buffer.peek_ahead(1)
         except Exception as error:
-            self._next_states = _constant_states(intake.get_state())
+            self._next_states = _constant_states(input_buffer.get_state())
             return OpenResult(before, number, error=error)
         if chunk is None:
-            self._next_states = _constant_states(intake.get_state())
+            self._next_states = _constant_states(input_buffer.get_state())
             return OpenResult(before, number, is_end=True)
-        states, index = chunk.states, intake.offset
-        row, place = chunk.rows()[index], chunk.take_metadata(slice(index, index + 1))
-        intake.consume(1)
+        states, index = chunk.states, input_buffer.offset
+        row, outer_id = chunk.rows()[index], chunk.take_metadata(slice(index, index + 1))
+        input_buffer.consume(1)
         self._count = number + 1
         self._next_states = lambda after: states(index + 1 + after)
-        origin = states if not index else lambda after: states(index + after)
+        element_states = states if not index else lambda after: states(index + after)
         try:
-            return OpenResult(origin, number, dataset=self._open(row, place, origin, number))
+            return OpenResult(
+                element_states, number, dataset=self._open(row, outer_id, element_states, number)
+            )
         except Exception as error:
-            return OpenResult(origin, number, error=error)
+            return OpenResult(element_states, number, error=error)
 
-    def open_at(self, outer_state: State, number: int) -> OpenDataset:
+    def open_at(self, outer_state: State, number: int) -> NestedDataset:
         """Open the dataset of element `number`, which is at `outer_state`."""
         self._input_buffer.set_state(outer_state)
         chunk = self._input_buffer.take(1)
         if chunk is None:
             raise DataLossError(
-                f"the input of {self._step} is shorter than when the state was saved; restore it "
-                "with the same data"
+                f"the input of {self._step} has fewer elements than when the state was saved; "
+                "restore the state with the same data"
             )
         return self._open(chunk.rows()[0], chunk.metadata, _constant_states(outer_state), number)
 
     def _open(
         self, row: Any, outer_id: IdColumn | None, outer_states: States, number: int
-    ) -> OpenDataset:
+    ) -> NestedDataset:
         assert outer_id is not None
         function = self._function
         try:
@@ -134,9 +136,9 @@ class OuterInput:
         nested = self._context.nested(self._node.number or 0, int(numbers[0]))
         iterator = self._context.build(plan, nested)
         # The total size of all slots' buffers is bounded.
-        most_bytes = min(_MAX_SLOT_BYTES, _MAX_TOTAL_BYTES // self._node.cycle_length)
-        pace = ChunkSizer(min_elements=self._node.block_length, max_bytes=most_bytes)
-        return OpenDataset(outer_states, number, iterator, pace, outer_id)
+        max_bytes = min(_MAX_SLOT_BYTES, _MAX_TOTAL_BYTES // self._node.cycle_length)
+        chunk_sizer = ChunkSizer(min_elements=self._node.block_length, max_bytes=max_bytes)
+        return NestedDataset(outer_states, number, iterator, chunk_sizer, outer_id)
 
     def position(self) -> tuple[States, int]:
         """Return the states from the next element on, and its number."""
@@ -186,7 +188,7 @@ class OpenDatasets:
         calls = node.num_parallel_calls if isinstance(node, Interleave) else None
         self.threads = 0 if calls is None else context.resolve_parallelism(calls)
         self._read_ahead: DatasetReadAhead | None = None
-        self.slots: list[OpenDataset | None] = []
+        self.slots: list[NestedDataset | None] = []
         #: Opened datasets without a slot, next one first.
         self._opened_ahead: deque[OpenResult] = deque()
         self.reset()
@@ -204,10 +206,10 @@ class OpenDatasets:
     @property
     def reads_ahead_freely(self) -> bool:
         """Whether reading ahead is free in all open datasets."""
-        open_ones = [slot for slot in self.slots if slot is not None]
-        if not open_ones:
+        datasets = [slot for slot in self.slots if slot is not None]
+        if not datasets:
             return self._could_read_ahead  # assume that the next datasets are like the last
-        return all(slot.iterator.can_read_ahead for slot in open_ones)
+        return all(slot.iterator.can_read_ahead for slot in datasets)
 
     @property
     def num_open(self) -> int:
@@ -254,24 +256,24 @@ class OpenDatasets:
 
     def open_ahead(self) -> None:
         """Open datasets for the empty slots and one more, and start reading them."""
-        readers = self._read_ahead
-        if readers is None:
-            readers = self._read_ahead = DatasetReadAhead(self.threads)
-        wanted = 1 + self._cycle_length - self.num_open
-        while len(self._opened_ahead) < wanted and not self.has_ended:
+        read_ahead = self._read_ahead
+        if read_ahead is None:
+            read_ahead = self._read_ahead = DatasetReadAhead(self.threads)
+        max_open = 1 + self._cycle_length - self.num_open
+        while len(self._opened_ahead) < max_open and not self.has_ended:
             if self._opened_ahead and self._opened_ahead[-1].is_end:
                 break
             self._opened_ahead.append(self._open_next())
-            inner = self._opened_ahead[-1].dataset
-            if inner is not None:
-                readers.read(inner)
+            dataset = self._opened_ahead[-1].dataset
+            if dataset is not None:
+                read_ahead.read(dataset)
 
     def close_slot(self, slot: int) -> None:
         """Close the dataset in a slot, which has ended."""
-        inner = self.slots[slot]
-        assert inner is not None
-        self._could_read_ahead = inner.iterator.can_read_ahead
-        inner.close()
+        dataset = self.slots[slot]
+        assert dataset is not None
+        self._could_read_ahead = dataset.iterator.can_read_ahead
+        dataset.close()
         self.slots[slot] = None
         self._update_num_buffered()
 
@@ -282,7 +284,7 @@ class OpenDatasets:
 
     # --- with threads ---------------------------------------------------------------------------
 
-    def receive(self, dataset: OpenDataset) -> bool:
+    def receive(self, dataset: NestedDataset) -> bool:
         """Buffer a thread's result and start the next read; return False at the end."""
         assert self._read_ahead is not None
         self._read_ahead.wait_for(dataset, self._step)
@@ -294,8 +296,8 @@ class OpenDatasets:
     def wait_for_any(self) -> None:
         """Wait until one of the slots' datasets has a result."""
         assert self._read_ahead is not None
-        open_ones = [slot for slot in self.slots if slot is not None]
-        self._read_ahead.wait_for_any(open_ones, self._step)
+        datasets = [slot for slot in self.slots if slot is not None]
+        self._read_ahead.wait_for_any(datasets, self._step)
 
     # --- state ----------------------------------------------------------------------------------
 
@@ -317,27 +319,27 @@ class OpenDatasets:
         for slot, saved in enumerate(state["slots"]):
             if saved is None:
                 continue
-            inner = self._opener.open_at(saved["outer"], saved["number"])
-            inner.set_state(saved["inner"])
-            self.slots[slot] = inner
+            dataset = self._opener.open_at(saved["outer"], saved["number"])
+            dataset.set_state(saved["dataset"])
+            self.slots[slot] = dataset
         self._start_coordinated_threads()
-        self._opener.set_state(state["input"], state["numbers"])
+        self._opener.set_state(state["input"], state["next_number"])
         self.has_ended = state["ended"]
         self._update_num_buffered()
         if self.threads:
             self._read_ahead = DatasetReadAhead(self.threads)
-            for open_one in filter(None, self.slots):
-                self._read_ahead.read(open_one)
+            for dataset in filter(None, self.slots):
+                self._read_ahead.read(dataset)
 
     def _close_all(self) -> None:
         """Close all open datasets."""
-        inners = [slot for slot in self.slots if slot is not None]
-        inners += [opened.dataset for opened in self._opened_ahead if opened.dataset is not None]
+        datasets = [slot for slot in self.slots if slot is not None]
+        datasets += [opened.dataset for opened in self._opened_ahead if opened.dataset is not None]
         if self._read_ahead is not None:
-            self._read_ahead.close(inners, self._step)
+            self._read_ahead.close(datasets, self._step)
         else:
-            for inner in inners:
-                inner.close()
+            for dataset in datasets:
+                dataset.close()
         # Last: after an interruption before this line, they are closed again.
         self._read_ahead, self.slots, self._opened_ahead = None, [], deque()
 

@@ -184,9 +184,8 @@ class ShardIterator(_CountingIterator):
     def __init__(self, node: ShardElements, context: Context) -> None:
         if node.num_shards == SHARD_HINT:
             raise FailedPreconditionError(
-                f"{step_name(node)} has SHARD_HINT in place of a number of shards, which works "
-                "over a data service with `headrace.service.ShardingPolicy.HINT` processing mode "
-                "alone; write the number of shards"
+                f"{step_name(node)} has num_shards=SHARD_HINT, which requires a data service "
+                "with `headrace.service.ShardingPolicy.HINT`; pass a number of shards"
             )
         super().__init__(node, context)
         self._shards = node.num_shards
@@ -373,8 +372,8 @@ class RepeatIterator(ElementIterator):
             raise
 
     def get_state(self) -> State:
-        place = None if self._input is None else self._input.get_state()
-        return {"epoch": self._epoch, "input": place}
+        input_state = None if self._input is None else self._input.get_state()
+        return {"epoch": self._epoch, "input": input_state}
 
     def set_state(self, state: State) -> None:
         self.close()

@@ -13,9 +13,9 @@ requested, up to half of the read-ahead: the threads work on the other half mean
 
 Locking. The reader thread and the consumer hold `reader_thread.lock` for everything here. The
 threads hold no lock while they work. Each writes `rows` and `results` of its own chunk, and appends
-to `done` and `_timings`, which is atomic in CPython. They read `is_stopped` and the chunk that the
-consumer awaits without the lock; a thread may see a change too late, so the consumer checks again
-after it has announced that it waits, and periodically afterwards.
+to `completed` and `_timings`, which is atomic in CPython. They read `is_stopped` and the chunk that
+the consumer awaits without the lock; a thread may see a change too late, so the consumer checks
+again after it has announced that it waits, and periodically afterwards.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FailedCall:
 class InputBatch:
     """Elements from one read of the input, with their results."""
 
-    __slots__ = ("first", "num_taken", "places", "results", "rows", "states")
+    __slots__ = ("first", "metadata", "num_taken", "results", "rows", "states")
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class InputBatch:
         rows: list[Any],
         results: list[Any],
         states: States,
-        places: IdColumn | None = None,
+        metadata: IdColumn | None = None,
     ) -> None:
         self.first = first  # number of the first element
         self.rows = rows  # processed elements are removed
         self.results = results
         self.states = states
-        self.places = places
+        self.metadata = metadata
         self.num_taken = 0  # delivered results: the first ones, or with any order only their number
 
 
@@ -101,7 +101,7 @@ class ParallelCalls:
         is_ordered: bool,
     ) -> None:
         self._function = function
-        self._threads_wanted = threads
+        self._num_threads = threads
         self._is_ordered = is_ordered
         #: Bit i: element i after the restored position was delivered before the restore.
         self._delivered_mask = delivered_mask
@@ -110,7 +110,7 @@ class ParallelCalls:
         #: Batches with undelivered results, oldest first.
         self.batches: deque[InputBatch] = deque()
         #: In unordered mode: processed elements, in order of completion.
-        self.done: deque[tuple[InputBatch, int]] = deque()
+        self.completed: deque[tuple[InputBatch, int]] = deque()
         #: Whether the consumer waits and has to be notified when enough results are done.
         self.is_awaited = False
         self._num_expected = 0  # number of results awaited in unordered mode
@@ -125,14 +125,14 @@ class ParallelCalls:
         #: Position after everything read: element `index` of a chunk with these states.
         self.end_position: tuple[States, int] = ((lambda index: state), 0)
         self._timings: deque[tuple[float, int]] = deque()
-        self._seconds, self._counted = 0.0, 0
+        self._seconds, self._num_timed = 0.0, 0
         self._bytes_in = 0.0  # per element
         self._bytes_out = 0.0  # per result
         self.reader_thread = ReadAheadThread(
             input_,
             self._free_space,
             self._add_result,
-            "headrace-map-feeder",
+            "headrace-map-reader",
             max_bytes=_MAX_BYTES_AT_ONCE,
         )
         self._is_filling = False  # the reader thread reads until there is no space
@@ -209,7 +209,7 @@ class ParallelCalls:
                 continue
             if batch.results[start] is not PENDING:  # an error of the input
                 if not self._is_ordered:
-                    self.done.append((batch, start))
+                    self.completed.append((batch, start))
                 start += 1
                 continue
             stop = start + 1
@@ -224,13 +224,15 @@ class ParallelCalls:
     def _grain_size(self) -> int:
         while self._timings:
             seconds, count = self._timings.popleft()
-            if self._counted > _AVERAGING_WINDOW:
-                self._seconds, self._counted = self._seconds / 2, self._counted // 2
+            if self._num_timed > _AVERAGING_WINDOW:
+                self._seconds, self._num_timed = self._seconds / 2, self._num_timed // 2
             self._seconds += seconds
-            self._counted += count
-        if not self._counted:
+            self._num_timed += count
+        if not self._num_timed:
             return 1
-        return int(max(1, min(_GRAIN_SECONDS * self._counted / (self._seconds + 1e-9), _MAX_GRAIN)))
+        return int(
+            max(1, min(_GRAIN_SECONDS * self._num_timed / (self._seconds + 1e-9), _MAX_GRAIN))
+        )
 
     # --- on the threads -------------------------------------------------------------------------
 
@@ -256,7 +258,7 @@ class ParallelCalls:
                 results[index] = self._make_failed_call(error, batch, index)
             rows[index] = row = None
             if not self._is_ordered:
-                self.done.append((batch, index))
+                self.completed.append((batch, index))
         if self.is_awaited and self._has_enough():
             with self.reader_thread.lock:
                 self.ready.notify_all()
@@ -265,15 +267,15 @@ class ParallelCalls:
         try:
             number = element_position(batch.states(index), batch.first + index)
             return FailedCall(self._function.wrap_error(error, number, batch.rows[index]))
-        except BaseException as escape:
-            return FailedCall(escape)
+        except BaseException as failure:
+            return FailedCall(failure)
 
     def _has_enough(self) -> bool:
         if self._is_ordered:
             return all(
                 batch.results[number] is not PENDING for batch, number in self._awaited_results
             )
-        return len(self.done) >= self._num_expected
+        return len(self.completed) >= self._num_expected
 
     # --- for the consumer -----------------------------------------------------------------------
 
@@ -286,8 +288,8 @@ class ParallelCalls:
         """Request a notification when about `limit` results are done. Requires the lock."""
         # Few while the window grows, which happens as results are taken: the first results come
         # soon.
-        most = self.read_size if self._is_growing else max(1, self.window // 2)
-        self._num_expected = min(limit, most, self.num_read - self.num_delivered)
+        max_expected = self.read_size if self._is_growing else max(1, self.window // 2)
+        self._num_expected = min(limit, max_expected, self.num_read - self.num_delivered)
         if self._is_ordered:
             self._awaited_results = self._first_and_last(self._num_expected)
         self.is_awaited = True
@@ -298,11 +300,11 @@ class ParallelCalls:
         for batch in self.batches:
             if not found:
                 found.append((batch, batch.num_taken))
-            left = len(batch.results) - batch.num_taken
-            if count <= left:
+            remaining = len(batch.results) - batch.num_taken
+            if count <= remaining:
                 found.append((batch, batch.num_taken + count - 1))
                 break
-            count -= left
+            count -= remaining
         return found
 
     def record_delivered(self, chunk: Chunk | None, count: int) -> None:
@@ -311,13 +313,15 @@ class ParallelCalls:
         if chunk is not None:
             # Measure one element: measuring each would take longer than many functions do.
             self._bytes_out = max(self._bytes_out * 0.9, frame_bytes(chunk.slice(0, 1)))
-        each = self._seconds / self._counted if self._counted else _READ_AHEAD_SECONDS
-        wished = max(_MIN_READ_AHEAD, min(_READ_AHEAD_SECONDS / (each + 1e-9), _MAX_READ_AHEAD))
+        seconds_each = self._seconds / self._num_timed if self._num_timed else _READ_AHEAD_SECONDS
+        wanted = max(
+            _MIN_READ_AHEAD, min(_READ_AHEAD_SECONDS / (seconds_each + 1e-9), _MAX_READ_AHEAD)
+        )
         affordable = _MAX_BYTES / (self._bytes_in + self._bytes_out + 1)
-        threads = self._threads_wanted
-        most = min(threads * wished, affordable)
-        self._is_growing = 2 * self.window < most
-        self.window = int(max(threads, min(most, 2 * self.window)))
+        threads = self._num_threads
+        max_window = min(threads * wanted, affordable)
+        self._is_growing = 2 * self.window < max_window
+        self.window = int(max(threads, min(max_window, 2 * self.window)))
         if self._free_space():
             self.reader_thread.changed.notify_all()
 

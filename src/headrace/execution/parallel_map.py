@@ -64,36 +64,36 @@ class ParallelMapIterator(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         if self._has_ended:
             return None
-        work = self._calls
-        if work is None:
-            work = self._calls = ParallelCalls(
+        calls = self._calls
+        if calls is None:
+            calls = self._calls = ParallelCalls(
                 self._input,
                 self._function,
                 self._threads,
                 self._delivered_at_restore,
                 is_ordered=self._is_ordered,
             )
-            self._position = work.end_position
-            work.start()
-        take = self._take_in_order if self._is_ordered else self._take_any_order
-        with work.reader_thread.lock:
+            self._position = calls.end_position
+            calls.start()
+        take = self._take_in_order if self._is_ordered else self._take_unordered
+        with calls.reader_thread.lock:
             wait: WaitWarning | None = None
             while True:
-                taken = take(work, limit)
+                taken = take(calls, limit)
                 if taken is not None:
                     break
-                if work.is_stopped:  # closed by another thread
+                if calls.is_stopped:  # closed by another thread
                     return None
-                if not work.batches and (work.has_ended or not work.reader_thread.is_reading):
+                if not calls.batches and (calls.has_ended or not calls.reader_thread.is_reading):
                     self._has_ended = True
-                    self._position = work.end_position
+                    self._position = calls.end_position
                     return None
                 # Announce the wait, then check again: a thread that finishes in between sees it.
-                if work.is_awaited:
+                if calls.is_awaited:
                     wait = wait or WaitWarning(self._step)
-                    wait.wait_with_backoff(work.ready)
-                work.await_results(limit)
-            work.is_awaited = False
+                    wait.wait_with_backoff(calls.ready)
+                calls.await_results(limit)
+            calls.is_awaited = False
         if isinstance(taken, FailedCall):
             raise taken.error
         return taken
@@ -106,59 +106,59 @@ class ParallelMapIterator(ElementIterator):
         first = results[start]
         if first is PENDING:
             return None
-        stop, most = start + 1, min(start + limit, len(results))
+        stop, max_stop = start + 1, min(start + limit, len(results))
         chunk: Chunk | None = None
         if type(first) is not FailedCall:
             while (
-                stop < most
+                stop < max_stop
                 and results[stop] is not PENDING
                 and type(results[stop]) is not FailedCall
             ):
                 stop += 1
-            states, places = batch.states, batch.places
+            states, metadata = batch.states, batch.metadata
             chunk = Chunk.of_rows(
                 results[start:stop],
                 lambda index: states(start + index),
-                None if places is None else places[start:stop],
+                None if metadata is None else metadata[start:stop],
             )
         results[start:stop] = [DELIVERED] * (stop - start)
         batch.num_taken = stop
         if type(first) is FailedCall:
-            attach_element_position(first.error, batch.places, start)
+            attach_element_position(first.error, batch.metadata, start)
         self._position = batch.states, stop
         if stop == len(results):
             calls.batches.popleft()
         calls.record_delivered(chunk, stop - start)
         return first if chunk is None else chunk
 
-    def _take_any_order(self, calls: ParallelCalls, limit: int) -> Chunk | FailedCall | None:
+    def _take_unordered(self, calls: ParallelCalls, limit: int) -> Chunk | FailedCall | None:
         rows: list[Element] = []
         numbers: list[int] = []
-        places: list[IdColumn] = []
+        columns: list[IdColumn] = []
         failure: FailedCall | None = None
-        while calls.done and len(rows) < limit:
-            batch, index = calls.done[0]
+        while calls.completed and len(rows) < limit:
+            batch, index = calls.completed[0]
             result = batch.results[index]
             if type(result) is FailedCall:
                 if rows:
                     break
                 failure = result
-            calls.done.popleft()
+            calls.completed.popleft()
             batch.results[index] = DELIVERED
             batch.num_taken += 1
             numbers.append(batch.first + index)
             if failure is not None:
                 break
             rows.append(result)
-            if batch.places is not None:
-                places.append(batch.places[index : index + 1])
+            if batch.metadata is not None:
+                columns.append(batch.metadata[index : index + 1])
         if not numbers:
             self._advance(calls)
             return None
         chunk: Chunk | None = None
         if rows:
-            joined = np.concatenate(places) if places else None
-            chunk = Chunk.of_rows(rows, self._any_order_states(calls, numbers), joined)
+            metadata = np.concatenate(columns) if columns else None
+            chunk = Chunk.of_rows(rows, self._unordered_states(calls, numbers), metadata)
         for number in numbers:
             self._delivered_mask |= 1 << number - self._oldest_undelivered
         self._advance(calls)
@@ -167,27 +167,27 @@ class ParallelMapIterator(ElementIterator):
 
     def _advance(self, calls: ParallelCalls) -> None:
         """Advance over delivered elements, up to the first undelivered one."""
-        passed = (~self._delivered_mask & (self._delivered_mask + 1)).bit_length() - 1
-        passed = min(
-            passed, calls.num_read - self._oldest_undelivered
+        num_delivered = (~self._delivered_mask & (self._delivered_mask + 1)).bit_length() - 1
+        num_delivered = min(
+            num_delivered, calls.num_read - self._oldest_undelivered
         )  # later positions are unknown
-        self._delivered_mask >>= passed
-        self._oldest_undelivered += passed
+        self._delivered_mask >>= num_delivered
+        self._oldest_undelivered += num_delivered
         while calls.batches and calls.batches[0].num_taken == len(calls.batches[0].results):
             calls.batches.popleft()
 
     # --- state ----------------------------------------------------------------------------------
 
-    def _any_order_states(self, calls: ParallelCalls, numbers: list[int]) -> States:
+    def _unordered_states(self, calls: ParallelCalls, numbers: list[int]) -> States:
         """Return the states before each of these elements, which are delivered next."""
         states, index = self._oldest_position(calls)
-        gone, oldest = self._delivered_mask, self._oldest_undelivered
+        delivered, oldest = self._delivered_mask, self._oldest_undelivered
 
         def state_at(count: int) -> State:
-            mask = gone
+            mask = delivered
             for number in numbers[:count]:
                 mask |= 1 << number - oldest
-            return {"done": mask_to_runs(mask), "input": states(index)}
+            return {"delivered": mask_to_runs(mask), "input": states(index)}
 
         return state_at
 
@@ -198,17 +198,20 @@ class ParallelMapIterator(ElementIterator):
         return calls.end_position
 
     def get_state(self) -> State:
-        work = self._calls
+        calls = self._calls
         if self._is_ordered:
             if self._position is None:
                 return self._input.get_state()
             states, index = self._position
             return states(index)
-        if work is None:
-            return {"done": mask_to_runs(self._delivered_mask), "input": self._input.get_state()}
-        with work.reader_thread.lock:
-            states, index = self._oldest_position(work)
-        return {"done": mask_to_runs(self._delivered_mask), "input": states(index)}
+        if calls is None:
+            return {
+                "delivered": mask_to_runs(self._delivered_mask),
+                "input": self._input.get_state(),
+            }
+        with calls.reader_thread.lock:
+            states, index = self._oldest_position(calls)
+        return {"delivered": mask_to_runs(self._delivered_mask), "input": states(index)}
 
     def set_state(self, state: State) -> None:
         self._stop()
@@ -216,7 +219,7 @@ class ParallelMapIterator(ElementIterator):
             self._reset(0)
             self._input.set_state(state)
         else:
-            self._reset(runs_to_mask(state["done"]))
+            self._reset(runs_to_mask(state["delivered"]))
             self._input.set_state(state["input"])
 
     def skip(self, count: int) -> int:
@@ -227,9 +230,9 @@ class ParallelMapIterator(ElementIterator):
         return self._input.skip(count)
 
     def _stop(self) -> None:
-        work = self._calls
-        if work is not None and not work.stop():
-            work.reader_thread.abandon(step_name(self._node.input))
+        calls = self._calls
+        if calls is not None and not calls.stop():
+            calls.reader_thread.abandon(step_name(self._node.input))
             self._input = make_iterator(self._node.input, self._context)
         self._calls = None  # last: after an interruption before this line, it is stopped again
 

@@ -15,7 +15,7 @@ from headrace.execution.context import Context, WholeSplitSource
 from headrace.execution.input_buffer import ChunkSizer
 from headrace.execution.interleave import InterleaveIterator
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.open_dataset import OpenDataset, OpenResult
+from headrace.execution.nested_dataset import NestedDataset, OpenResult
 from headrace.execution.split_elements import (
     FILTERED_OUT,
     MID_SPLIT_STATE_MESSAGE,
@@ -69,9 +69,9 @@ class ReadSplitsIterator(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._splits.has(self._index):
             if self._input is None:
-                many = self._read_whole_splits(limit)
-                if many is not None:
-                    return many
+                whole_splits = self._read_whole_splits(limit)
+                if whole_splits is not None:
+                    return whole_splits
                 self._input = self._open()
             chunk = self._input.next_chunk(limit)
             if chunk is not None:
@@ -88,13 +88,15 @@ class ReadSplitsIterator(ElementIterator):
         if not isinstance(self._source, WholeSplitSource) or self._wants_element_numbers:
             return None
         first = self._index
-        most = limit if self._splits.size == INFINITE else min(limit, self._splits.size - first)
-        given = self._source.read_whole_splits(self._splits.global_index(first), most, limit)
-        if given is None:
+        max_splits = (
+            limit if self._splits.size == INFINITE else min(limit, self._splits.size - first)
+        )
+        found = self._source.read_whole_splits(self._splits.global_index(first), max_splits, limit)
+        if found is None:
             return None
-        chunk, units = given
-        self._index += units
-        each = chunk.size // units
+        chunk, num_splits = found
+        self._index += num_splits
+        each = chunk.size // num_splits
         return chunk.with_states(
             lambda index: {"split": first + index // each, "ordinal": index % each}
         )
@@ -108,8 +110,8 @@ class ReadSplitsIterator(ElementIterator):
         )
 
     def get_state(self) -> State:
-        inner = {"ordinal": 0} if self._input is None else self._input.get_state()
-        return {"split": self._index, **inner}
+        split_state = {"ordinal": 0} if self._input is None else self._input.get_state()
+        return {"split": self._index, **split_state}
 
     def set_state(self, state: State) -> None:
         self.close()
@@ -129,7 +131,7 @@ class ReadSplitsIterator(ElementIterator):
 
 
 def _states_in_split(index: int, states: States) -> States:
-    return lambda at: {"split": index, **states(at)}
+    return lambda position: {"split": index, **states(position)}
 
 
 def _keep_numbers(chunk: Chunk, wants_element_numbers: bool) -> Chunk:
@@ -167,14 +169,14 @@ class _SplitOpener:
         if not self._splits.has(index):
             return OpenResult(_count_from(index), index, is_end=True)
         self._next = index + 1
-        unit = self._open_split(index)
-        error = unit.find_open_error()
+        elements = self._open_split(index)
+        error = elements.find_open_error()
         if error is not None:
-            unit.close()
+            elements.close()
             return OpenResult(_count_from(index), index, error=error)
-        return OpenResult(_count_from(index), index, dataset=self._make_dataset(index, unit))
+        return OpenResult(_count_from(index), index, dataset=self._make_dataset(index, elements))
 
-    def open_at(self, outer_state: State, number: int) -> OpenDataset:
+    def open_at(self, outer_state: State, number: int) -> NestedDataset:
         """Open the split with number `outer_state` in the epoch.
 
         Raises:
@@ -185,17 +187,17 @@ class _SplitOpener:
         return self._make_dataset(outer_state, self._open_split(outer_state))
 
     def _open_split(self, index: int) -> SplitElementsIterator:
-        unit = self._splits.global_index(index)
+        split = self._splits.global_index(index)
         return SplitElementsIterator(
             self._source,
-            unit,
+            split,
             fills_gaps=True,
             has_element_numbers=self._has_element_numbers,
             defers_errors=self._defers_errors,
         )
 
-    def _make_dataset(self, index: int, elements: SplitElementsIterator) -> OpenDataset:
-        return OpenDataset(
+    def _make_dataset(self, index: int, elements: SplitElementsIterator) -> NestedDataset:
+        return NestedDataset(
             _count_from(index), index, elements, ChunkSizer(min_elements=self._min_elements), _NONE
         )
 
@@ -230,13 +232,13 @@ class InterleaveSplitsIterator(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while (chunk := self._interleave.next_chunk(limit)) is not None:
             assert chunk.metadata is not None
-            is_left_out = chunk.metadata["split"] == FILTERED_OUT
-            if is_left_out.any():
-                kept = np.flatnonzero(~is_left_out)
-                if not len(kept):
+            is_dropped = chunk.metadata["split"] == FILTERED_OUT
+            if is_dropped.any():
+                indices = np.flatnonzero(~is_dropped)
+                if not len(indices):
                     continue
-                states = select_states(chunk.states, kept.tolist(), chunk.size)
-                chunk = chunk.take(kept).with_states(states)
+                states = select_states(chunk.states, indices.tolist(), chunk.size)
+                chunk = chunk.take(indices).with_states(states)
             return _keep_numbers(chunk, self._wants_element_numbers)
         return None
 

@@ -79,9 +79,9 @@ class ReadIterator(ElementIterator):
                     ordinals = np.arange(ordinal, self._ordinal, dtype=np.uint64)
                     chunk = chunk.with_metadata(nest_ids(self._index_id, ordinals))
                 if chunk.has_states:  # the reader knows its positions within the chunk
-                    at, failed = self._index_state, self._num_failed
+                    index_state, failed = self._index_state, self._num_failed
                     return chunk.with_states(
-                        _states_with_positions(at, ordinal, failed, chunk.states)
+                        _states_with_positions(index_state, ordinal, failed, chunk.states)
                     )
                 return chunk.with_states(self._states(reader, position, ordinal, chunk.size))
             self._close_reader()
@@ -125,8 +125,8 @@ class ReadIterator(ElementIterator):
         A `size` of -1 stands for any number of next elements.
         """
         if not self._has_positions:
-            at, failed = self._index_state, self._num_failed
-            return lambda index: _state(at, ordinal + index, failed)
+            index_state, failed = self._index_state, self._num_failed
+            return lambda index: _state(index_state, ordinal + index, failed)
         return _states_with_hints(
             self._index_state, ordinal, self._num_failed, before, size, reader.get_position()
         )
@@ -203,7 +203,7 @@ class ReadIterator(ElementIterator):
             name = repr(source.paths[number])
         return DataLossError(
             f"{name} has {found} elements, but {self._ordinal} were read before the state was "
-            "saved; restore it with the same data"
+            "saved; restore the state with the same data"
         )
 
     def get_state(self) -> State:
@@ -239,10 +239,10 @@ _ROWS_AT_ONCE = range(1, 1025)
 
 @make_iterator.register(ReadIndices)
 def _make_read(node: ReadIndices, context: Context) -> ElementIterator:
-    source, passes = node.source, context.epochs
+    source, epochs = node.source, context.epochs
 
     def open_(index: int, position: Position) -> Reader:
-        return source.open(index, index + 1, position, pass_number=passes)
+        return source.open(index, index + 1, position, pass_number=epochs)
 
     return ReadIterator(node, build_index_iterator(node.input, context), open_)
 
@@ -263,29 +263,31 @@ _MAX_SKIPPED_AT_ONCE = 16
 
 
 def _states_with_hints(
-    at: State, ordinal: int, failed: int, before: Position, size: int, after: Position
+    index_state: State, ordinal: int, failed: int, before: Position, size: int, after: Position
 ) -> States:
     """Return the states before a reader's elements, with the reader's positions around them."""
 
     def states(index: int) -> State:
-        state = _state(at, ordinal + index, failed)
+        state = _state(index_state, ordinal + index, failed)
         state["hint"] = [after, 0] if index == size else [before, index]
         return state
 
     return states
 
 
-def _states_with_positions(at: State, ordinal: int, failed: int, positions: States) -> States:
+def _states_with_positions(
+    index_state: State, ordinal: int, failed: int, positions: States
+) -> States:
     """Return the states before elements whose positions the reader returned."""
 
     def states(index: int) -> State:
-        return {**_state(at, ordinal + index, failed), "hint": [positions(index), 0]}
+        return {**_state(index_state, ordinal + index, failed), "hint": [positions(index), 0]}
 
     return states
 
 
-def _state(at: State, ordinal: int, failed: int) -> dict[str, Any]:
-    state = {"index": at, "ordinal": ordinal}
+def _state(index_state: State, ordinal: int, failed: int) -> dict[str, Any]:
+    state = {"index": index_state, "ordinal": ordinal}
     if failed:
         state["failed"] = failed
     return state

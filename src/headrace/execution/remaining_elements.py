@@ -60,22 +60,22 @@ class RemainingElementsIterator(ElementIterator):
 
     def next_chunk(self, limit: int) -> Chunk | None:
         if self._input is None:
-            left = self._remaining_splits
-            self._input = self._build_assigned(lambda: next(left, None))
+            remaining = self._remaining_splits
+            self._input = self._build_assigned(lambda: next(remaining, None))
         try:
             chunk = self._input.next_chunk(limit)
         except Exception:
             self._num_read += 1  # an error has a position, but no element id
             raise
-        ended = [
-            (unit, units, size, END_ORDINAL - size)
-            for unit, units, size in self._input.take_finished()
+        finished = [
+            (first_split, num_splits, size, END_ORDINAL - size)
+            for first_split, num_splits, size in self._input.take_finished()
         ]
         if chunk is None:
-            self._log.add(self._num_read, 0, lambda count: ended)
+            self._log.add(self._num_read, 0, lambda count: finished)
             return None
         start, self._num_read = self._num_read, self._num_read + chunk.size
-        self._log.add(start, chunk.size, _make_id_runs(chunk, ended))
+        self._log.add(start, chunk.size, _make_id_runs(chunk, finished))
         self._stops.append(self._num_read)
         if len(self._stops) > _CHUNKS_REMEMBERED:
             self._log.discard_before(self._stops.pop(0))
@@ -91,11 +91,11 @@ class RemainingElementsIterator(ElementIterator):
         self.close()
         delivered = DeliveredElements.from_json(state)
         highest = max([0, *(stop for _, stop in delivered.complete_splits)])
-        highest = max([highest, *(unit + 1 for unit, _ in delivered.partial_splits)])
+        highest = max([highest, *(split + 1 for split, _ in delivered.partial_splits)])
         if self._num_splits != INFINITE and highest > self._num_splits:
             raise FailedPreconditionError(
-                f"the state says that units up to {highest} were delivered, and the dataset has "
-                f"{self._num_splits}; restore it with the same data"
+                f"the state contains splits up to {highest}, but the dataset has "
+                f"{self._num_splits} splits; restore the state with the same data"
             )
         self._start_after(delivered)
 
@@ -115,28 +115,28 @@ def build_remaining(
     Raises:
         FailedPreconditionError: If the plan reads a source that cannot be read in parts.
     """
-    deal = compute_split_space(
+    split_space = compute_split_space(
         prepare(with_fixed_seeds(plan, step_seeds or collect_fixed_seeds(plan))).plan
     )
-    if deal is None:
+    if split_space is None:
         raise FailedPreconditionError(
-            "the plan reads a source that cannot be read in parts, so that what is left of it "
-            "cannot be read"
+            "the plan reads a source that cannot be divided, so its remaining elements cannot "
+            "be read separately"
         )
 
-    def start_dealt(next_units: NextSplits) -> AssignedPlanIterator:
+    def build_assigned(next_splits: NextSplits) -> AssignedPlanIterator:
         iterator = build_iterator(
             plan,
             seed=seed,
             step_seeds=step_seeds,
             epoch=epoch,
-            next_splits=next_units,
+            next_splits=next_splits,
             with_element_ids=True,
         )
         assert isinstance(iterator, AssignedPlanIterator)
         return iterator
 
-    return RemainingElementsIterator(start_dealt, deal.size)
+    return RemainingElementsIterator(build_assigned, split_space.size)
 
 
 def remaining_splits(
@@ -148,34 +148,34 @@ def remaining_splits(
         delivered: The delivered elements.
         num_splits: Number of splits of the plan, or INFINITE.
     """
-    parts = delivered.partial_splits
-    for unit, rows in parts:
+    partial_splits = delivered.partial_splits
+    for split, ordinals in partial_splits:
         wanted = tuple(
             (start, None if stop == END_ORDINAL else stop)
-            for start, stop in find_missing_ordinals(rows)
+            for start, stop in find_missing_ordinals(ordinals)
         )
-        yield PartialSplit(unit, wanted)
-    at = 0
+        yield PartialSplit(split, wanted)
+    next_split = 0
     for first, stop in sorted(
-        (*delivered.complete_splits, *((unit, unit + 1) for unit, _ in parts))
+        (*delivered.complete_splits, *((split, split + 1) for split, _ in partial_splits))
     ):
-        if at < first:
-            yield at, first
-        at = max(at, stop)
+        if next_split < first:
+            yield next_split, first
+        next_split = max(next_split, stop)
     while num_splits == INFINITE:
-        yield at, at + _SPLITS_AT_ONCE
-        at += _SPLITS_AT_ONCE
-    if at < num_splits:
-        yield at, num_splits
+        yield next_split, next_split + _SPLITS_AT_ONCE
+        next_split += _SPLITS_AT_ONCE
+    if next_split < num_splits:
+        yield next_split, num_splits
 
 
 def _make_id_runs(chunk: Chunk, finished: list[RawIdRun]) -> Callable[[int], Iterable[RawIdRun]]:
-    places = chunk.metadata
-    assert places is not None
+    metadata = chunk.metadata
+    assert metadata is not None
 
-    def rows(count: int) -> Iterable[RawIdRun]:
-        units, ordinals = constituent_ids(places[:count])
-        runs: list[RawIdRun] = [*to_runs(units, ordinals)]
+    def id_runs(count: int) -> Iterable[RawIdRun]:
+        splits, ordinals = constituent_ids(metadata[:count])
+        runs: list[RawIdRun] = [*to_runs(splits, ordinals)]
         return [*runs, *finished] if count == chunk.size else with_split_ends(runs, finished)
 
-    return rows
+    return id_runs

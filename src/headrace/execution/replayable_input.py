@@ -45,8 +45,8 @@ class ReplayMark(NamedTuple):
     def to_json(self, num_read: int, num_failed: int) -> dict[str, Any]:
         """Return the JSON state of an input after `num_read` elements and `num_failed` failures."""
         return {
-            "from": self.ordinal,
-            "read": num_read - self.ordinal,
+            "first_ordinal": self.ordinal,
+            "num_read": num_read - self.ordinal,
             "failed": num_failed - self.num_failed,
             "input": self.state,
         }
@@ -144,7 +144,7 @@ class ReplayableInput:
         starts = [mark.ordinal for mark in marks]
         useful = {bisect_right(starts, ordinal) - 1 for ordinal in ordinals}
         useful.add(len(marks) - 1)
-        self._marks = deque([mark for place, mark in enumerate(marks) if place in useful])
+        self._marks = deque([mark for index, mark in enumerate(marks) if index in useful])
 
     def restore(self, state: State, needed: NDArray[np.int64]) -> list[Chunk]:
         """Restore a state; return the elements that were held then, read again.
@@ -158,16 +158,16 @@ class ReplayableInput:
         """
         self._input_buffer.set_state(state["input"])
         self._reset()
-        first, failures = state["from"], state["failed"]
-        stop = first + state["read"]
+        first, failures = state["first_ordinal"], state["failed"]
+        stop = first + state["num_read"]
         self._marks.append(ReplayMark(first, 0, state["input"]))
         self.num_read = first
         if failures:
             chunks = self._read_all(needed, stop, failures)
         else:
             chunks = self._read_needed(needed)
-            left = stop - self.num_read
-            if left and self.input.skip(left) < left:
+            remaining = stop - self.num_read
+            if remaining and self.input.skip(remaining) < remaining:
                 raise self._too_short()
         self.num_read, self.num_failed = stop, failures
         return chunks
@@ -183,16 +183,16 @@ class ReplayableInput:
             if between and self._input_buffer.skip(between) < between:
                 raise self._too_short()
             self.num_read += between
-            done = 0
-            while done < len(run):
+            num_found = 0
+            while num_found < len(run):
                 self._add_mark()
                 chunk = self._input_buffer.take(int(run[-1]) + 1 - self.num_read)
                 if chunk is None:
                     raise self._too_short()
                 end = int(np.searchsorted(run, self.num_read + chunk.size))
-                if end > done:
-                    chunks.append(chunk.take(run[done:end] - self.num_read))
-                done = end
+                if end > num_found:
+                    chunks.append(chunk.take(run[num_found:end] - self.num_read))
+                num_found = end
                 self.num_read += chunk.size
         return chunks
 
@@ -202,7 +202,7 @@ class ReplayableInput:
         All elements are read, because only reading shows which ones fail.
         """
         chunks: list[Chunk] = []
-        done = 0
+        num_found = 0
         while self.num_read < stop or self.num_failed < failures:
             self._add_mark()
             try:
@@ -220,16 +220,16 @@ class ReplayableInput:
                 self._extra_chunk = chunk
                 break
             end = int(np.searchsorted(needed, self.num_read + chunk.size))
-            if end > done:
-                chunks.append(chunk.take(needed[done:end] - self.num_read))
-            done = end
+            if end > num_found:
+                chunks.append(chunk.take(needed[num_found:end] - self.num_read))
+            num_found = end
             self.num_read += chunk.size
         return chunks
 
     def _too_short(self) -> DataLossError:
         return DataLossError(
-            f"the input of {self._step} is shorter than when the state was saved; restore it with "
-            "the same data"
+            f"the input of {self._step} has fewer elements than when the state was saved; "
+            "restore the state with the same data"
         )
 
     def close(self) -> None:

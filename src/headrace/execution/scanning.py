@@ -63,21 +63,23 @@ class ScanIterator(RowStepIterator):
                 f"{type(made).__name__}{f' of {len(made)}' if isinstance(made, tuple) else ''}"
             )
         if made[1] is None:
-            raise InvalidElementError("None is not an element, and `scan_func` returned it as one")
+            raise InvalidElementError(
+                "`scan_func` returned None as the output element; return an element"
+            )
         self._value = made[0]
         return made[1]
 
     def _apply_to_rows(self, chunk: Chunk, limit: int) -> Chunk | None:
         start = self._input_buffer.offset
-        room = _MAX_STATE_BYTES
+        remaining_bytes = _MAX_STATE_BYTES
         results: list[Any] = []
         values = [self._value]
         try:
             for row in chunk.rows()[start : start + limit]:
                 results.append(self.step(row))
                 values.append(self._value)
-                room -= _bytes_of(self._value) + 1
-                if room <= 0:
+                remaining_bytes -= _bytes_of(self._value) + 1
+                if remaining_bytes <= 0:
                     break
         except BaseException as error:
             self._defer_error(error, chunk, start + len(results))
@@ -94,16 +96,16 @@ class ScanIterator(RowStepIterator):
     def lazy_rows(self) -> LazyRows | None:
         if self._pending_error is not None:
             return super().lazy_rows()
-        live = self._input_buffer.lazy_rows()
-        if live is None:
+        stream = self._input_buffer.lazy_rows()
+        if stream is None:
             return None
-        states, values = live.states, [self._value]
-        return self._scan_rows(live, values), lambda index: _state(values[index], states(index))
+        states, values = stream.states, [self._value]
+        return self._scan_rows(stream, values), lambda index: _state(values[index], states(index))
 
     def _scan_rows(self, lazy_rows: LazyRowStream, values: list[Element]) -> Iterator[Any]:
         """Yield the results for single rows; append the value after each to `values`."""
         step, count, start = self.step, 0, lazy_rows.num_taken
-        room = _MAX_STATE_BYTES
+        remaining_bytes = _MAX_STATE_BYTES
         try:
             for count, row in enumerate(lazy_rows.rows, 1):
                 try:
@@ -113,13 +115,13 @@ class ScanIterator(RowStepIterator):
                     raise failure from failure.__cause__
                 values.append(self._value)
                 yield made
-                room -= _bytes_of(self._value) + 1
-                if room <= 0:
+                remaining_bytes -= _bytes_of(self._value) + 1
+                if remaining_bytes <= 0:
                     break
         except Exception:
             self._record_row_error(lazy_rows, start, count)
             raise
-        if room > 0:
+        if remaining_bytes > 0:
             self._record_rows(count)
         else:
             self._rows_seen += count
@@ -133,14 +135,14 @@ class ScanIterator(RowStepIterator):
         self._value = decode_value(state["value"])
 
 
-def _state(value: Element, place: State) -> State:
-    return {"value": encode_value(value), "input": place}
+def _state(value: Element, input_state: State) -> State:
+    return {"value": encode_value(value), "input": input_state}
 
 
 def _bytes_of(value: Element) -> int:
-    alone = getattr(value, "nbytes", None)
-    if alone is not None:
-        return int(alone)
+    nbytes = getattr(value, "nbytes", None)
+    if nbytes is not None:
+        return int(nbytes)
     return sum([getattr(leaf, "nbytes", 8) for leaf in flatten(value)[0]])
 
 
@@ -178,10 +180,10 @@ def _encode_leaf(leaf: Any) -> Any:
     if isinstance(leaf, bytes):
         return {"b": _text(leaf)}
     if leaf.dtype.kind == "O":
-        held = leaf.ravel().tolist()
-        if held and isinstance(held[0], str):
-            return {"o": "t", "s": list(leaf.shape), "v": held}
-        return {"o": "b", "s": list(leaf.shape), "v": [_text(item) for item in held]}
+        values = leaf.ravel().tolist()
+        if values and isinstance(values[0], str):
+            return {"o": "t", "s": list(leaf.shape), "v": values}
+        return {"o": "b", "s": list(leaf.shape), "v": [_text(item) for item in values]}
     encoded = {"d": encode_dtype(leaf.dtype), "v": _text(leaf.tobytes())}
     return {**encoded, "s": list(leaf.shape)} if isinstance(leaf, np.ndarray) else encoded
 

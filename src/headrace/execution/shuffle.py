@@ -56,8 +56,8 @@ def _make_slot_draws(node: Shuffle, context: Context) -> SlotDraws:
         if node.reshuffle_each_iteration:
             return SlotDraws(context.entropy(node.number), node.buffer_size)
         return SlotDraws(context.fixed_entropy(node.number, node.default_seed), node.buffer_size)
-    passes_too = context.epochs if node.reshuffle_each_iteration else ()
-    return SlotDraws([1, node.seed & mask, *passes_too], node.buffer_size)
+    epochs = context.epochs if node.reshuffle_each_iteration else ()
+    return SlotDraws([1, node.seed & mask, *epochs], node.buffer_size)
 
 
 class IndexShuffleIterator(ElementIterator):
@@ -123,19 +123,19 @@ class IndexShuffleIterator(ElementIterator):
         self._slot_draws.seek(drawn)
         by_age = np.argsort(ordinals, kind="stable")
         ages = ordinals[by_age]
-        at, stop = int(ages[0]), drawn + self._filled
-        self._input.seek(at)
+        next_ordinal, stop = int(ages[0]), drawn + self._filled
+        self._input.seek(next_ordinal)
         chunks: list[Chunk] = []
-        while at < stop:
-            chunk = self._input.next_chunk(min(stop - at, _FILL_AT_ONCE))
+        while next_ordinal < stop:
+            chunk = self._input.next_chunk(min(stop - next_ordinal, _FILL_AT_ONCE))
             if chunk is None:
                 raise DataLossError("an index stream is shorter than its plan says")
-            low, high = np.searchsorted(ages, (at, at + chunk.size))
+            low, high = np.searchsorted(ages, (next_ordinal, next_ordinal + chunk.size))
             if high - low == chunk.size:
                 chunks.append(chunk)
             elif high > low:
-                chunks.append(chunk.take(ages[low:high] - at))
-            at += chunk.size
+                chunks.append(chunk.take(ages[low:high] - next_ordinal))
+            next_ordinal += chunk.size
         in_order = drawn == 0
         self._slots = SlotContents(chunks, None if in_order else np.argsort(by_age, kind="stable"))
         self._block = max(1, min(_BLOCK, _BLOCK_BYTES // (self._slots.bytes_each or 1)))
@@ -147,10 +147,10 @@ class IndexShuffleIterator(ElementIterator):
         return count
 
     def seek(self, position: int) -> None:
-        ahead = position - self._position
-        if ahead == 0:
+        distance = position - self._position
+        if distance == 0:
             return
-        if self._slots is not None and 0 < ahead <= 2 * self._filled + _BLOCK:
+        if self._slots is not None and 0 < distance <= 2 * self._filled + _BLOCK:
             # Closer than the elements that would have to be read again.
             while self._position < position:
                 if self.next_chunk(position - self._position) is None:
@@ -237,13 +237,13 @@ class ShuffleIterator(ElementIterator):
         slots = self._slots
         if slots is None or not slots.are_rows or self._order is not None:
             return super().lazy_rows()
-        live = self._input.lazy_rows()
-        if live is None:
+        stream = self._input.lazy_rows()
+        if stream is None:
             return super().lazy_rows()
         self._prune()
-        return self._draw_rows(slots.rows, live), self._states(self._num_drawn, 0)
+        return self._draw_rows(slots.rows, stream), self._states(self._num_drawn, 0)
 
-    def _draw_rows(self, held: list[Any], lazy_rows: LazyRowStream) -> Iterator[Any]:
+    def _draw_rows(self, slot_rows: list[Any], lazy_rows: LazyRowStream) -> Iterator[Any]:
         """Draw once for each new row."""
         upcoming, count = self._upcoming.tolist(), 0
         if len(upcoming) < _LAZY_ROWS_AT_ONCE[-1]:
@@ -252,7 +252,10 @@ class ShuffleIterator(ElementIterator):
         draws = zip(_LAZY_ROWS_AT_ONCE, upcoming, lazy_rows.rows, strict=False)
         try:
             for count, slot, row in draws:  # noqa: B007 - read after it
-                out, held[slot] = held[slot], row if type(row) in OWN_MEMORY else unpinned(row)
+                out, slot_rows[slot] = (
+                    slot_rows[slot],
+                    row if type(row) in OWN_MEMORY else unpinned(row),
+                )
                 yield out
         except Exception:
             self._record_consumed(lazy_rows, upcoming, count)
@@ -305,14 +308,14 @@ class ShuffleIterator(ElementIterator):
         return states
 
     def get_state(self) -> State:
-        held = self._input.oldest_mark.to_json(self._input.num_read, self._input.num_failed)
-        return _state(self._num_drawn, self._num_emptied, held)
+        mark = self._input.oldest_mark.to_json(self._input.num_read, self._input.num_failed)
+        return _state(self._num_drawn, self._num_emptied, mark)
 
     def set_state(self, state: State) -> None:
         self._reset()
-        drawn, emptied = state["drawn"], state["left"]
+        drawn, emptied = state["drawn"], state["emptied"]
         self._num_drawn, self._last_prune, self._num_emptied = drawn, drawn, emptied
-        read = state["from"] + state["read"]
+        read = state["first_ordinal"] + state["num_read"]
         ordinals = slot_ordinals(self._slot_draws, drawn, min(read, self._size))
         self._slot_draws.seek(drawn)
         needed = ordinals
@@ -336,6 +339,5 @@ class ShuffleIterator(ElementIterator):
         self._input.close()
 
 
-def _state(drawn: int, emptied: int, held: dict[str, Any]) -> dict[str, Any]:
-    # "left" is the number of emptied slots; the name is kept for compatibility with saved states.
-    return {"drawn": drawn, "left": emptied, **held}
+def _state(drawn: int, emptied: int, mark: dict[str, Any]) -> dict[str, Any]:
+    return {"drawn": drawn, "emptied": emptied, **mark}

@@ -75,9 +75,9 @@ class SlotDraws:
         rng = np.random.Generator(np.random.Philox(key=self._key ^ np.uint64(1)))
         return rng.permutation(count)
 
-    def _bounded(self, words: NDArray[np.uint64]) -> NDArray[np.int64]:
+    def _bounded(self, random_bits: NDArray[np.uint64]) -> NDArray[np.int64]:
         # Multiply and shift instead of a remainder: the bias is below size / 2**32.
-        return (((words >> np.uint64(32)) * self._size) >> np.uint64(32)).astype(np.int64)
+        return (((random_bits >> np.uint64(32)) * self._size) >> np.uint64(32)).astype(np.int64)
 
 
 class SlotExchange:
@@ -87,7 +87,7 @@ class SlotExchange:
         slots: The drawn slots, in order.
     """
 
-    __slots__ = ("_filled", "_later", "_slot_draws", "_source", "slots")
+    __slots__ = ("_filled_slots", "_last_draws", "_repeated_draws", "_source_draws", "slots")
 
     def __init__(self, slots: NDArray[np.int64]) -> None:
         self.slots = slots
@@ -97,23 +97,23 @@ class SlotExchange:
         bits = (count - 1).bit_length()
         order = np.sort(slots << bits | np.arange(count))
         slot_of, draw = order >> bits, order & (1 << bits) - 1
-        again = slot_of[1:] == slot_of[:-1]
+        is_repeated = slot_of[1:] == slot_of[:-1]
         #: Draws that yield an element of an earlier draw in this sequence, and that draw.
-        self._later, self._source = draw[1:][again], draw[:-1][again]
-        last = np.append(~again, True)
+        self._repeated_draws, self._source_draws = draw[1:][is_repeated], draw[:-1][is_repeated]
+        is_last = np.append(~is_repeated, True)
         #: The distinct drawn slots, and the last draw that filled each.
-        self._filled, self._slot_draws = slot_of[last], draw[last]
+        self._filled_slots, self._last_draws = slot_of[is_last], draw[is_last]
 
-    def apply(self, held: NDArray[Any], incoming: NDArray[Any]) -> NDArray[Any]:
-        """Return the yielded contents, and update `held` in place.
+    def apply(self, contents: NDArray[Any], incoming: NDArray[Any]) -> NDArray[Any]:
+        """Return the yielded contents, and update `contents` in place.
 
         Args:
-            held: Contents of the slots, one row per slot; changed in place.
+            contents: Contents of the slots, one row per slot; changed in place.
             incoming: Content that each draw stores in the slot it emptied.
         """
-        out = held[self.slots]
-        out[self._later] = incoming[self._source]
-        held[self._filled] = incoming[self._slot_draws]
+        out = contents[self.slots]
+        out[self._repeated_draws] = incoming[self._source_draws]
+        contents[self._filled_slots] = incoming[self._last_draws]
         return out
 
 
@@ -137,8 +137,8 @@ def slot_ordinals(draws: SlotDraws, drawn: int, filled: int) -> NDArray[np.int64
         ordinals[found] = latest[found] + draws.size
         missing -= int(found.sum())
         stop = start
-    untouched = ordinals < 0
-    ordinals[untouched] = np.flatnonzero(untouched)
+    is_untouched = ordinals < 0
+    ordinals[is_untouched] = np.flatnonzero(is_untouched)
     return ordinals
 
 
@@ -162,21 +162,21 @@ class SlotContents:
     def __init__(self, chunks: Sequence[Chunk], order: NDArray[np.int64] | None = None) -> None:
         whole = concatenate_chunks(chunks) if chunks else Chunk.of_rows([])
         self.size = whole.size
-        self._leaf_numbers: list[NDArray[Any]] | None = None
+        self._columns: list[NDArray[Any]] | None = None
         self._structure: Structure | None = None
         self.rows: list[Any] = []
         """Contents of the slots, if `are_rows`; new rows must be `unpinned`."""
         #: One more column with element numbers, if they are wanted; otherwise empty.
-        self._places: list[IdColumn] = []
+        self._metadata: list[IdColumn] = []
         if whole.metadata is not None:
-            self._places = [whole.metadata.copy() if order is None else whole.metadata[order]]
+            self._metadata = [whole.metadata.copy() if order is None else whole.metadata[order]]
         if whole.is_columnar:
             leaves, self._structure = flatten(whole.columns())
             if order is not None:
                 leaves = [leaf[order] for leaf in leaves]
             elif len(chunks) == 1:  # otherwise `whole` is already a copy
                 leaves = [leaf.copy() for leaf in leaves]
-            self._leaf_numbers = leaves
+            self._columns = leaves
         else:
             rows = _unpinned_row_list(whole)
             self.rows = rows if order is None else [rows[index] for index in order.tolist()]
@@ -184,9 +184,9 @@ class SlotContents:
     @property
     def bytes_each(self) -> int:
         """Approximate memory per slot in bytes; 0 if unknown."""
-        if not self._leaf_numbers or not self.size:
+        if not self._columns or not self.size:
             return 0
-        return sum([leaf.nbytes for leaf in self._leaf_numbers]) // self.size
+        return sum([leaf.nbytes for leaf in self._columns]) // self.size
 
     def exchange(self, slots: NDArray[np.int64], incoming: Chunk) -> Chunk:
         """Return the elements that the draws yield, in order, and store the incoming ones.
@@ -195,69 +195,69 @@ class SlotContents:
             slots: The drawn slots, as many as there are incoming elements.
             incoming: The elements that replace them.
         """
-        held, new = self._places, [] if incoming.metadata is None else [incoming.metadata]
-        if self._leaf_numbers is not None:
+        metadata, new = self._metadata, [] if incoming.metadata is None else [incoming.metadata]
+        if self._columns is not None:
             leaves = self._matching_columns(incoming)
             if leaves is not None:
-                out = _exchange_columns(slots, [*self._leaf_numbers, *held], [*leaves, *new])
-                places = out.pop() if held else None
-                return self._chunk(out, len(slots), places)
+                out = _exchange_columns(slots, [*self._columns, *metadata], [*leaves, *new])
+                id_column = out.pop() if metadata else None
+                return self._chunk(out, len(slots), id_column)
             self._become_rows()
         rows, yielded = self.rows, []
         for slot, row in zip(slots.tolist(), _unpinned_row_list(incoming), strict=True):
             yielded.append(rows[slot])
             rows[slot] = row
-        places = _exchange_columns(slots, held, new)[0] if held else None
-        return Chunk.of_rows(yielded, None, places)
+        id_column = _exchange_columns(slots, metadata, new)[0] if metadata else None
+        return Chunk.of_rows(yielded, None, id_column)
 
     @property
     def are_rows(self) -> bool:
         """Whether all contents are in `rows`, without metadata."""
-        return self._leaf_numbers is None and not self._places
+        return self._columns is None and not self._metadata
 
     def get(self, slots: NDArray[np.int64]) -> Chunk:
         """Return the contents of these slots."""
-        places = self._places[0][slots] if self._places else None
-        if self._leaf_numbers is not None:
-            return self._chunk([leaf[slots] for leaf in self._leaf_numbers], len(slots), places)
-        return Chunk.of_rows([self.rows[slot] for slot in slots.tolist()], None, places)
+        metadata = self._metadata[0][slots] if self._metadata else None
+        if self._columns is not None:
+            return self._chunk([leaf[slots] for leaf in self._columns], len(slots), metadata)
+        return Chunk.of_rows([self.rows[slot] for slot in slots.tolist()], None, metadata)
 
     def _chunk(
-        self, leaves: list[NDArray[Any]], size: int, places: IdColumn | None = None
+        self, leaves: list[NDArray[Any]], size: int, metadata: IdColumn | None = None
     ) -> Chunk:
         assert self._structure is not None
-        return Chunk.of_columns(unflatten(self._structure, leaves), size, None, places)
+        return Chunk.of_columns(unflatten(self._structure, leaves), size, None, metadata)
 
     def _matching_columns(self, chunk: Chunk) -> list[NDArray[Any]] | None:
         """Return the columns of a chunk if they match the layout of the slots, else None."""
         if not chunk.is_columnar:
             return None
-        assert self._leaf_numbers is not None
+        assert self._columns is not None
         leaves, structure = flatten(chunk.columns())
         if structure != self._structure:
             return None
-        for held, new in zip(self._leaf_numbers, leaves, strict=True):
-            if held.dtype != new.dtype or held.shape[1:] != new.shape[1:]:
+        for column, new in zip(self._columns, leaves, strict=True):
+            if column.dtype != new.dtype or column.shape[1:] != new.shape[1:]:
                 return None
         return leaves
 
     def _become_rows(self) -> None:
-        assert self._leaf_numbers is not None
-        self.rows = _unpinned_row_list(self._chunk(self._leaf_numbers, self.size))
-        self._leaf_numbers = None
+        assert self._columns is not None
+        self.rows = _unpinned_row_list(self._chunk(self._columns, self.size))
+        self._columns = None
 
 
 def _exchange_columns(
-    slots: NDArray[np.int64], held: Sequence[NDArray[Any]], incoming: Sequence[NDArray[Any]]
+    slots: NDArray[np.int64], columns: Sequence[NDArray[Any]], incoming: Sequence[NDArray[Any]]
 ) -> list[NDArray[Any]]:
     """Return the yielded values of slot columns, and store the incoming values in place."""
     if len(slots) == 1:  # no slot is drawn twice
-        out = [column[slots] for column in held]
-        for column, new in zip(held, incoming, strict=True):
+        out = [column[slots] for column in columns]
+        for column, new in zip(columns, incoming, strict=True):
             column[slots] = new
         return out
     exchange = SlotExchange(slots)
-    return [exchange.apply(column, new) for column, new in zip(held, incoming, strict=True)]
+    return [exchange.apply(column, new) for column, new in zip(columns, incoming, strict=True)]
 
 
 def _unpinned_row_list(chunk: Chunk) -> list[Any]:

@@ -18,9 +18,9 @@ __all__ = ["FILTERED_OUT", "MID_SPLIT_STATE_MESSAGE", "SplitElementsIterator"]
 
 _SKIPPED_AT_ONCE = 1024
 MID_SPLIT_STATE_MESSAGE = (
-    "the state was saved by one process in the middle of what a worker reads as one unit (a file, "
-    "what a flat_map or an interleave opens), of which it does not say how many elements came; "
-    "restore it in one process, or one that was saved over the service"
+    "the state was saved by a single process in the middle of a split (a file, or a dataset "
+    "opened by flat_map or interleave), and does not contain the number of elements read of it; "
+    "restore it in a single process, or use a state saved with the data service"
 )
 FILTERED_OUT = -1
 """Split in the metadata of placeholders for elements that a filter dropped."""
@@ -90,11 +90,11 @@ class SplitElementsIterator(ElementIterator):
             try:
                 return self._reader.next_chunk(limit)
             except Exception as error:
-                origin = get_error_position(error)
+                position = get_error_position(error)
                 if (
-                    origin is not None
-                    and self._is_deferred(origin)
-                    and origin.element < self._ordinal
+                    position is not None
+                    and self._is_deferred(position)
+                    and position.element < self._ordinal
                 ):
                     continue  # its element is before the restored position
                 self._pending_error = error
@@ -107,8 +107,8 @@ class SplitElementsIterator(ElementIterator):
         """
         self._buffered = self._read(1)
         error = self._pending_error
-        origin = None if error is None else get_error_position(error)
-        if origin is None or not origin.is_whole_split:
+        position = None if error is None else get_error_position(error)
+        if position is None or not position.is_whole_split:
             return None
         assert self._reader is not None
         self._reader.next_chunk(1)  # reads the end of the split
@@ -119,16 +119,18 @@ class SplitElementsIterator(ElementIterator):
 
         With deferred errors, return an error of an element in its place.
         """
-        origin = get_error_position(error)
-        before = None if origin is None else self._fill_before(origin.element, limit)
+        position = get_error_position(error)
+        before = None if position is None else self._fill_before(position.element, limit)
         if before is not None:
             return before
         self._pending_error = None
-        if origin is not None and self._is_deferred(origin):
-            first, self._ordinal = self._ordinal, origin.ordinal
-            places = id_column(origin.split, np.array([origin.element]), self._zero_numbers(1))
+        if position is not None and self._is_deferred(position):
+            first, self._ordinal = self._ordinal, position.ordinal
+            metadata = id_column(
+                position.split, np.array([position.element]), self._zero_numbers(1)
+            )
             return Chunk.of_rows(
-                [DeferredError(error)], self._states(first, places["ordinal"]), places
+                [DeferredError(error)], self._states(first, metadata["ordinal"]), metadata
             )
         self._num_failed += 1
         raise error
@@ -139,9 +141,9 @@ class SplitElementsIterator(ElementIterator):
     def _fill_at_end(self, limit: int) -> Chunk | None:
         """Return placeholders for elements dropped at the end of the split."""
         assert self._reader is not None
-        left_out = self._fill_before(self._reader.num_elements, limit)
-        self._has_ended = left_out is None
-        return left_out
+        placeholders = self._fill_before(self._reader.num_elements, limit)
+        self._has_ended = placeholders is None
+        return placeholders
 
     def _fill_before(self, ordinal: int, limit: int) -> Chunk | None:
         """Return placeholders for elements dropped before `ordinal`, or None if there are none."""
@@ -150,9 +152,11 @@ class SplitElementsIterator(ElementIterator):
             return None
         first, count = self._ordinal, min(missing, limit)
         self._ordinal += count
-        places = id_column(FILTERED_OUT, np.arange(first, self._ordinal), self._zero_numbers(count))
-        states = self._states(first, places["ordinal"])
-        return Chunk.of_rows([None] * count, states, places)
+        metadata = id_column(
+            FILTERED_OUT, np.arange(first, self._ordinal), self._zero_numbers(count)
+        )
+        states = self._states(first, metadata["ordinal"])
+        return Chunk.of_rows([None] * count, states, metadata)
 
     def _zero_numbers(self, count: int) -> IdColumn | None:
         return np.zeros(count, np.uint64) if self._has_element_numbers else None
@@ -174,39 +178,43 @@ class SplitElementsIterator(ElementIterator):
         if not failed:
             return
         self._reader = self._source.open(self._split, 0)
-        seen = 0
+        num_seen = 0
         reached = 0
-        while reached < ordinal or seen < failed:
+        while reached < ordinal or num_seen < failed:
             try:
                 chunk = self._reader.next_chunk(min(ordinal - reached, _SKIPPED_AT_ONCE) or 1)
             except Exception as error:
-                origin = get_error_position(error)
-                is_held = origin is not None and self._is_deferred(origin)
+                position = get_error_position(error)
+                is_deferred = position is not None and self._is_deferred(position)
                 # Consecutive failures after the position were not raised yet.
-                if origin is not None and origin.element >= ordinal and (is_held or seen == failed):
+                if (
+                    position is not None
+                    and position.element >= ordinal
+                    and (is_deferred or num_seen == failed)
+                ):
                     self._pending_error = error
                     return
-                if origin is not None and is_held:
-                    reached = origin.ordinal
+                if position is not None and is_deferred:
+                    reached = position.ordinal
                     continue
-                seen += 1
-                if seen > MAX_FAILURES + failed:
+                num_seen += 1
+                if num_seen > MAX_FAILURES + failed:
                     raise
                 continue
             if chunk is None:
                 if self._reader.num_elements >= ordinal:
                     return  # the remaining elements were dropped
                 raise DataLossError(
-                    f"unit {self._split} has {self._reader.num_elements} elements, but {ordinal} "
-                    "were "
-                    "read before the state was saved; restore it with the same data"
+                    f"split {self._split} has {self._reader.num_elements} elements, but "
+                    f"{ordinal} were read before the state was saved; restore the state with the "
+                    "same data"
                 )
             assert chunk.metadata is not None
             ordinals = chunk.metadata["ordinal"]
-            past = int(np.searchsorted(ordinals, ordinal))
+            start = int(np.searchsorted(ordinals, ordinal))
             reached = int(ordinals[-1]) + 1
-            if past < chunk.size:  # elements before it were dropped, or no longer fail
-                self._buffered = chunk.slice(past, chunk.size)
+            if start < chunk.size:  # elements before it were dropped, or no longer fail
+                self._buffered = chunk.slice(start, chunk.size)
                 return
 
     def get_state(self) -> State:
@@ -247,12 +255,12 @@ def _fill_gaps(chunk: Chunk, first_ordinal: int) -> Chunk:
     count = int(ordinals[-1]) + 1 - first_ordinal
     if count == chunk.size:
         return chunk
-    at = ordinals - first_ordinal
-    places = np.empty(count, chunk.metadata.dtype)
-    places["split"] = FILTERED_OUT
-    places["ordinal"] = np.arange(first_ordinal, first_ordinal + count)
-    places[at] = chunk.metadata
+    offsets = ordinals - first_ordinal
+    metadata = np.empty(count, chunk.metadata.dtype)
+    metadata["split"] = FILTERED_OUT
+    metadata["ordinal"] = np.arange(first_ordinal, first_ordinal + count)
+    metadata[offsets] = chunk.metadata
     rows: list[Any] = [None] * count
-    for index, row in zip(at.tolist(), chunk.rows(), strict=True):
+    for index, row in zip(offsets.tolist(), chunk.rows(), strict=True):
         rows[index] = row
-    return Chunk.of_rows(rows, None, places)
+    return Chunk.of_rows(rows, None, metadata)

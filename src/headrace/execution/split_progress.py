@@ -132,11 +132,14 @@ class SplitProgress:
             self._count_pending()
 
     def _count_pending(self) -> None:
-        came, self._pending, self._num_pending = self._pending, [], 0
-        if not came:
+        pending, self._pending, self._num_pending = self._pending, [], 0
+        if not pending:
             return
-        column, start = self._count_column(concatenate_columns([each.column for each in came])), 0
-        for each in came:
+        column, start = (
+            self._count_column(concatenate_columns([each.column for each in pending])),
+            0,
+        )
+        for each in pending:
             stop = start + len(each.column)
             each.column, each.is_counted = column[start:stop], True
             start = stop
@@ -146,12 +149,12 @@ class SplitProgress:
         if isinstance(column, InterleavedSplits):
             return self._count_round_robin(column)
         if isinstance(column, ConsecutiveSplits):
-            in_row = self._count_in_row(column)
-            if in_row is not None:
-                return in_row
+            counted = self._count_in_row(column)
+            if counted is not None:
+                return counted
             column = column.to_array()
-        units, ordinals = self._count(column["split"])
-        return id_column(units, ordinals, element_numbers(column))
+        splits, ordinals = self._count(column["split"])
+        return id_column(splits, ordinals, element_numbers(column))
 
     def _count_in_row(self, row: ConsecutiveSplits) -> MetadataColumn | None:
         """Count one element of each of consecutive splits; return None if the ids are irregular."""
@@ -188,14 +191,14 @@ class SplitProgress:
     def _count_round_robin(self, column: InterleavedSplits) -> InterleavedSplits:
         """Count elements of splits that are interleaved round-robin."""
         self._reserve_counts(column.max_split() + 1)
-        units, ordinals = [-1] * len(column.splits), [0] * len(column.splits)
+        splits, ordinals = [-1] * len(column.splits), [0] * len(column.splits)
         for number, before, size in column.split_elements():
-            dealt = column.splits[number]
-            units[number] = self._split_of(dealt)
-            ordinals[number] = int(self._counts[dealt - self._first_counted]) - before
-            self._counts[dealt - self._first_counted] += size
+            assignment = column.splits[number]
+            splits[number] = self._split_of(assignment)
+            ordinals[number] = int(self._counts[assignment - self._first_counted]) - before
+            self._counts[assignment - self._first_counted] += size
         return InterleavedSplits(
-            tuple(units), column.turn_size, column.start, column.size, tuple(ordinals)
+            tuple(splits), column.turn_size, column.start, column.size, tuple(ordinals)
         )
 
     def _count(
@@ -215,10 +218,10 @@ class SplitProgress:
         highest = int(np.maximum.reduce(assignment))
         self._reserve_counts(highest + 1)
         if highest == lowest and not steps.any():  # all of one split
-            unit = highest
-            start = int(self._counts[unit - self._first_counted])
-            self._counts[unit - self._first_counted] += size
-            return self._split_of(unit), np.arange(start, start + size)
+            only = highest
+            start = int(self._counts[only - self._first_counted])
+            self._counts[only - self._first_counted] += size
+            return self._split_of(only), np.arange(start, start + size)
         return self._splits_of(assignment), self._ordinals_of(
             assignment - self._first_counted, steps
         )
@@ -226,9 +229,9 @@ class SplitProgress:
     def _count_one(self, split: int) -> tuple[int, NDArray[np.int64]]:
         """Count an element of a split."""
         self._reserve_counts(split + 1)
-        at = split - self._first_counted
-        ordinals = self._counts[at : at + 1].copy()
-        self._counts[at] += 1
+        index = split - self._first_counted
+        ordinals = self._counts[index : index + 1].copy()
+        self._counts[index] += 1
         return self._split_of(split), ordinals
 
     def _count_one_of_each(
@@ -247,20 +250,22 @@ class SplitProgress:
     def _reserve_counts(self, stop: int) -> None:
         """Allocate the counts of splits before `stop`."""
         if self._num_single_elements is not None:
-            ones, self._num_single_elements = self._num_single_elements, None
-            self._reserve_counts(ones)
-            self._counts[: ones - self._first_counted] = 1
+            stop_of_singles, self._num_single_elements = self._num_single_elements, None
+            self._reserve_counts(stop_of_singles)
+            self._counts[: stop_of_singles - self._first_counted] = 1
         needed = stop - self._first_counted
         if needed > len(self._counts):
-            grown = np.zeros(2 * needed, np.int64)
-            grown[: len(self._counts)] = self._counts
-            self._counts = grown
+            counts = np.zeros(2 * needed, np.int64)
+            counts[: len(self._counts)] = self._counts
+            self._counts = counts
 
     def _split_of(self, assignment: int) -> int:
         for span in self._spans:
             if span.start <= assignment < span.stop:
                 return span.split + assignment - span.start
-        raise AssertionError(f"unit {assignment} has ended, and gives elements")
+        raise AssertionError(
+            f"split {assignment}, in assignment order, has finished but yields elements"
+        )
 
     def num_elements(self, assignment: int) -> int:
         """Return the number of elements of a split so far."""
@@ -291,11 +296,9 @@ class SplitProgress:
             if span.start <= low and high < span.stop:
                 return assignment + np.int64(span.split - span.start)
         starts = np.array([span.start for span in self._spans])
-        shifts = np.array([span.split - span.start for span in self._spans])
-        unit_less_dealt: NDArray[np.int64] = shifts[
-            np.searchsorted(starts, assignment, "right") - 1
-        ]
-        return assignment + unit_less_dealt
+        span_shifts = np.array([span.split - span.start for span in self._spans])
+        shift: NDArray[np.int64] = span_shifts[np.searchsorted(starts, assignment, "right") - 1]
+        return assignment + shift
 
     def _ordinals_of(
         self, splits: NDArray[np.int64], steps: NDArray[np.int64]
@@ -304,16 +307,16 @@ class SplitProgress:
         if int(np.minimum.reduce(steps)) < 0:
             return self._ordinals_of_mixed(splits)
         starts = find_run_starts(steps != 0)
-        own = splits[starts]
+        run_splits = splits[starts]
         sizes = find_run_sizes(starts, size)
-        ordinals = np.arange(size) + np.repeat(self._counts[own] - starts, sizes)
-        self._counts[own] += sizes
+        ordinals = np.arange(size) + np.repeat(self._counts[run_splits] - starts, sizes)
+        self._counts[run_splits] += sizes
         return ordinals
 
     def _ordinals_of_mixed(self, splits: NDArray[np.int64]) -> NDArray[np.int64]:
-        order, size, least = stable_order(splits), len(splits), int(np.minimum.reduce(splits))
-        sizes = np.bincount(splits - least)  # at most as many as there are counts
-        counts = self._counts[least : least + len(sizes)]
+        order, size, lowest = stable_order(splits), len(splits), int(np.minimum.reduce(splits))
+        sizes = np.bincount(splits - lowest)  # at most as many as there are counts
+        counts = self._counts[lowest : lowest + len(sizes)]
         ordinals = np.empty(size, np.int64)
         ordinals[order] = np.arange(size) + np.repeat(counts - (sizes.cumsum() - sizes), sizes)
         counts += sizes
@@ -331,12 +334,12 @@ class SplitProgress:
         """Compute the numbers of elements of finished splits."""
         self._count_pending()
         due, self._due = self._due, {}
-        for leaves, dealt in due.items():
+        for leaves, assignment in due.items():
             for span in self._spans:
-                if span.start >= dealt:
+                if span.start >= assignment:
                     break
                 if span.leaf in leaves:
-                    self._finish_span(span, min(dealt, span.stop))
+                    self._finish_span(span, min(assignment, span.stop))
         self._drop_finished()
 
     def record_abandoned(self, assignment: int) -> None:
@@ -350,16 +353,16 @@ class SplitProgress:
 
     def _finish_span(self, span: _AssignedSpan, stop: int) -> None:
         if self._num_single_elements is not None:
-            spoke = max(0, min(stop, self._num_single_elements) - span.start)
-            if spoke:
-                self._finished.append(FinishedSplits(span.split, spoke, 1))
+            num_counted = max(0, min(stop, self._num_single_elements) - span.start)
+            if num_counted:
+                self._finished.append(FinishedSplits(span.split, num_counted, 1))
         else:
             counts = self._counts[span.start - self._first_counted : stop - self._first_counted]
             self._finished += _make_finished(span.split, counts)
-            spoke = len(counts)
-        silent = stop - span.start - spoke
-        if silent:
-            self._finished.append(FinishedSplits(span.split + spoke, silent, 0))
+            num_counted = len(counts)
+        num_empty = stop - span.start - num_counted
+        if num_empty:
+            self._finished.append(FinishedSplits(span.split + num_counted, num_empty, 0))
         span.split += stop - span.start
         span.start = stop
 
@@ -372,14 +375,14 @@ class SplitProgress:
                 max(first, self._num_single_elements),
             )
             return
-        passed, held = first - self._first_counted, len(self._counts)
-        if passed <= held // 2:
+        num_finished, num_counts = first - self._first_counted, len(self._counts)
+        if num_finished <= num_counts // 2:
             return
-        kept = self._counts[passed:]
-        if not kept.any():
-            self._num_single_elements, kept = first, kept[:0]
-        self._counts = np.zeros(max(_MIN_COUNTS, 2 * len(kept)), np.int64)
-        self._counts[: len(kept)] = kept
+        counts = self._counts[num_finished:]
+        if not counts.any():
+            self._num_single_elements, counts = first, counts[:0]
+        self._counts = np.zeros(max(_MIN_COUNTS, 2 * len(counts)), np.int64)
+        self._counts[: len(counts)] = counts
         self._first_counted = first
 
     def take_finished(self) -> tuple[FinishedSplits, ...]:
@@ -387,8 +390,8 @@ class SplitProgress:
         with self._lock:
             if self._due:
                 self._process_due()
-            ended, self._finished = self._finished, []
-        return tuple(_join_consecutive(ended))
+            finished, self._finished = self._finished, []
+        return tuple(_join_consecutive(finished))
 
 
 def _make_finished(split: int, counts: NDArray[np.int64]) -> list[FinishedSplits]:

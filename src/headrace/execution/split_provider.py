@@ -71,11 +71,11 @@ class AssignedPositions(NamedTuple):
 
     def num_finished(self, position: int) -> int:
         """Return how many splits are complete, in assignment order, before `position`."""
-        units = position - self.start
+        num_positions = position - self.start
         return self.num_assigned_before + (
-            -(-units // self.positions_per_split)
+            -(-num_positions // self.positions_per_split)
             if position == self.stop
-            else units // self.positions_per_split
+            else num_positions // self.positions_per_split
         )
 
     def num_started(self, position: int) -> int:
@@ -84,9 +84,9 @@ class AssignedPositions(NamedTuple):
 
     def assignments_of(self, position: int, count: int) -> NDArray[np.int64]:
         """Return the split of each of `count` positions, in assignment order."""
-        since = np.arange(position - self.start, position - self.start + count)
+        offsets = np.arange(position - self.start, position - self.start + count)
         return self.num_assigned_before + (
-            since if self.positions_per_split == 1 else since // self.positions_per_split
+            offsets if self.positions_per_split == 1 else offsets // self.positions_per_split
         )
 
 
@@ -109,7 +109,7 @@ class SplitProvider(Protocol):
 
 class _LocatedPositions(NamedTuple):
     leaf: int
-    passes: tuple[int, ...]
+    epochs: tuple[int, ...]
     positions: AssignedPositions
     partial_split: PartialSplit | None
 
@@ -135,7 +135,7 @@ class PositionSplitProvider:
         self._next_splits = next_splits
         self._epochs = epoch
         self._ranges: deque[_LocatedPositions] = deque()
-        self._located = 0  # splits in all ranges, taken or not
+        self._num_located = 0  # splits in all ranges, taken or not
         self._has_ended = False
         self.progress = progress
         self.is_paused = False
@@ -145,10 +145,10 @@ class PositionSplitProvider:
 
     @property
     def num_assigned(self) -> int:
-        return self._ranges[0].positions.num_assigned_before if self._ranges else self._located
+        return self._ranges[0].positions.num_assigned_before if self._ranges else self._num_located
 
     def peek(self) -> tuple[int, tuple[int, ...]] | None:
-        return (self._ranges[0].leaf, self._ranges[0].passes) if self._fetch_next() else None
+        return (self._ranges[0].leaf, self._ranges[0].epochs) if self._fetch_next() else None
 
     @property
     def is_next_partial(self) -> bool:
@@ -158,15 +158,15 @@ class PositionSplitProvider:
     def _fetch_next(self) -> bool:
         """Fetch the next range if there is none; return False at the end."""
         while not (self._ranges or self._has_ended or self.is_paused):
-            units = self._next_splits()
-            if units is None:
+            splits = self._next_splits()
+            if splits is None:
                 self._has_ended = True
-            elif units is Pause.PAUSE:
+            elif splits is Pause.PAUSE:
                 self.is_paused = True
-            elif isinstance(units, PartialSplit):
-                self._locate(units.split, units.split + 1, units)
+            elif isinstance(splits, PartialSplit):
+                self._locate(splits.split, splits.split + 1, splits)
             else:
-                self._locate(*units, None)
+                self._locate(*splits, None)
         return bool(self._ranges)
 
     def take(self, leaf: int, epochs: tuple[int, ...]) -> AssignedPositions | None:
@@ -180,12 +180,12 @@ class PositionSplitProvider:
         """Return the next range if it is a partial split of these leaves and epochs, else None."""
         if not self.is_next_partial:
             return None
-        leaf, inner, run, part = self._ranges[0]
-        if leaf not in leaves or inner[: len(epochs)] != epochs:
+        leaf, range_epochs, positions, partial_split = self._ranges[0]
+        if leaf not in leaves or range_epochs[: len(epochs)] != epochs:
             return None
-        assert part is not None
+        assert partial_split is not None
         self._ranges.popleft()
-        return part, PartialSplitProvider(self, leaf, inner, run)
+        return partial_split, PartialSplitProvider(self, leaf, range_epochs, positions)
 
     def resume(self) -> None:
         """Continue after a pause."""
@@ -195,17 +195,17 @@ class PositionSplitProvider:
         self.num_started = max(self.num_started, num_splits)
 
     def _locate(self, first: int, stop: int, partial_split: PartialSplit | None) -> None:
-        for leaf, passes, start, end in self._split_space.locate(first, stop):
-            ((_, _, one_start, one_end),) = self._split_space.locate(first, first + 1)
-            run = AssignedPositions(start, end, one_end - one_start, self._located)
+        for leaf, epochs, start, end in self._split_space.locate(first, stop):
+            ((_, _, split_start, split_end),) = self._split_space.locate(first, first + 1)
+            positions = AssignedPositions(start, end, split_end - split_start, self._num_located)
             self._ranges.append(
-                _LocatedPositions(leaf, (*self._epochs, *passes), run, partial_split)
+                _LocatedPositions(leaf, (*self._epochs, *epochs), positions, partial_split)
             )
-            units = run.num_finished(end) - run.num_assigned_before
+            num_splits = positions.num_finished(end) - positions.num_assigned_before
             if self.progress is not None:
-                self.progress.record_assigned(leaf, self._located, units, first)
-            self._located += units
-            first += units
+                self.progress.record_assigned(leaf, self._num_located, num_splits, first)
+            self._num_located += num_splits
+            first += num_splits
 
 
 class WholeSplitProvider:
@@ -276,10 +276,10 @@ class FirstEpochSplitProvider:
         return self._split_provider.num_assigned
 
     def peek(self) -> tuple[int, tuple[int, ...]] | None:
-        head, depth = self._split_provider.peek(), len(self._epochs)
-        if head is None or head[1][:depth] != self._epochs:
+        upcoming, depth = self._split_provider.peek(), len(self._epochs)
+        if upcoming is None or upcoming[1][:depth] != self._epochs:
             return None
-        return head[0], (0,) * depth + head[1][depth:]
+        return upcoming[0], (0,) * depth + upcoming[1][depth:]
 
     def take(self, leaf: int, epochs: tuple[int, ...]) -> AssignedPositions | None:
         return self._split_provider.take(leaf, self._epochs + epochs[len(self._epochs) :])

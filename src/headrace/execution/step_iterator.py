@@ -39,7 +39,7 @@ __all__ = [
     "tag_part",
 ]
 
-NO_ELEMENT: Any = type("Nothing", (), {"__doc__": "What `step` returns for no element."})()
+NO_ELEMENT: Any = type("Nothing", (), {"__doc__": "Result of `step` that yields no element."})()
 
 ROWS_AT_ONCE = 64
 """Minimum number of rows taken from a chunk at once when few elements are requested."""
@@ -128,7 +128,7 @@ class RowStepIterator(StepIterator):
         start = self._input_buffer.offset
         rows = chunk.rows()[start : start + max(limit, ROWS_AT_ONCE)]
         results: list[Any] = []
-        origins: list[int] = []
+        indices: list[int] = []
         step, seen = self.step, 0
         try:
             for row in rows:
@@ -138,7 +138,7 @@ class RowStepIterator(StepIterator):
                         self._has_ended = True
                         break
                     results.append(made)
-                    origins.append(start + seen)
+                    indices.append(start + seen)
                     if len(results) == limit:
                         seen += 1
                         break
@@ -148,8 +148,8 @@ class RowStepIterator(StepIterator):
         self._consume(seen)
         if not results:
             return None
-        states = select_states(chunk.states, origins, start + seen)
-        return Chunk.of_rows(results, states, chunk.take_compact_metadata(origins))
+        states = select_states(chunk.states, indices, start + seen)
+        return Chunk.of_rows(results, states, chunk.take_compact_metadata(indices))
 
     def _defer_error(self, error: BaseException, chunk: Chunk, index: int) -> None:
         """Store the error of element `index` of the buffered chunk until its turn."""
@@ -245,9 +245,9 @@ class UndeliveredInput(ElementIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._delivered_mask & 1:
             self._skip_delivered()
-        gone = self._delivered_mask
-        if gone:
-            limit = min(limit, (gone & -gone).bit_length() - 1)
+        delivered = self._delivered_mask
+        if delivered:
+            limit = min(limit, (delivered & -delivered).bit_length() - 1)
         try:
             chunk = self._input.next_chunk(limit)
         except Exception:
@@ -256,12 +256,12 @@ class UndeliveredInput(ElementIterator):
         if chunk is None:
             return None
         self._delivered_mask >>= chunk.size
-        return chunk.with_states(_masked_states(gone, chunk.states))
+        return chunk.with_states(_masked_states(delivered, chunk.states))
 
     def _skip_delivered(self) -> None:
         """Skip delivered elements; failed ones were delivered as errors."""
-        gone = self._delivered_mask
-        count = (~gone & (gone + 1)).bit_length() - 1
+        delivered = self._delivered_mask
+        count = (~delivered & (delivered + 1)).bit_length() - 1
         try:
             chunk = self._input.next_chunk(count)
         except Exception:
@@ -273,14 +273,18 @@ class UndeliveredInput(ElementIterator):
     def lazy_rows(self) -> LazyRows | None:
         if self._delivered_mask:
             return super().lazy_rows()
-        got = self._input.lazy_rows()
-        return None if got is None else (got[0], _masked_states(0, got[1]))
+        rows_and_states = self._input.lazy_rows()
+        return (
+            None
+            if rows_and_states is None
+            else (rows_and_states[0], _masked_states(0, rows_and_states[1]))
+        )
 
     def get_state(self) -> State:
-        return {"done": mask_to_runs(self._delivered_mask), "input": self._input.get_state()}
+        return {"delivered": mask_to_runs(self._delivered_mask), "input": self._input.get_state()}
 
     def set_state(self, state: State) -> None:
-        self._delivered_mask = runs_to_mask(state["done"])
+        self._delivered_mask = runs_to_mask(state["delivered"])
         self._input.set_state(state["input"])
 
     def skip(self, count: int) -> int:
@@ -291,7 +295,10 @@ class UndeliveredInput(ElementIterator):
 
 
 def _masked_states(delivered_mask: int, states: States) -> States:
-    return lambda index: {"done": mask_to_runs(delivered_mask >> index), "input": states(index)}
+    return lambda index: {
+        "delivered": mask_to_runs(delivered_mask >> index),
+        "input": states(index),
+    }
 
 
 # --- Sets of small numbers: bits of an integer in memory, runs in states --------------------------
@@ -308,12 +315,12 @@ def runs_to_mask(runs: Iterable[Sequence[int]]) -> int:
 def mask_to_runs(mask: int) -> list[list[int]]:
     """Return the runs of set bits, in order."""
     runs = []
-    at = 0
+    offset = 0
     while mask:
         low = (mask & -mask).bit_length() - 1
         mask >>= low
         size = (~mask & (mask + 1)).bit_length() - 1
         mask >>= size
-        runs.append([at + low, at + low + size])
-        at += low + size
+        runs.append([offset + low, offset + low + size])
+        offset += low + size
     return runs

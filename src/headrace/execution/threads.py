@@ -125,7 +125,7 @@ class ReadAheadThread:
             self._thread.join(JOIN_TIMEOUT_SECONDS)
         if not self._has_returned:
             _logger.warning(
-                "%s does not return; its thread goes on until it does, and ends then", step
+                "%s is still busy in a function; its thread ends when the function returns", step
             )
 
     def _run(self) -> None:
@@ -135,9 +135,9 @@ class ReadAheadThread:
         finally:
             with self.lock:
                 self._has_returned = True
-                is_left = self._is_abandoned
+                is_abandoned = self._is_abandoned
                 self.changed.notify_all()
-            if is_left:
+            if is_abandoned:
                 close_quietly(self._input)
 
     def _was_stopped(self) -> bool:
@@ -146,20 +146,22 @@ class ReadAheadThread:
     def _read(self) -> bool:
         """Read once; return whether to continue."""
         with self.lock:
-            while not self._is_stopped and not (room := self._free_space()):
+            while not self._is_stopped and not (space := self._free_space()):
                 self.changed.wait()
             if self._is_stopped:
                 return False
-        pace, input_ = self._chunk_sizer, self._input
+        chunk_sizer, input_ = self._chunk_sizer, self._input
         chunk: Chunk | None = None
         error: BaseException | None = None
         after: State = None
-        pace.limit = min(pace.limit, room)
+        chunk_sizer.limit = min(chunk_sizer.limit, space)
         try:
             # Read several elements if they are made ahead anyway, to avoid waking the consumer for
             # each.
-            made = 1 if input_.can_read_ahead else min(input_.preferred_limit, _MAX_SLOW_ELEMENTS)
-            chunk = pace.read_chunk(input_, min(made, room))
+            min_elements = (
+                1 if input_.can_read_ahead else min(input_.preferred_limit, _MAX_SLOW_ELEMENTS)
+            )
+            chunk = chunk_sizer.read_chunk(input_, min(min_elements, space))
             if chunk is None:
                 after = input_.get_state()
         except Exception as failure:
@@ -184,7 +186,7 @@ def close_quietly(iterator: ElementIterator) -> None:
     try:
         iterator.close()
     except Exception:
-        _logger.debug("an iterator could not be closed", exc_info=True)
+        _logger.debug("failed to close an abandoned iterator", exc_info=True)
 
 
 # --- Thread pool without unbounded joins ----------------------------------------------------------
@@ -298,6 +300,4 @@ class WaitWarning:
         now = self._clock()
         if now >= self._next_warning:
             self._next_warning = now + _REPEAT_WARNING_SECONDS
-            self._warn(
-                f"waiting for {self._awaited}: nothing has come for {now - self._start:.0f} s"
-            )
+            self._warn(f"waiting for {self._awaited}: no element for {now - self._start:.0f} s")

@@ -35,12 +35,12 @@ _MARK_INTERVAL = 64
 class KeyedWindow:
     """Elements of one key."""
 
-    __slots__ = ("_ids", "key", "ordinals", "rows", "size")
+    __slots__ = ("_metadata", "key", "ordinals", "rows", "size")
 
     def __init__(self, key: int, element_id: IdColumn | None) -> None:
         self.key = key
         #: Metadata of the first element; of all elements if they have element ids.
-        self._ids = [] if element_id is None else [element_id]
+        self._metadata = [] if element_id is None else [element_id]
         self.rows: list[Element] = []
         #: Ordinals of the elements in the input. Append-only.
         self.ordinals: list[int] = []
@@ -50,12 +50,12 @@ class KeyedWindow:
     @property
     def ids(self) -> IdColumn | None:
         """Metadata of the first element, including the element ids of all elements if tracked."""
-        places = self._ids
-        return group_metadata(concatenate_metadata(places), len(self.rows)) if places else None
+        metadata = self._metadata
+        return group_metadata(concatenate_metadata(metadata), len(self.rows)) if metadata else None
 
     def add_id(self, element_id: IdColumn) -> None:
         """Add the element id of another element."""
-        self._ids.append(element_id)
+        self._metadata.append(element_id)
 
 
 class _WindowTable:
@@ -162,12 +162,12 @@ class WindowCollector:
 
     def _read(self) -> bool:
         """Fill the buffer; return False at the end."""
-        below = self._input.input
-        if below.can_read_ahead:
+        input_ = self._input.input
+        if input_.can_read_ahead:
             limit = self._limit
             self._limit = min(2 * limit, _MARK_INTERVAL)
         else:
-            limit = max(below.preferred_limit, self._min_needed())
+            limit = max(input_.preferred_limit, self._min_needed())
         if self._num_collected >= self._prune_at:
             self._prune()
         chunk = self._input.read_chunk(limit)
@@ -187,16 +187,18 @@ class WindowCollector:
         return max(1, min([*missing, self._min_size]))
 
     def _prune(self) -> None:
-        held = [window.ordinals for window in self._windows.snapshot()()]
-        self._input.discard_unused_marks(ordinal for ordinals in held for ordinal in ordinals)
+        held_ordinals = [window.ordinals for window in self._windows.snapshot()()]
+        self._input.discard_unused_marks(
+            ordinal for ordinals in held_ordinals for ordinal in ordinals
+        )
         # The interval grows with the number of held elements.
-        self._prune_at = self._num_collected + max(4 * _MARK_INTERVAL, sum(map(len, held)))
+        self._prune_at = self._num_collected + max(4 * _MARK_INTERVAL, sum(map(len, held_ordinals)))
 
     def _collect(self) -> KeyedWindow | None:
         """Collect buffered elements until a window is full; return it, or None."""
         assert self._chunk is not None
         windows, rows, offset = self._windows, self._rows, self._offset
-        places = self._chunk.metadata
+        metadata = self._chunk.metadata
         try:
             while offset < len(rows):
                 row = rows[offset]
@@ -205,8 +207,8 @@ class WindowCollector:
                 is_new = window is None
                 if window is None:
                     window = KeyedWindow(key, self._chunk.take_metadata(slice(offset, offset + 1)))
-                elif places is not None and places.dtype.names:
-                    window.add_id(places[offset : offset + 1])
+                elif metadata is not None and metadata.dtype.names:
+                    window.add_id(metadata[offset : offset + 1])
                 if window.size is None:  # a new window, or one restored from a state
                     window.size = self._size_of(key)
                 window.rows.append(row)
@@ -243,21 +245,26 @@ class WindowCollector:
         Args:
             removed_ordinals: Ordinals of a removed window that is still needed.
         """
-        windows, done = self._windows.snapshot(), self._num_collected
+        windows, num_collected = self._windows.snapshot(), self._num_collected
         mark, failures = self._input.oldest_mark, self._input.num_failed
 
         def state() -> dict[str, State]:
             first = mark.ordinal
-            held = [
+            contents = [
                 [
                     window.key,
-                    _encode_gaps(window.ordinals[: bisect_left(window.ordinals, done)], first),
+                    _encode_gaps(
+                        window.ordinals[: bisect_left(window.ordinals, num_collected)], first
+                    ),
                 ]
                 for window in windows()
             ]
-            saved = {"windows": [one for one in held if one[1]], **mark.to_json(done, failures)}
+            saved = {
+                "windows": [one for one in contents if one[1]],
+                **mark.to_json(num_collected, failures),
+            }
             return (
-                {**saved, "taken": _encode_gaps(removed_ordinals, first)}
+                {**saved, "removed": _encode_gaps(removed_ordinals, first)}
                 if removed_ordinals
                 else saved
             )
@@ -267,25 +274,25 @@ class WindowCollector:
     def restore(self, state: State) -> tuple[list[Element], list[int], IdColumn | None]:
         """Restore a state; return the removed window: rows, ordinals and metadata."""
         self._reset()
-        first = state["from"]
-        held = [(key, _decode_gaps(gaps, first)) for key, gaps in state["windows"]]
-        taken = _decode_gaps(state.get("taken", ()), first)
-        needed = sorted([o for _, ordinals in held for o in ordinals] + taken)
+        first = state["first_ordinal"]
+        contents = [(key, _decode_gaps(gaps, first)) for key, gaps in state["windows"]]
+        removed = _decode_gaps(state.get("removed", ()), first)
+        needed = sorted([o for _, ordinals in contents for o in ordinals] + removed)
         chunks = self._input.restore(state, np.array(needed, np.int64))
         rows: list[Element] = []
-        places: list[IdColumn | None] = []
+        columns: list[IdColumn | None] = []
         for chunk in chunks:
             rows += map(copy_element, chunk.rows()) if chunk.is_columnar else chunk.rows()
-            places += [chunk.take_metadata(slice(at, at + 1)) for at in range(chunk.size)]
-        number = {ordinal: at for at, ordinal in enumerate(needed)}
-        for key, ordinals in held:
-            window = KeyedWindow(key, places[number[ordinals[0]]])
-            window.rows = [rows[number[ordinal]] for ordinal in ordinals]
+            columns += [chunk.take_metadata(slice(index, index + 1)) for index in range(chunk.size)]
+        index_of = {ordinal: index for index, ordinal in enumerate(needed)}
+        for key, ordinals in contents:
+            window = KeyedWindow(key, columns[index_of[ordinals[0]]])
+            window.rows = [rows[index_of[ordinal]] for ordinal in ordinals]
             window.ordinals = ordinals
             self._windows.add(window)
-        self._num_collected = self._prune_at = state["from"] + state["read"]
-        place = places[number[taken[0]]] if taken else None
-        return [rows[number[ordinal]] for ordinal in taken], taken, place
+        self._num_collected = self._prune_at = state["first_ordinal"] + state["num_read"]
+        metadata = columns[index_of[removed[0]]] if removed else None
+        return [rows[index_of[ordinal]] for ordinal in removed], removed, metadata
 
     @property
     def input(self) -> ElementIterator:

@@ -77,14 +77,14 @@ class GroupByWindowIterator(ElementIterator):
         return _check_int("key_func", self._key_of(row))
 
     def _size(self, key: int) -> int:
-        ask = self._node.window_size_func
-        if ask is None:
+        size_func = self._node.window_size_func
+        if size_func is None:
             assert self._node.window_size is not None
             return self._node.window_size
-        size = _check_int("window_size_func", ask(np.int64(key)))
+        size = _check_int("window_size_func", size_func(np.int64(key)))
         if size < 1:
             raise InvalidElementError(
-                f"`window_size_func` must return at least 1, but returned {size} for the key {key}"
+                f"`window_size_func` must return at least 1, but returned {size} for key {key}"
             )
         return size
 
@@ -101,7 +101,7 @@ class GroupByWindowIterator(ElementIterator):
         if not isinstance(plan, Node):
             raise UserFunctionError(
                 f"`reduce_func` of {self._step} must return a Dataset, but returned "
-                f"{type(dataset).__name__} for the key {key}",
+                f"{type(dataset).__name__} for key {key}",
                 position=ordinals[0],
                 original_type="TypeError",
             )
@@ -130,9 +130,9 @@ class GroupByWindowIterator(ElementIterator):
             chunk = chunk.with_metadata(nest_ids(opened.element_id, chunk.metadata))
         return chunk.with_states(self._states(opened, chunk.states))
 
-    def _states(self, opened: _OpenWindow, inner: States) -> States:
-        standing, key = self._collector.make_state(opened.ordinals), opened.key
-        return lambda index: {**standing(), "key": key, "inner": inner(index)}
+    def _states(self, opened: _OpenWindow, dataset_states: States) -> States:
+        collector_state, key = self._collector.make_state(opened.ordinals), opened.key
+        return lambda index: {**collector_state(), "key": key, "dataset": dataset_states(index)}
 
     def _close_window(self) -> None:
         if self._open is not None:
@@ -144,15 +144,15 @@ class GroupByWindowIterator(ElementIterator):
     def get_state(self) -> State:
         if self._open is None:
             return self._collector.make_state()()
-        inner = self._open.iterator.get_state()
-        return self._states(self._open, lambda index: inner)(0)
+        dataset_state = self._open.iterator.get_state()
+        return self._states(self._open, lambda index: dataset_state)(0)
 
     def set_state(self, state: State) -> None:
         self._close_window()
-        rows, ordinals, place = self._collector.restore(state)
+        rows, ordinals, element_id = self._collector.restore(state)
         if ordinals:
-            self._open = self._open_window(state["key"], rows, ordinals, place)
-            self._open.iterator.set_state(state["inner"])
+            self._open = self._open_window(state["key"], rows, ordinals, element_id)
+            self._open.iterator.set_state(state["dataset"])
 
     def close(self) -> None:
         self._close_window()
@@ -189,9 +189,9 @@ class BucketIterator(ElementIterator):
         bucket = bisect_right(boundaries, length)
         if self._node.pad_to_bucket_boundary and bucket == len(boundaries):
             raise InvalidElementError(
-                f"the element has length {length}, and the last of `bucket_boundaries` is "
-                f"{boundaries[-1:]}: with `pad_to_bucket_boundary` all must be shorter; filter "
-                "longer ones out, cut them, or add a boundary"
+                f"the element has length {length}, but `pad_to_bucket_boundary=True` requires "
+                f"lengths below the last of `bucket_boundaries`, {boundaries[-1:]}; filter out "
+                "longer elements, truncate them, or add a boundary"
             )
         return bucket
 

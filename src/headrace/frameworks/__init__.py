@@ -1,14 +1,15 @@
-"""Compute frameworks: devices, and what becomes of replicas' values on them.
+"""Compute frameworks (NumPy, JAX, PyTorch): their devices and arrays, as strategies use them.
 
-Nothing here is imported before somebody asks for a framework by its name.
+A framework's module is imported only when the framework is requested by name.
 
-* `framework`: the contract, and how one is found by its name
-* `numpy`: logical CPUs, on the host; `jax`, `torch`: their devices
-* `batch_shards`: rows shared by devices, where they differ: padding, masks
-* `jax_global_arrays`: arrays over a mesh of JAX, from rows of each process
-* `jax_replica_program`: one program of JAX for all replicas, over a mesh; `jax_waiting`: for its
-results
-* `jax_workers`: processes of JAX made one program; `jax_coordinator`: the process by which
-* `keras_state`: which objects of Keras have state that is trained, found without importing Keras
-* `torch_workers`: large tensors of several processes added up by Gloo
+* `framework`: the interface `Framework`, and the look-up of frameworks by name
+* `numpy`: logical CPUs that share the host's memory; `jax`, `torch`: the devices of JAX and PyTorch
+* `batch_shards`: shards of a batch with different numbers of rows: padding and masks
+* `jax_global_arrays`: global arrays over a JAX mesh, made from the rows of each process
+* `jax_replica_program`: one JAX program for all replicas of a mesh; `jax_waiting`: waits for its
+  results
+* `jax_workers`: forms one JAX program from several processes; `jax_coordinator`: the process that
+  runs JAX's coordination service for them
+* `keras_state`: recognizes Keras objects with trainable state, without importing Keras
+* `torch_workers`: sums of large tensors over several processes with Gloo
 """

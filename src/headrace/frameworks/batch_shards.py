@@ -1,13 +1,13 @@
-"""Rows of a batch that are shared by devices: arithmetic, and what becomes of shares that differ.
+"""Shards of a batch that have different numbers of rows, or none.
 
-One array over several devices has as many rows on each. Where shares of a batch differ, or there
-are none on some devices, `remainder` says what becomes of the step:
+An array over several devices has the same number of rows on each. `remainder` says what to do with
+a step whose shards differ, or whose batch has too few rows for all devices:
 
-    error    it is an error, which names the numbers
-    pad      zeros are added, and a leaf `mask` that is False for them
-    drop     the step is left out
+    error    raise an error that names the row counts
+    pad      append rows of zeros, and add a leaf `mask` that is False for them
+    drop     skip the step
 
-A *column* is a leaf's values, one NumPy array for each share.
+A *column* is the values of one leaf: one NumPy array per shard.
 """
 
 from __future__ import annotations
@@ -42,39 +42,37 @@ def check_remainder(remainder: object) -> None:
 
 
 def shard_row_counts(structure: Structure, columns: Sequence[Sequence[Any]]) -> list[int]:
-    """Return how many rows each share has.
+    """Return the number of rows of each shard.
 
     Args:
-        structure: Of the element.
-        columns: For each leaf its values, one for each share.
+        structure: Structure of the element.
+        columns: One column for each leaf.
 
     Raises:
-        InvalidArgumentError: A leaf has no rows, or other numbers of them than the first.
+        InvalidArgumentError: If a leaf is a scalar, or its row counts differ from the first leaf's.
     """
     rows: list[int] = []
     for path, column in zip(structure.paths, columns, strict=True):
         if not all(getattr(value, "ndim", 0) for value in column):
             raise InvalidArgumentError(
-                f"{describe_component(path)} is a scalar, so its rows cannot be shared by several "
-                "devices: "
-                "call the `batch` method on the dataset, or leave it out with map()"
+                f"{describe_component(path)} is a scalar and has no rows to divide among several "
+                "devices: call the `batch` method on the dataset, or remove the component with "
+                "map()"
             )
         found = [len(value) for value in column]
         if not rows:
             rows = found
         elif found != rows:
             raise InvalidArgumentError(
-                f"{describe_component(structure.paths[0])} has {_format_counts(rows)} rows and "
-                f"{describe_component(path)} "
-                f"has {_format_counts(found)}; the first axis of each is the batch: give what is "
-                "no row "
-                "an axis with map()"
+                f"{describe_component(structure.paths[0])} has {_format_counts(rows)} rows, but "
+                f"{describe_component(path)} has {_format_counts(found)}; the first axis of every "
+                "component must be the batch axis: add one with map()"
             )
     return rows
 
 
 def rows_per_shard(remainder: str, rows: Sequence[int], size: int | None = None) -> int | None:
-    """Return how many rows each share of a step is to have, or None to leave the step out.
+    """Return the number of rows that each shard of a step gets, or None to skip the step.
 
     >>> rows_per_shard("error", [2, 2]), rows_per_shard("drop", [2, 1])
     (2, None)
@@ -83,12 +81,12 @@ def rows_per_shard(remainder: str, rows: Sequence[int], size: int | None = None)
 
     Args:
         remainder: One of `REMAINDERS`.
-        rows: Of all shares, those of other processes too.
-        size: Rows of a share of a full batch, where they are known: with "pad", so many are made of
-            smaller batches, so that all have one shape.
+        rows: Row counts of all shards, including those of other processes.
+        size: Rows of a shard of a full batch, if known. With "pad", smaller batches are padded to
+            this size, so that all steps have the same shape.
 
     Raises:
-        InvalidArgumentError: They differ, and `remainder` is "error".
+        InvalidArgumentError: If the row counts differ and `remainder` is "error".
     """
     if remainder == "pad":
         return max([*rows, size or 0])
@@ -97,20 +95,20 @@ def rows_per_shard(remainder: str, rows: Sequence[int], size: int | None = None)
     if remainder == "drop":
         return None
     raise InvalidArgumentError(
-        f"the shares of a batch have {_format_counts(rows)} rows, and one array over {len(rows)} "
-        "devices "
-        "or groups of devices has as many on each: batch with drop_remainder=True and a multiple "
-        f'of {len(rows)}, or use remainder="pad", which adds a mask, or remainder="drop"'
+        f"the shards of a batch have {_format_counts(rows)} rows, but one array over {len(rows)} "
+        "devices or groups of devices needs the same number on each: batch with "
+        f"drop_remainder=True and a batch size that is a multiple of {len(rows)}, or use "
+        'remainder="pad", which adds a mask, or remainder="drop"'
     )
 
 
 def pad_column(column: Sequence[NDArray[Any]], rows: int) -> list[NDArray[Any]]:
-    """Return values of so many rows, of which those after a value's own are zeros."""
+    """Pad each value of a column with rows of zeros to `rows` rows."""
     return [value if len(value) == rows else _pad_value(value, rows) for value in column]
 
 
 def make_mask(rows: Sequence[int], num_rows: int) -> list[NDArray[np.bool_]]:
-    """Return for each share of so many rows which of the `num_rows` rows are real.
+    """Return, for each shard, a mask of `num_rows` rows that is True for its real rows.
 
     >>> [mask.tolist() for mask in make_mask([2, 1], 2)]
     [[True, True], [True, False]]
@@ -120,13 +118,13 @@ def make_mask(rows: Sequence[int], num_rows: int) -> list[NDArray[np.bool_]]:
 
 
 def add_mask(structure: Structure, leaves: Sequence[Any], mask: Any) -> Element:
-    """Return an element with one leaf more.
+    """Return an element with a mask as an additional leaf.
 
-    A dict gets the entry "mask", a tuple ends with it; of an array, a namedtuple or a dataclass it
-    is the pair `(element, mask)`.
+    A dict gets the entry "mask", a tuple a last item. An array, namedtuple or dataclass becomes the
+    pair `(element, mask)`.
 
     Raises:
-        InvalidArgumentError: There is an entry "mask" already.
+        InvalidArgumentError: If the dict already has an entry "mask".
     """
     element = unflatten(structure, leaves)
     kind = structure.root.kind
@@ -136,8 +134,8 @@ def add_mask(structure: Structure, leaves: Sequence[Any], mask: Any) -> Element:
         return element, mask
     if "mask" in element:
         raise InvalidArgumentError(
-            "component ['mask'] is there already, and remainder=\"pad\" adds one of that name: "
-            "call it otherwise with map()"
+            "component ['mask'] exists already, but remainder=\"pad\" adds a component of that "
+            "name: rename yours with map()"
         )
     made: Mapping[Any, Any] = {**element, "mask": mask}
     return made
@@ -151,6 +149,6 @@ def _pad_value(value: NDArray[Any], rows: int) -> NDArray[Any]:
 
 
 def _format_counts(rows: Sequence[int]) -> str:
-    """Return numbers as words; long lists are cut."""
+    """Format row counts for a message; long lists are shortened."""
     shown = [*map(str, rows[:8]), *(["..."] if len(rows) > 9 else []), *map(str, rows[8:][-1:])]
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

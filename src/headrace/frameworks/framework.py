@@ -1,11 +1,11 @@
-"""What a compute framework owes to strategies: devices by name, and arrays on them.
+"""The interface of compute frameworks: devices by name, arrays on them, and sums over replicas.
 
-Rule 1. A device has a name of a kind and a number, such as "cpu:0". How many there are of a kind is
-        the framework's to say.
-Rule 2. An array that is `put` belongs to the framework from then on: its giver neither reads nor
-        writes it again, so that it need not be copied. One that is `copy_to_device` is copied where
-        anybody else could write into it.
-Rule 3. Values that become one are on the device of the first.
+Rule 1. A device name consists of a kind and a number, such as "cpu:0". The framework determines
+        which devices exist.
+Rule 2. An array that is passed to `put` belongs to the framework: the caller neither reads nor
+        writes it again, so it need not be copied. `copy_to_device` copies arrays that other code
+        may write to.
+Rule 3. The result of combining several arrays is on the device of the first.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Array = Any
 """An array of the framework."""
 
 Device = Any
-"""What the framework itself calls a device."""
+"""The framework's own device object."""
 
 Exchange: TypeAlias = Callable[[dict[str, str]], list[dict[str, str]]]
-"""Given what this worker has to say, returns what all have to say, by rank."""
+"""Sends this worker's key-value pairs to all workers and returns those of all, by rank."""
 
 FrameworkName: TypeAlias = Literal["numpy", "jax", "torch"]
 FRAMEWORK_NAMES: tuple[str, ...] = get_args(FrameworkName)
@@ -47,11 +47,11 @@ _DEVICE = re.compile(r"(?:.*/)?(?:device:)?([a-z]+)(?::([0-9]+))?")
 
 
 class Framework(ABC):
-    """Devices, arrays on them, and the little arithmetic by which replicas' values become one.
+    """Devices, arrays on them, and the arithmetic that combines values of replicas.
 
     Attributes:
-        name: As users say it.
-        uses_host_memory: Whether the host's arrays are the framework's own.
+        name: Name of the framework in the public API.
+        uses_host_memory: Whether its arrays are NumPy arrays in host memory.
     """
 
     name: str
@@ -61,104 +61,104 @@ class Framework(ABC):
 
     @abstractmethod
     def default_devices(self) -> list[str]:
-        """Return the names of all accelerators here, or of one CPU if there are none."""
+        """Return the names of all local accelerators, or of one CPU if there are none."""
 
     @abstractmethod
     def device(self, name: str) -> Device:
         """Return the device of a canonical name.
 
         Raises:
-            ValueError: There is none; the message names those that there are.
+            ValueError: If it does not exist; the message lists the existing ones.
         """
 
     def thread_settings(self) -> Any:
-        """Return what holds for the calling thread alone, and is to hold on the replicas too."""
+        """Return the calling thread's framework settings, which replica threads inherit."""
         return None
 
     def replica_context(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
-        """Return in what a replica's code is to run; None: in nothing.
+        """Return the context manager in which a replica's code runs, or None if it needs none.
 
         Args:
-            device: Where arrays that are made without a device are to be.
+            device: Default device for arrays that the code creates.
             settings: What `thread_settings` returned on the thread that called `run`.
         """
         return None
 
-    def check_not_sharded(self, values: Any) -> None:  # noqa: B027 -- others split none
-        """Refuse arrays that are split over devices, where each replica has a value of its own.
+    def check_not_sharded(self, values: Any) -> None:  # noqa: B027 -- only JAX shards arrays
+        """Reject arrays that are sharded over devices, where each replica needs its own value.
 
         Raises:
-            InvalidArgumentError: `values`, a structure, holds one.
+            InvalidArgumentError: If `values`, a nested structure, contains such an array.
         """
 
     # --- arrays -------------------------------------------------------------------------------
 
     def replica_programs(self) -> Any:
-        """Return the room that makes one program for all replicas (`jax_program`).
+        """Return the module that compiles one program for all replicas (`jax_replica_program`).
 
         Raises:
-            ValueError: The framework has no such programs.
+            ValueError: If the framework has no such programs.
         """
         raise ValueError(
-            "one program, or one array, for all replicas takes a strategy of JAX, and this one has "
-            f'framework={self.name!r}: make it with framework="jax"'
+            "a compiled step or a global array for all replicas needs a strategy with "
+            f'framework="jax", but this one has framework={self.name!r}'
         )
 
     @abstractmethod
     def put(self, values: Sequence[Any], devices: Sequence[Device]) -> list[Array]:
-        """Return arrays and scalars of NumPy on devices; they are given away (rule 2).
+        """Put NumPy arrays and scalars on devices; they belong to the framework then (rule 2).
 
-        Strings have no place on a device, and are returned as they are.
+        Strings cannot be on a device and are returned unchanged.
         """
 
     @abstractmethod
     def device_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Return the NumPy dtype of what `put` makes of an array of this one."""
+        """Return the dtype that an array of this NumPy dtype has after `put`."""
 
     @abstractmethod
     def as_array(self, value: Any, dtype: Any = None) -> Array:
-        """Return a number, or an array of any kind, as an array; not copied if it is one.
+        """Convert a number or an array of any kind to an array; an array is not copied.
 
         Raises:
-            InvalidArgumentError: It is nothing that numbers can be made of.
+            InvalidArgumentError: If the value cannot be converted to numbers.
         """
 
     @abstractmethod
     def copy_to_device(self, value: Any, device: Device) -> Array:
-        """Return an array on a device that nobody else writes into (rule 2)."""
+        """Return an array on a device, in memory that no other code writes to (rule 2)."""
 
     @abstractmethod
     def move_to_device(self, array: Array, device: Device) -> Array:
-        """Return an array on a device, which it may be on already."""
+        """Return an array on a device; no copy if it is there already."""
 
     @abstractmethod
     def replicate(self, value: Any, devices: Sequence[Device]) -> list[Any]:
-        """Return an array for each device; what is written into one is not seen in others."""
+        """Return one array for each device; writing to one does not change the others."""
 
     @abstractmethod
     def to_numpy(self, array: Array) -> Any:
-        """Return an array as one of NumPy, in the same memory where that is possible."""
+        """Convert an array to NumPy, without a copy where possible."""
 
     @abstractmethod
     def dtype_kind(self, dtype: Any) -> str:
-        """Return a dtype's kind as NumPy says it: b, i, u, f or c."""
+        """Return NumPy's kind code of a dtype: b, i, u, f or c."""
 
     @abstractmethod
     def can_cast(self, dtype: Any, to: Any) -> bool:
-        """Say whether a cast keeps the kind of number ("same_kind")."""
+        """Return whether a cast keeps the kind of number ("same_kind")."""
 
     def as_dtype(self, dtype: Any) -> Any:
-        """Return the framework's own dtype for one that a user names in any way."""
+        """Convert a dtype in any notation to the framework's own."""
         return np.dtype(dtype)
 
     def to_user_value(self, array: Array) -> Any:
-        """Return what users see of an array."""
+        """Convert an array to what the public API returns."""
         return array
 
     def from_numpy(self, value: Any) -> Any:
-        """Return a number or an array of NumPy as an array; others as they are.
+        """Convert NumPy numbers and arrays to arrays; return other values unchanged.
 
-        What the user's operators then do is the framework's own.
+        Operators that users apply to the result are then the framework's own.
         """
         return self.as_array(value) if isinstance(value, np.ndarray | np.generic) else value
 
@@ -168,7 +168,7 @@ class Framework(ABC):
         """Return the indices of the values whose gradients are recorded.
 
         Raises:
-            FailedPreconditionError: A value is traced where replicas cannot meet.
+            FailedPreconditionError: If a value is traced in a way that replicas cannot combine.
         """
         return ()
 
@@ -179,117 +179,119 @@ class Framework(ABC):
         values: Sequence[Any],
         traced: Sequence[int],
     ) -> list[Array]:
-        """Return `forward(values)`, with a gradient of its own.
+        """Return `forward(values)`, with `backward` as its gradient.
 
         Args:
-            forward: Called with values that are not traced; returns as many arrays.
-            backward: Called with the upstream gradients of the results at `traced_indices`; returns
-                those of the values there. It may be differentiated itself.
+            forward: Called with untraced values; returns one array for each.
+            backward: Called with the upstream gradients of the results at `traced`; returns the
+                gradients of the values there. It may itself be differentiated.
             values: Arrays and numbers.
-            traced: What `traced_indices` returned for them.
+            traced: What `traced_indices` returned for `values`.
         """
         raise NotImplementedError
 
-    # --- values that become one ---------------------------------------------------------------
+    # --- combining values of replicas ---------------------------------------------------------
 
     @abstractmethod
     def as_summable(self, value: Any) -> Array:
-        """Return a value as an array that can be added up: of no bool, which would stay one.
+        """Convert a value to an array that can be summed; bool becomes an integer dtype.
 
         Raises:
-            InvalidArgumentError: It is nothing that can be added up.
+            InvalidArgumentError: If the value cannot be summed.
         """
 
     @abstractmethod
     def sum_arrays(self, arrays: Sequence[Array]) -> Array:
-        """Return the sum of arrays of one shape, in fresh memory."""
+        """Return the sum of arrays of equal shape, in new memory."""
 
     @abstractmethod
     def sum_axes(self, array: Array, axes: tuple[int, ...]) -> Array:
-        """Return the sum over axes, in the dtype of the array."""
+        """Return the sum over the given axes, in the dtype of the array."""
 
     @abstractmethod
     def divide(self, array: Array, count: int) -> Array:
-        """Return the true quotient; by 0 it is nan or infinite."""
+        """Return the true quotient; division by 0 gives nan or infinity."""
 
     def join_workers(
         self, rank: int, size: int, host: str | None, timeout: float, exchange: Exchange
     ) -> bool:
-        """Make this process one with those of the other workers, where the framework has that.
+        """Form one program from the processes of all workers, if the framework supports that.
 
-        All workers call it, before they ask for devices. See `worker_all_reduce` for the arguments.
+        All workers call it before they request devices. See `worker_all_reduce` for the arguments;
+        `host` is None if connections must be authenticated with keys.
 
         Returns:
-            Whether the framework's own ways between workers may be used: by what was agreed with
-            the others, or, where nothing has to be, because no keys are wanted (`host` is given).
+            Whether the framework's own communication between workers may be used: what all workers
+            agreed on, or, for frameworks without such a program, whether no keys are required.
         """
         return host is not None
 
     def worker_all_reduce(
         self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
     ) -> Any:
-        """Return what adds up large arrays of several workers; None: the framework has nothing.
+        """Return an object that sums large arrays over all workers; None if not supported.
 
-        It has `adds(array)` and `sums(arrays, look)`; see `torch_workers`, also for the arguments.
+        It has the methods `supports(array)` and `all_reduce(arrays, check_peers)`; see
+        `torch_workers.GlooAllReduce`.
 
         Args:
-            rank: Of this worker.
-            size: How many there are.
-            host: The number of this machine's interface at which it listens.
-            timeout: Seconds that an operation may take.
-            exchange: Given what this worker has to say, returns what all have to say, by rank. All
-                workers call it equally often.
-            device: Where this worker's arrays are.
+            rank: Rank of this worker.
+            size: Number of workers.
+            host: IP address of the interface to listen on.
+            timeout: Maximum seconds of an operation.
+            exchange: Sends this worker's key-value pairs and returns those of all workers, by rank.
+                All workers call it the same number of times.
+            device: Device of this worker's arrays.
         """
         return None
 
     @abstractmethod
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
-        """Return arrays one after another along an axis, in fresh memory."""
+        """Concatenate arrays along an axis, in new memory."""
 
 
 def find_framework(name: Any) -> Framework:
-    """Return a framework by its name; None is NumPy.
+    """Return a framework by name; None stands for NumPy.
 
     Raises:
-        ValueError: There is none of that name.
-        FailedPreconditionError: It is not installed.
+        ValueError: If the name is unknown.
+        FailedPreconditionError: If the framework is not installed.
     """
     if name is not None and name not in FRAMEWORK_NAMES:
         raise ValueError(
             f"`framework` must be one of {', '.join(map(repr, FRAMEWORK_NAMES))}, but got {name!r}"
         )
-    wanted = name or "numpy"
+    package = name or "numpy"
     try:
-        module = importlib.import_module(f"headrace.frameworks.{wanted}")
+        module = importlib.import_module(f"headrace.frameworks.{package}")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("headrace"):
             raise
         raise FailedPreconditionError(
-            f"framework={wanted!r} needs the package {error.name}, which is not installed here; "
-            f"pip install 'headrace[{wanted}]'"
+            f"framework={package!r} requires the package {error.name}, which is not installed: "
+            f"pip install 'headrace[{package}]'"
         ) from error
     found: Framework = module.FRAMEWORK
     return found
 
 
 def device_names(devices: Any, framework: Framework) -> list[str]:
-    """Return the names of devices as "kind:number"; without any, those that the framework takes.
+    """Return canonical device names, "kind:number"; without any, the framework's default devices.
 
     Raises:
-        TypeError: They are no strings.
-        ValueError: One stands there twice, or is no device that the framework has here.
+        TypeError: If `devices` is not a list of strings.
+        ValueError: If a name occurs twice, or the framework has no such device.
     """
     if isinstance(devices, str) or not isinstance(devices, Sequence | None):
         raise TypeError(
             f'`devices` must be a list of names, such as ["cpu:0", "cpu:1"], but got {devices!r}'
         )
     names = [_canonical_name(device) for device in devices or framework.default_devices()]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
         raise ValueError(
-            f"No duplicates allowed in `devices` argument, but {', '.join(twice)} stands there "
-            "several times; logical CPUs have numbers of their own: cpu:0, cpu:1, ..."
+            f"No duplicates allowed in `devices` argument, but {', '.join(duplicates)} occurs "
+            "more than once; number logical CPUs as cpu:0, cpu:1, ..."
         )
     for name in names:
         framework.device(name)
@@ -301,6 +303,6 @@ def _canonical_name(device: Any) -> str:
         raise TypeError(f'a device must be a name, such as "cpu:0", but got {device!r}')
     found = _DEVICE.fullmatch(device.lower())
     if found is None:
-        raise ValueError(f'a device must be named as "cpu:0" or "gpu:1" are, but got {device!r}')
+        raise ValueError(f'a device name must look like "cpu:0" or "gpu:1", but got {device!r}')
     kind, number = found.groups()
     return f"{kind}:{int(number or 0)}"

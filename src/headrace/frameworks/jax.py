@@ -1,4 +1,4 @@
-"""JAX: immutable arrays, each on the device of its replica."""
+"""The JAX framework: immutable arrays, each on the device of its replica."""
 
 from __future__ import annotations
 
@@ -27,74 +27,74 @@ _GRADIENT_TRACERS = ("JVPTracer", "LinearizeTracer")
 
 
 class JaxFramework(Framework):
-    """Arrays of JAX (`Framework`)."""
+    """Arrays of JAX; see `Framework`."""
 
     name = "jax"
 
     # --- devices ------------------------------------------------------------------------------
 
     def default_devices(self) -> list[str]:
-        """JAX's default platform; of CPUs one, for all are the same cores."""
+        """Return the devices of the default platform; one CPU, because CPUs share the cores."""
         platform = jax.default_backend()
         if platform == "cpu":
             return ["cpu:0"]
         return [f"{platform}:{number}" for number in range(len(jax.local_devices()))]
 
     def device(self, name: str) -> Device:
-        """One of those that JAX has in this process."""
+        """Return one of the local devices of JAX."""
         kind, _, number = name.partition(":")
         devices = _devices_of(kind)
         if int(number) < len(devices):
             return devices[int(number)]
-        there = [f"{k}:{i}" for k in _PLATFORMS for i in range(len(_devices_of(k)))]
-        words = f"device {name!r} is not there: JAX has {', '.join(there)}"
+        available = [f"{k}:{i}" for k in _PLATFORMS for i in range(len(_devices_of(k)))]
+        message = f"device {name!r} does not exist: JAX has {', '.join(available)}"
         if kind == "cpu":
-            words += (
-                "; more CPU devices have to be asked for before JAX is first used: "
+            message += (
+                "; to have more CPU devices, request them before JAX is first used: "
                 f'jax.config.update("jax_num_cpu_devices", {int(number) + 1})'
             )
-        raise ValueError(words)
+        raise ValueError(message)
 
     def thread_settings(self) -> Any:
-        """Whether numbers have 64 bits: `jax.enable_x64` holds for a thread."""
+        """Return whether 64-bit dtypes are enabled, which `jax.enable_x64` sets for a thread."""
         return jax.config.jax_enable_x64
 
     def check_not_sharded(self, values: Any) -> None:
-        """Each replica would get all of it, and sums would count it once for each."""
+        """Reject sharded arrays: each replica would get the whole array, and sums repeat it."""
         for leaf in jax.tree.leaves(values):
             if isinstance(leaf, jax.Array) and not leaf.sharding.is_fully_replicated:
                 raise InvalidArgumentError(
-                    f"an array of shape {leaf.shape} that is split over several devices is one "
-                    "value, not one for each replica: pass it to jax.jit, or to what "
-                    "strategy.compile returned; for run, reduce and gather distribute the dataset "
-                    "without `global_arrays`"
+                    f"an array of shape {leaf.shape} that is sharded over several devices is a "
+                    "single value, not one for each replica: pass it to jax.jit, or to the "
+                    "function that strategy.compile returned; for run, reduce and gather, "
+                    "distribute the dataset without `global_arrays`"
                 )
 
     def replica_context(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
-        """Make arrays on the replica's device."""
-        there: AbstractContextManager[Any] = jax.default_device(device)
+        """Make the replica's device the default, with the caller's 64-bit setting."""
+        on_device: AbstractContextManager[Any] = jax.default_device(device)
         if jax.config.jax_enable_x64 == settings:
-            return there
-        both = ExitStack()
-        both.enter_context(jax.enable_x64(settings))
-        both.enter_context(there)
-        return both
+            return on_device
+        stack = ExitStack()
+        stack.enter_context(jax.enable_x64(settings))
+        stack.enter_context(on_device)
+        return stack
 
     def join_workers(
         self, rank: int, size: int, host: str | None, timeout: float, exchange: Exchange
     ) -> bool:
-        """By `jax.distributed`."""
+        """Form one JAX program from all workers with `jax.distributed`."""
         workers = importlib.import_module("headrace.frameworks.jax_workers")
         return bool(workers.join_workers(rank, size, host, timeout, exchange))
 
     # --- arrays -------------------------------------------------------------------------------
 
     def replica_programs(self) -> Any:
-        """It has them."""
+        """Return the module for JAX programs over all replicas."""
         return jax_replica_program
 
     def put(self, values: Sequence[Any], devices: Sequence[Device]) -> list[Array]:
-        """All in one call: each costs."""
+        """Put all arrays in one call of JAX, because each call is expensive."""
         made = list(values)
         numbers = [
             index
@@ -110,49 +110,50 @@ class JaxFramework(Framework):
         return made
 
     def device_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """Of 64 bits only 32 are left, unless JAX was told otherwise."""
+        """Return the 32-bit dtype for 64-bit ones, unless x64 is enabled."""
         return dtype if dtype.kind in "OSU" else jax_dtype(dtype)
 
     def as_array(self, value: Any, dtype: Any = None) -> Array:
-        """Others' memory is copied: JAX may read it later than now."""
+        """Convert a value; memory of others is copied, because JAX may read it later."""
         if isinstance(value, jax.Array):
             return value if dtype is None else value.astype(dtype)
         try:
             return jnp.array(value, None if dtype is None else self.as_dtype(dtype))
         except TypeError as error:
             raise InvalidArgumentError(
-                f"{value!r:.80} of type {type(value).__name__} cannot be an array of JAX: {error}"
+                f"{value!r:.80} of type {type(value).__name__} cannot be converted to a JAX array: "
+                f"{error}"
             ) from error
 
     def as_dtype(self, dtype: Any) -> Any:
-        """As JAX has it: float64 is float32, unless 64 bits are enabled."""
+        """Return JAX's dtype: float32 for float64, unless 64 bits are enabled."""
         return self.device_dtype(np.dtype(dtype))
 
     def copy_to_device(self, value: Any, device: Device) -> Array:
-        """Arrays of JAX do not change."""
+        """Put a value on a device; JAX arrays are immutable, others are copied."""
         if isinstance(value, jax.core.Tracer):
             raise FailedPreconditionError(
-                "a value that JAX is tracing cannot be kept in a Variable: return it from the "
-                "function that is compiled, and assign what comes out"
+                "a value that JAX is tracing cannot be stored in a Variable: return it from the "
+                "compiled function, and assign the result"
             )
         return jax.device_put(value if isinstance(value, jax.Array) else np.array(value), device)
 
     def move_to_device(self, array: Array, device: Device) -> Array:
-        """By JAX."""
+        """Move an array with `jax.device_put`."""
         return jax.device_put(array, device)
 
     def replicate(self, value: Any, devices: Sequence[Device]) -> list[Any]:
-        """One array on each device."""
+        """Put the array on each device."""
         if not isinstance(value, jax.Array):
             return [value] * len(devices)
         return [jax.device_put(value, device) for device in devices]
 
     def to_numpy(self, array: Array) -> Any:
-        """On the CPU a view that cannot be written into."""
+        """Return a NumPy array; on the CPU a read-only view."""
         return np.asarray(array)
 
     def dtype_kind(self, dtype: Any) -> str:
-        """Of the extended floats, too."""
+        """Return the kind code, also of the extended float dtypes."""
         if dtype == jnp.bool_:
             return "b"
         kinds = {
@@ -167,13 +168,13 @@ class JaxFramework(Framework):
         return str(np.dtype(dtype).kind)
 
     def can_cast(self, dtype: Any, to: Any) -> bool:
-        """By kinds alone."""
+        """Compare the kinds of the dtypes."""
         return _RANKS.get(self.dtype_kind(dtype), 9) <= _RANKS.get(self.dtype_kind(to), -1)
 
     # --- gradients ----------------------------------------------------------------------------
 
     def traced_indices(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """Those of `jax.grad` and its kin; others have no value while they are traced."""
+        """Return the values traced by `jax.grad` and similar; reject other tracers."""
         found = [
             (index, type(value).__name__)
             for index, value in enumerate(values)
@@ -182,10 +183,10 @@ class JaxFramework(Framework):
         for _, kind in found:
             if kind not in _GRADIENT_TRACERS:
                 raise FailedPreconditionError(
-                    f"a value that JAX traces ({kind}: in jax.jit, jax.vmap or the like) cannot be "
-                    "reduced or gathered in strategy.run, where replicas exchange values: make "
-                    "the whole step a program with strategy.compile, or leave the all_reduce and "
-                    "all_gather out of the function that JAX transforms; jax.grad of them is fine"
+                    f"a value that JAX traces ({kind}, as in jax.jit or jax.vmap) cannot be "
+                    "reduced or gathered in strategy.run, where replicas exchange values: compile "
+                    "the whole step with strategy.compile, or move all_reduce and all_gather out "
+                    "of the function that JAX transforms; jax.grad of them is supported"
                 )
         return tuple(index for index, _ in found)
 
@@ -196,9 +197,9 @@ class JaxFramework(Framework):
         values: Sequence[Any],
         traced: Sequence[int],
     ) -> list[Array]:
-        """By `jax.custom_vjp`, whose functions `jax.grad` calls with values, not with tracers."""
+        """Use `jax.custom_vjp`; `jax.grad` calls its functions with values, not with tracers."""
 
-        def called(*given: Any) -> list[Array]:
+        def run_forward(*given: Any) -> list[Array]:
             made = list(values)
             for index, value in zip(traced, given, strict=True):
                 made[index] = value
@@ -218,61 +219,61 @@ class JaxFramework(Framework):
             )
 
         dtypes = [values[index].dtype for index in traced]
-        function = jax.custom_vjp(called)
+        function = jax.custom_vjp(run_forward)
         function.defvjp(
-            lambda *given: (called(*given), None),
+            lambda *given: (run_forward(*given), None),
             lambda _, upstream: gradient(dtypes, upstream),
         )
         found: list[Array] = function(*[values[index] for index in traced])
         return found
 
-    # --- values that become one ---------------------------------------------------------------
+    # --- combining values of replicas ---------------------------------------------------------
 
     def as_summable(self, value: Any) -> Array:
-        """Numbers; True counts as 1."""
+        """Convert numbers; True counts as 1."""
         if isinstance(value, _TEXT) or (hasattr(value, "dtype") and value.dtype == object):
             raise InvalidArgumentError(
-                f"values such as {value!r:.40} cannot be added up; take them with local_results"
+                f"values such as {value!r:.40} cannot be summed; read them with local_results"
             )
         array = self.as_array(value)
         return array.astype(int) if array.dtype == jnp.bool_ else array
 
     def sum_arrays(self, arrays: Sequence[Array]) -> Array:
-        """On the first one's device."""
+        """Sum the arrays on the device of the first."""
         first, *others = _on_one_device(arrays)
         for other in others:
             first = first + other
         return first
 
     def sum_axes(self, array: Array, axes: tuple[int, ...]) -> Array:
-        """JAX's sum."""
+        """Sum with `jnp.sum`."""
         return jnp.sum(array, axis=axes, dtype=array.dtype)
 
     def divide(self, array: Array, count: int) -> Array:
-        """JAX's quotient."""
+        """Divide with JAX."""
         return array / count
 
     def worker_all_reduce(
         self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
     ) -> Any:
-        """A collective over a device of each."""
+        """Return a collective over one device of each worker."""
         workers = importlib.import_module("headrace.frameworks.jax_workers")
         return workers.JaxAllReduce(device, exchange)
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
-        """JAX's concatenation."""
+        """Concatenate on the device of the first array."""
         return jnp.concatenate(_on_one_device(arrays), axis=axis)
 
 
 def _devices_of(kind: str) -> list[Device]:
-    with contextlib.suppress(RuntimeError):  # there is no such platform
+    with contextlib.suppress(RuntimeError):  # the platform does not exist
         found: list[Device] = jax.local_devices(backend=kind)
         return found
     return []
 
 
 def _on_one_device(arrays: Sequence[Array]) -> list[Array]:
-    """Return arrays on the device of the first."""
+    """Move arrays to the device of the first."""
     first, *others = arrays
     return (
         [first, *(jax.device_put(other, first.device) for other in others)] if others else [first]

@@ -1,10 +1,11 @@
-"""A process that coordinates processes of JAX, and outlives each of them.
+"""A separate process that runs the coordination service of a JAX program.
 
     python -m headrace.frameworks.jax_coordinator PROCESSES HOST
 
-JAX ends every process of a program, from within and without a word to its code, as soon as the one
-that coordinates them is gone. So that is one of its own here. It says where it listens, and where
-its users are to hold a connection; when all of these are closed nobody needs it, and it ends.
+JAX terminates every process of a program, without notifying its code, when the process that runs
+the coordination service ends. Therefore the service runs in a separate process. It prints the
+service's address, and a second address: each user keeps a connection to it open. When all of these
+connections are closed, the process ends.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ import time
 __all__ = ["HEARTBEAT_SECONDS", "keep_alive", "main", "start_coordinator"]
 
 _STARTUP_TIMEOUT_SECONDS = 120.0
-"""How long it waits for users that have not come."""
+"""Seconds to wait for all users to connect."""
 HEARTBEAT_SECONDS = 86_400
-"""A process that stands still is waited for by whoever needs it, and stays what it is."""
+"""JAX's heartbeat timeout: a day, so that a paused process is not declared dead."""
 
 
 def start_coordinator(processes: int, host: str) -> tuple[str, str]:
-    """Start it; return where JAX's processes find it, and where to `keep_alive` it.
+    """Start the process; return the address of the service, and the one for `keep_alive`.
 
     Raises:
-        RuntimeError: It did not start.
+        RuntimeError: If the process did not start.
     """
-    # A session of its own: what interrupts this process, or ends its group, does not end it.
+    # In its own session: a signal to this process or its group does not end it.
     child = subprocess.Popen(
         [sys.executable, "-m", "headrace.frameworks.jax_coordinator", str(processes), host],
         stdin=subprocess.DEVNULL,
@@ -44,70 +45,71 @@ def start_coordinator(processes: int, host: str) -> tuple[str, str]:
     assert child.stdout is not None
     assert child.stderr is not None
     with child.stdout, child.stderr:
-        words = child.stdout.readline().split()
-        said = "" if len(words) == 2 else child.stderr.read()[-2000:]
-        child.wait()  # it goes on in a process of its own, which is nobody's child
-    if len(words) != 2:
-        raise RuntimeError(f"the process that coordinates those of JAX did not start: {said}")
-    return words[0], words[1]
+        addresses = child.stdout.readline().split()
+        error_output = "" if len(addresses) == 2 else child.stderr.read()[-2000:]
+        child.wait()  # the service continues in a process that it forked
+    if len(addresses) != 2:
+        raise RuntimeError(f"the JAX coordinator process did not start: {error_output}")
+    return addresses[0], addresses[1]
 
 
 def keep_alive(address: str) -> None:
-    """Keep it for as long as this process lives.
+    """Keep the coordinator process alive for as long as this process lives.
 
     Raises:
-        OSError: It is not there.
+        OSError: If it is not reachable.
     """
     host, _, port = address.rpartition(":")
-    # The number alone: an object would be closed, or complain that it was not, before the end.
+    # Detached: a socket object would be closed, or warn that it was not, when the process ends.
     socket.create_connection((host.strip("[]"), int(port)), 10.0).detach()
 
 
 def main() -> None:
-    """Coordinate until nobody holds this process any more."""
+    """Run the coordination service until no process holds a connection."""
     if os.fork():
         os._exit(0)
-    _jax = importlib.import_module("jaxlib._jax")  # of JAX this process needs nothing else
+    _jax = importlib.import_module("jaxlib._jax")  # the only part of JAX that this process needs
     processes, host = int(sys.argv[1]), sys.argv[2]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as door:
-        with socket.create_server((host, 0), family=family) as free:
-            port = free.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        address = f"{shown}:{port}"
+    with socket.create_server((host, 0), family=family) as listener:
+        with socket.create_server((host, 0), family=family) as port_probe:
+            port = port_probe.getsockname()[1]
+        url_host = f"[{host}]" if ":" in host else host
+        address = f"{url_host}:{port}"
         service = _jax.get_distributed_runtime_service(
             address,
             processes,
             heartbeat_timeout=HEARTBEAT_SECONDS,
             shutdown_timeout=1,
-            recoverable=True,  # the end of one is not the end of the others
+            recoverable=True,  # the end of one process does not end the others
         )
-        print(address, f"{shown}:{door.getsockname()[1]}", flush=True)
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        _serve_until_unused(door, processes)
+        print(address, f"{url_host}:{listener.getsockname()[1]}", flush=True)
+        null_device = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null_device, 1)
+        os.dup2(null_device, 2)
+        _serve_until_unused(listener, processes)
         service.shutdown()
 
 
 def _serve_until_unused(listener: socket.socket, expected: int) -> None:
-    """Return when all that came are gone, and nobody is expected any more."""
-    until = time.monotonic() + _STARTUP_TIMEOUT_SECONDS
+    """Return when all accepted connections are closed and no further ones are expected."""
+    deadline = time.monotonic() + _STARTUP_TIMEOUT_SECONDS
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
-        came = held = 0
-        while held or (came < expected and time.monotonic() < until):
-            for key, _ in selector.select(None if held else max(0.0, until - time.monotonic())):
+        num_accepted = num_open = 0
+        while num_open or (num_accepted < expected and time.monotonic() < deadline):
+            timeout = None if num_open else max(0.0, deadline - time.monotonic())
+            for key, _ in selector.select(timeout):
                 if key.fileobj is listener:
                     selector.register(listener.accept()[0], selectors.EVENT_READ)
-                    came, held = came + 1, held + 1
+                    num_accepted, num_open = num_accepted + 1, num_open + 1
                     continue
                 user = key.fileobj
                 assert isinstance(user, socket.socket)
                 if not user.recv(64):
                     selector.unregister(user)
                     user.close()
-                    held -= 1
+                    num_open -= 1
 
 
 if __name__ == "__main__":

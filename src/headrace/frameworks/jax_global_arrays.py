@@ -1,14 +1,14 @@
-"""Global `jax.Array`s over a mesh, made of the rows that each process has for itself.
+"""Global `jax.Array`s over a mesh, made from the rows of each process.
 
-Rule 1. Which rows of a batch a process owes follows from the sharding, not from the number of
-        processes. The sharding cuts the first axis into *shards*; devices that hold the same shard
-        (tensor parallelism) need the same rows, and so do their processes.
-Rule 2. Processes that need a shard in common form a *pipeline*: they read the same rows. There may
-        be one for each process, one for all, or anything between.
-Rule 3. Each shard is put on its devices from the process's own memory. Nothing is joined first, and
-        nothing travels between processes.
-Rule 4. On the CPU, JAX keeps a NumPy array's memory (if it is aligned to 64 bytes) in place of a
-        copy, whatever one asks of it. So what is put is given away for good, or copied here.
+Rule 1. The sharding determines which rows of a batch a process provides, not the number of
+        processes. The sharding splits the first axis into *shards*; devices that hold the same
+        shard (tensor parallelism) need the same rows, and so do their processes.
+Rule 2. Processes that need a common shard form a *pipeline* and read the same rows. There may be
+        one pipeline for each process, one for all, or anything between.
+Rule 3. Each shard is put on its devices from the process's own memory. Shards are not concatenated
+        first, and no data moves between processes.
+Rule 4. On the CPU, JAX may use a NumPy array's memory (if it is aligned to 64 bytes) instead of a
+        copy, with any option. Therefore arrays are either given to JAX for good, or copied here.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = [
 ]
 
 _ALIGNMENT = 64
-"""To so many bytes memory must be aligned for JAX to keep it in place of a copy."""
+"""Alignment in bytes at which JAX uses memory instead of copying it."""
 
 
 @dataclass(frozen=True)
 class InputPipeline:
-    """Processes that read the same rows.
+    """A group of processes that read the same rows.
 
     Attributes:
-        processes: Their indices, in order.
-        shards: Which shards of a batch they need together, in order.
+        processes: Process indices, in ascending order.
+        shards: Shards of a batch that they need together, in ascending order.
     """
 
     processes: tuple[int, ...]
@@ -57,16 +57,16 @@ class InputPipeline:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """How a sharding shares the rows of a batch among devices and processes.
+    """The assignment of a batch's rows to devices and processes by a sharding.
 
     Attributes:
         sharding: The sharding.
-        num_shards: Into how many the first axis is cut.
-        pipelines: Who reads what, in the order of their first shards.
-        pipeline_index: The number of the pipeline of this process.
-        local_shards: The shards that devices of this process hold, in order.
-        local_devices: The devices of this process, each with the number within `local_shards` of
-            what it holds.
+        num_shards: Number of shards of the first axis.
+        pipelines: All pipelines, in the order of their first shards.
+        pipeline_index: Index of this process's pipeline.
+        local_shards: Shards on the devices of this process, in ascending order.
+        local_devices: Devices of this process, each with the index within `local_shards` of its
+            shard.
     """
 
     sharding: Any
@@ -78,22 +78,22 @@ class BatchLayout:
 
     @property
     def local_pipeline(self) -> InputPipeline:
-        """The pipeline of this process."""
+        """Pipeline of this process."""
         return self.pipelines[self.pipeline_index]
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """All processes that take part."""
+        """Indices of all processes of the sharding, in ascending order."""
         return tuple(sorted(p for each in self.pipelines for p in each.processes))
 
     @property
     def pipeline_positions(self) -> tuple[int, ...]:
-        """For each shard of `local_shards`, its number among those of this process's pipeline."""
+        """Index of each of `local_shards` among the shards of this process's pipeline."""
         return tuple(self.local_pipeline.shards.index(shard) for shard in self.local_shards)
 
 
 def batch_layout(sharding: Any) -> BatchLayout:
-    """Return how a sharding shares the rows of a batch.
+    """Return the layout of a batch under a sharding.
 
     >>> import jax, numpy as np
     >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -106,8 +106,8 @@ def batch_layout(sharding: Any) -> BatchLayout:
         sharding: A `jax.sharding.Sharding`, such as a `NamedSharding` over any mesh.
 
     Raises:
-        TypeError: It is none.
-        ValueError: No device of it belongs to this process.
+        TypeError: If it is not a sharding.
+        ValueError: If none of its devices belongs to this process.
     """
     if not isinstance(sharding, jax.sharding.Sharding):
         raise TypeError(
@@ -119,7 +119,7 @@ def batch_layout(sharding: Any) -> BatchLayout:
 
 @functools.lru_cache(maxsize=64)
 def _batch_layout(sharding: Any, process: int) -> BatchLayout:
-    # As many rows as devices can be cut evenly, however the devices are arranged.
+    # If there is one row per device, the axis can be split evenly by any arrangement of devices.
     devices = sharding.device_set
     first_rows = {
         device: index[0].start or 0
@@ -133,19 +133,19 @@ def _batch_layout(sharding: Any, process: int) -> BatchLayout:
         needs.setdefault(device.process_index, set()).add(numbers[row])
     if process not in needs:
         raise ValueError(
-            f"`sharding` has no device of this process ({process}), but some of "
+            f"`sharding` has no device of this process ({process}), only of processes "
             f"{sorted(needs)}: use a mesh in which every process that reads has a device"
         )
     pipelines = group_pipelines(needs)
-    here = tuple(sorted(needs[process]))
+    local_shards = tuple(sorted(needs[process]))
     return BatchLayout(
         sharding=sharding,
         num_shards=len(numbers),
         pipelines=pipelines,
         pipeline_index=next(n for n, each in enumerate(pipelines) if process in each.processes),
-        local_shards=here,
+        local_shards=local_shards,
         local_devices=tuple(
-            (device, here.index(numbers[row]))
+            (device, local_shards.index(numbers[row]))
             for device, row in first_rows.items()
             if device.process_index == process
         ),
@@ -153,7 +153,7 @@ def _batch_layout(sharding: Any, process: int) -> BatchLayout:
 
 
 def group_pipelines(shards_by_process: Mapping[int, Iterable[int]]) -> tuple[InputPipeline, ...]:
-    """Return who reads the same rows, given the shards that each process needs.
+    """Group processes that read the same rows, given the shards that each process needs.
 
     >>> [(each.processes, each.shards) for each in group_pipelines({0: [0, 1], 1: [2, 3]})]
     [((0,), (0, 1)), ((1,), (2, 3))]
@@ -178,10 +178,10 @@ def group_pipelines(shards_by_process: Mapping[int, Iterable[int]]) -> tuple[Inp
 
 @functools.lru_cache(maxsize=256)
 def sharding_for_ndim(sharding: Any, ndim: int) -> Any:
-    """Return a sharding for an array of so many axes.
+    """Return a sharding for an array of `ndim` axes.
 
-    A `NamedSharding` may speak of more axes than an array has, as one for tokens does where labels
-    have a batch axis alone: it holds for those that are there.
+    A `NamedSharding` may have more axes than an array, such as one for tokens when labels have only
+    a batch axis; the surplus axes are ignored.
     """
     if isinstance(sharding, NamedSharding) and len(sharding.spec) > ndim:
         spec = PartitionSpec(*sharding.spec[:ndim])
@@ -192,10 +192,10 @@ def sharding_for_ndim(sharding: Any, ndim: int) -> Any:
 def global_array(
     layout: BatchLayout, pieces: Sequence[Any], path: str = "", *, may_alias: bool = True
 ) -> jax.Array:
-    """Return one array over all devices of a layout, made of this process's rows.
+    """Return a global array over all devices of a layout, made from this process's rows.
 
-    Every process of the layout makes it with rows of its own; those of one pipeline have the same
-    rows for the shards that they share. No process waits for another.
+    Every process of the layout calls it with its own rows; processes of a pipeline have the same
+    rows for the shards that they share. The processes do not wait for each other.
 
     >>> import jax, numpy as np
     >>> layout = batch_layout(jax.sharding.SingleDeviceSharding(jax.devices()[0]))
@@ -203,23 +203,23 @@ def global_array(
     [1.0, 2.0]
 
     Args:
-        layout: Of the sharding.
-        pieces: For each shard of `layout.here` its rows, as many for each. They are whole in all
-            axes but the first: where the sharding cuts others, each device gets its part. A
-            `jax.Array` that is on its device already is taken as it is.
-        path: Where the leaf is in the element, for errors.
-        may_alias: Whether nobody writes into the memory of `pieces` any more. JAX keeps it on the
-            CPU; so if somebody may, it is copied first.
+        layout: Layout of the sharding.
+        pieces: For each shard of `layout.local_shards` its rows, the same number for each. All axes
+            but the first are complete: where the sharding splits others, each device gets its part.
+            A `jax.Array` that is already on its device is used as it is.
+        path: Path of the leaf in the element, for errors.
+        may_alias: Whether the memory of `pieces` is no longer written to. JAX may use that memory
+            on the CPU, so with False the rows are copied first.
 
     Raises:
-        InvalidArgumentError: It cannot be cut so, or JAX has no such dtype.
+        InvalidArgumentError: If the array cannot be sharded so, or JAX does not support the dtype.
     """
     first = pieces[0]
     if len({piece.shape for piece in pieces}) > 1:
         raise InvalidArgumentError(
             f"{describe_component(path)} has shapes "
-            f"{', '.join(str(piece.shape) for piece in pieces)} on "
-            "the devices of this process, and one array has one shape on all of them"
+            f"{', '.join(str(piece.shape) for piece in pieces)} on the devices of this process, "
+            "but a global array needs the same shape on all of them"
         )
     if not first.ndim:
         return _scalar_array(layout, pieces, path)
@@ -229,13 +229,13 @@ def global_array(
         indices = sharding.addressable_devices_indices_map(shape)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"{describe_component(path)} of shape {shape} cannot be cut as {sharding} says: {error}"
+            f"{describe_component(path)} of shape {shape} cannot be sharded as {sharding}: {error}"
         ) from error
     on_cpu = layout.local_devices[0][0].platform == "cpu"
     prepared = [_prepare(piece, path, may_alias, on_cpu) for piece in pieces]
     parts = [
-        prepared[place][(slice(None), *indices[device][1:])]
-        for device, place in layout.local_devices
+        prepared[index][(slice(None), *indices[device][1:])]
+        for device, index in layout.local_devices
     ]
     arrays = jax.device_put(
         parts, [_device_target(device, sharding) for device, _ in layout.local_devices]
@@ -244,17 +244,17 @@ def global_array(
 
 
 def whole_array(layout: BatchLayout, rows: Any, path: str = "") -> jax.Array:
-    """Return the array of a batch that this process has whole, where it has all devices.
+    """Return the global array of a batch if all rows and devices are in this process.
 
-    It is what `global_array` returns for the pieces of the batch, in one call of JAX.
+    Equivalent to `global_array` with the pieces of the batch, in one call of JAX.
 
     Args:
-        layout: Of the sharding, all of whose devices are here.
-        rows: An array that nobody writes into any more, or a scalar.
-        path: Where the leaf is in the element, for errors.
+        layout: Layout of the sharding; all its devices are local.
+        rows: An array whose memory is no longer written to, or a scalar.
+        path: Path of the leaf in the element, for errors.
 
     Raises:
-        InvalidArgumentError: It cannot be cut so, or JAX has no such dtype.
+        InvalidArgumentError: If the array cannot be sharded so, or JAX does not support the dtype.
     """
     if layout.num_shards > 1 and not np.ndim(rows):
         return _scalar_array(layout, [rows], path)
@@ -264,17 +264,16 @@ def whole_array(layout: BatchLayout, rows: Any, path: str = "") -> jax.Array:
         return jax.device_put(_prepare(given, path, True, True), sharding)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"{describe_component(path)} of shape {np.shape(rows)} cannot be cut as {sharding} "
-            f"says: {error}"
+            f"{describe_component(path)} of shape {np.shape(rows)} cannot be sharded as "
+            f"{sharding}: {error}"
         ) from error
 
 
 def _scalar_array(layout: BatchLayout, pieces: Sequence[Any], path: str) -> jax.Array:
     if layout.num_shards > 1 or len(layout.processes) > 1:
         raise InvalidArgumentError(
-            f"{describe_component(path)} is a scalar, so its rows cannot be shared by several "
-            "devices: call "
-            "the `batch` method on the dataset, or leave it out with map()"
+            f"{describe_component(path)} is a scalar and has no rows to divide among several "
+            "devices: call the `batch` method on the dataset, or remove the component with map()"
         )
     sharding = sharding_for_ndim(layout.sharding, 0)
     return jax.device_put(to_jax_dtype(np.asarray(pieces[0]), path), sharding)
@@ -282,7 +281,7 @@ def _scalar_array(layout: BatchLayout, pieces: Sequence[Any], path: str) -> jax.
 
 @functools.lru_cache(maxsize=1024)
 def _device_target(device: Any, sharding: Any) -> Any:
-    """Return where one device's part of an array goes."""
+    """Return the device, or the sharding with a memory kind, for one device's part of an array."""
     kind = sharding.memory_kind
     if kind is None or kind == device.default_memory().kind:
         return device
@@ -291,7 +290,7 @@ def _device_target(device: Any, sharding: Any) -> Any:
 
 def _prepare(piece: Any, path: str, may_alias: bool, on_cpu: bool) -> Any:
     if not isinstance(piece, np.ndarray):
-        return piece  # JAX's own
+        return piece  # a JAX array
     checked = to_jax_dtype(piece, path)
     if may_alias or checked is not piece or not on_cpu:
         return checked
@@ -299,7 +298,7 @@ def _prepare(piece: Any, path: str, may_alias: bool, on_cpu: bool) -> Any:
 
 
 def _aligned_copy(piece: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy that JAX keeps on the CPU, so that it makes no second one."""
+    """Return an aligned copy, which JAX uses on the CPU without copying it again."""
     memory = np.empty(piece.nbytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     made = memory[start : start + piece.nbytes].view(piece.dtype).reshape(piece.shape)
@@ -308,36 +307,35 @@ def _aligned_copy(piece: NDArray[Any]) -> NDArray[Any]:
 
 
 def check_is_numeric(dtype: np.dtype[Any], path: str = "") -> None:
-    """Raise unless JAX has arrays of a dtype.
+    """Raise an error if JAX does not support a dtype.
 
     Raises:
-        InvalidArgumentError: They are bytes, str or objects, times, or records.
+        InvalidArgumentError: If values are bytes, str, objects, times or records.
     """
-    # Extension types such as bfloat16 are of kind "V", as records are, but of a type of their own.
+    # Extension types such as bfloat16 have kind "V", as records do, but their own scalar type.
     is_extension = dtype.kind == "V" and dtype.fields is None and dtype.type is not np.void
     if dtype.kind in "biufc" or is_extension:
         return
     what = {"S": "bytes", "U": "str", "O": "bytes or str"}.get(dtype.kind, str(dtype))
     raise InvalidArgumentError(
-        f"{describe_component(path)} holds {what}, of which JAX has no arrays: make numbers of it "
-        "with "
-        "map(), or leave it out"
+        f"{describe_component(path)} holds {what}, which JAX arrays cannot hold: convert it to "
+        "numbers with map(), or remove the component"
     )
 
 
 def jax_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that JAX makes of one: of 64 bits those of 32, unless x64 is enabled."""
+    """Return the dtype that JAX converts a dtype to: 32 bits for 64, unless x64 is enabled."""
     made: np.dtype[Any] = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
     return made
 
 
 def to_jax_dtype(array: NDArray[Any], path: str = "") -> NDArray[Any]:
-    """Return an array in the dtype that JAX makes of its own.
+    """Convert an array to the dtype that JAX would convert it to.
 
-    JAX does the same; but it wraps whole numbers that do not fit around without a word.
+    JAX would do the same, but silently wraps integers that do not fit.
 
     Raises:
-        InvalidArgumentError: Whole numbers do not fit, or JAX has no such dtype.
+        InvalidArgumentError: If an integer does not fit, or JAX does not support the dtype.
     """
     check_is_numeric(array.dtype, path)
     dtype = jax_dtype(array.dtype)
@@ -348,9 +346,8 @@ def to_jax_dtype(array: NDArray[Any], path: str = "") -> NDArray[Any]:
         low, high = array.min(), array.max()
         if low < limits.min or high > limits.max:
             raise InvalidArgumentError(
-                f"{describe_component(path)} holds {low if low < limits.min else high}, which "
-                f"{dtype} does "
-                f"not, and JAX makes {dtype} of {array.dtype}: enable 64 bits with "
+                f"{describe_component(path)} holds {low if low < limits.min else high}, which does "
+                f"not fit {dtype} (JAX converts {array.dtype} to it): enable 64 bits with "
                 'jax.config.update("jax_enable_x64", True), or map it to smaller numbers'
             )
     return array.astype(dtype)

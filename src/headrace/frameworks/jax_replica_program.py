@@ -1,12 +1,12 @@
-"""One program of JAX for all replicas: `jit(shard_map(...))` over a mesh with the axis "replica".
+"""One JAX program for all replicas: `jit(shard_map(...))` over a mesh with the axis "replica".
 
-Rule 1. Each replica's code sees what it would see in a call of its own: its part of what differs,
-        and the same of all else. So values of several replicas stand one after another along the
-        first axis; scalars get one for it, which the code does not see.
-Rule 2. Every result is one of each replica, whatever it was computed from.
-Rule 3. There is a program for each structure of arguments; JAX adds one for each of their shapes.
-Rule 4. On CPUs a call waits for its results. Programs that meet each other there need a thread for
-        each device, and two that are under way may take them from each other for ever.
+Rule 1. Each replica's code sees the same arguments as in a separate call: its part of per-replica
+        values, and all other values whole. Per-replica values are concatenated along the first
+        axis; scalars get a first axis for that, which the code does not see.
+Rule 2. Every result is a per-replica value, whatever it was computed from.
+Rule 3. There is one program for each structure of arguments; JAX compiles one for each shape.
+Rule 4. On CPUs a call waits for its results. A program with collectives occupies one thread for
+        each device, and two programs at the same time can deadlock for lack of threads.
 """
 
 from __future__ import annotations
@@ -58,47 +58,47 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 @functools.lru_cache(maxsize=64)
 def make_layout(devices: tuple[Device, ...]) -> BatchLayout:
-    """Return how rows are shared by replicas on these devices."""
+    """Return the layout of rows over replicas on these devices."""
     return batch_layout(NamedSharding(Mesh(np.array(devices), (AXIS,)), P(AXIS)))
 
 
 def replica_values(array: Array, devices: Sequence[Device], is_scalar: bool) -> tuple[Array, ...]:
-    """Return each replica's part of an array over them all."""
+    """Return each replica's part of an array over all replicas."""
     parts = {shard.device: shard.data for shard in array.addressable_shards}
     found = [parts[device] for device in devices]
     return tuple(part.reshape(()) for part in found) if is_scalar else tuple(found)
 
 
 def device_keys(devices: Sequence[Device]) -> list[str]:
-    """Return names of devices by which other processes of the program find them."""
+    """Return device names that other processes of the program understand."""
     return [f"{device.platform}:{device.id}" for device in devices]
 
 
 def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
-    """Return the devices of such names, of whichever process."""
+    """Return the devices with these names, of any process."""
     kinds = {name.partition(":")[0] for name in names}
     found = {f"{each.platform}:{each.id}": each for kind in kinds for each in jax.devices(kind)}
     return tuple(found[name] for name in names)
 
 
 def is_peer_loss(error: BaseException) -> bool:
-    """Say whether an error is that of a program for which a process was missing."""
-    # Where the program runs within its call, JAX raises a ValueError with the same words.
+    """Return whether an error means that another process of the program was lost."""
+    # If the program runs synchronously in its call, JAX raises a ValueError with the same text.
     if not isinstance(error, jax.errors.JaxRuntimeError | ValueError):
         return False
     return _PEER_LOSS.match(str(error)) is not None
 
 
-# --- inside of a program --------------------------------------------------------------------------
+# --- inside a program -----------------------------------------------------------------------------
 
 
 def replica_index() -> Array:
-    """Return the number of the replica whose code asks."""
+    """Return the index of the replica that executes this code."""
     return jax.lax.axis_index(AXIS)
 
 
 def all_reduce(is_mean: bool, value: Any) -> Array:
-    """Return the sum or mean of all replicas' values."""
+    """Return the sum or mean of a value over all replicas."""
     array = jnp.asarray(value)
     if array.dtype == jnp.bool_:
         array = array.astype(int)
@@ -106,14 +106,14 @@ def all_reduce(is_mean: bool, value: Any) -> Array:
 
 
 def all_gather(value: Any, axis: int) -> Array:
-    """Return all replicas' values one after another."""
+    """Return the values of all replicas, concatenated along an axis."""
     array = jnp.asarray(value)
     if not 0 <= axis < array.ndim:
         raise ValueError(
-            f"cannot gather values of rank {array.ndim} along axis {axis}; the axis must be from 0 "
-            "to rank - 1, so scalars have none: add one with value[None]"
+            f"cannot gather values of rank {array.ndim} along axis {axis}: `axis` must be in "
+            f"[0, {array.ndim}); give scalars an axis with value[None]"
         )
-    if not array.shape[axis]:  # of which JAX makes no program
+    if not array.shape[axis]:  # JAX cannot compile a gather of empty arrays
         return array
     return jax.lax.all_gather(array, AXIS, axis=axis, tiled=True)
 
@@ -123,7 +123,7 @@ def all_gather(value: Any, axis: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _DataclassNode:
-    """Stands for a dataclass that JAX does not know."""
+    """A pytree node in place of a dataclass that is not registered with JAX."""
 
     kind: type
     names: tuple[str, ...]
@@ -135,27 +135,28 @@ jax.tree_util.register_dataclass(_DataclassNode, ["values"], ["kind", "names"])
 
 @jax.tree_util.register_pytree_node_class
 class _ReplicaOutputs:
-    """What a replica's code returned: arrays, and how they are to be put together."""
+    """Results of a replica's code: arrays, and the template of the structure around them."""
 
     def __init__(self, arrays: Sequence[Array], template: Any) -> None:
         self.arrays, self.template = arrays, template
 
     def tree_flatten(self) -> tuple[Sequence[Array], Any]:
-        """Return the arrays, and the rest (JAX's protocol)."""
+        """Return the arrays and the template (JAX's pytree protocol)."""
         return self.arrays, self.template
 
     @classmethod
     def tree_unflatten(cls, template: Any, arrays: Sequence[Array]) -> _ReplicaOutputs:
-        """Return it of its parts (JAX's protocol)."""
+        """Rebuild the outputs (JAX's pytree protocol)."""
         return cls(arrays, template)
 
 
 class _OutputTemplate:
-    """How results are put together.
+    """The structure of a program's results.
 
     Attributes:
-        tree: Their structure, in JAX's words.
-        leaf_kinds: For each leaf whether it is a scalar; what is no array is in a tuple.
+        tree: JAX's tree definition.
+        leaf_kinds: For each leaf whether it is a scalar; a leaf that is no array is itself stored,
+            in a tuple of one item.
     """
 
     def __init__(self, tree: Any, leaf_kinds: list[Any]) -> None:
@@ -163,7 +164,7 @@ class _OutputTemplate:
 
 
 class AllReplicasArray(NamedTuple):
-    """An array over all replicas, whose parts are their values: scalars, or arrays with rows."""
+    """An array over all replicas, whose parts are the replicas' scalars or arrays with rows."""
 
     array: Array
     are_scalars: bool
@@ -173,15 +174,15 @@ class ReplicaProgram:
     """Runs a function on all replicas at once.
 
     Args:
-        devices: Of the replicas of all processes, in their order.
-        function: The replicas' code.
+        devices: Devices of the replicas of all processes, in replica order.
+        function: Code of a replica.
         local_values: Returns the local replicas' values of a leaf, or the array over all replicas
-            that they are parts of; None: it is the same for all.
-        make_result: Makes a value of an array over all replicas, and of whether its parts are
-            scalars.
-        donate: Numbers of arguments whose memory may be used for results.
-        check_peers: Called now and then while the results are waited for, where other processes
-            take part; what it raises ends the wait.
+            that contains them, or None if the leaf is the same for all replicas.
+        make_result: Converts an array over all replicas, given whether its parts are scalars, to
+            the value to return.
+        donate: Indices of arguments whose memory may be reused for results.
+        check_peers: Called periodically while waiting for results, if other processes take part;
+            an error that it raises ends the wait.
     """
 
     def __init__(
@@ -205,7 +206,7 @@ class ReplicaProgram:
         self._waits = devices[0].platform == "cpu" and not self._is_single_device
 
     def __call__(self, *args: Any) -> Any:
-        """Run it, and return what `result` made of what the replicas returned."""
+        """Run the program, and return the results as `make_result` converts them."""
         pairs = [
             self._convert_argument(leaf, number, path)
             for number, arg in enumerate(args)
@@ -230,26 +231,27 @@ class ReplicaProgram:
         return _unwrap(jax.tree.unflatten(template.tree, leaves))
 
     def describe_arguments(self, args: Sequence[Any], have_rows: Sequence[bool]) -> str:
-        """Return in words what has to be the same in all processes: structures, shapes, dtypes.
+        """Describe what must be equal in all processes: structures, shapes and dtypes.
 
         Args:
-            args: As of a call.
-            have_rows: For each whether its leaves have rows, whose number does not matter here.
+            args: Arguments as of a call.
+            have_rows: For each argument whether its leaves have rows, whose number is left out.
         """
-        words = []
+        descriptions = []
         for number, (arg, has_rows) in enumerate(zip(args, have_rows, strict=True)):
             for path, leaf in jax.tree_util.tree_leaves_with_path(_wrap_unknown(arg)):
-                where = f"{number}{jax.tree_util.keystr(path)}"
-                words.append(f"{where}: {_describe_leaf(leaf, self._local_values(leaf), has_rows)}")
-        return ", ".join(words)
+                name = f"{number}{jax.tree_util.keystr(path)}"
+                value = _describe_leaf(leaf, self._local_values(leaf), has_rows)
+                descriptions.append(f"{name}: {value}")
+        return ", ".join(descriptions)
 
     def _leaf_result(self, array: Array, is_scalar: bool) -> Any:
         return array if self._is_single_device else self._make_result(array, is_scalar)
 
     def _convert_argument(self, leaf: Any, number: int, path: Any) -> tuple[Any, Any]:
-        """Return what kind of argument a leaf is, and the array that the program gets.
+        """Return the kind of an argument's leaf, and the array to pass to the program.
 
-        Kinds are "rows", "scalar", "same" and, for what is no array, a tuple with it.
+        Kinds are "rows", "scalar", "same" and, for a leaf that is no array, a tuple with it.
         """
         parts = self._local_values(leaf)
         _check_not_donated(leaf if parts is None else parts, number, path)
@@ -263,9 +265,11 @@ class ReplicaProgram:
             if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
                 return self._mesh_array_kind(leaf, number, path), leaf
             parts = [leaf] * len(self._local_devices)
-        where = f" of argument {number}{jax.tree_util.keystr(path)}"
+        argument_path = f" of argument {number}{jax.tree_util.keystr(path)}"
         pieces = [
-            piece if isinstance(piece, jax.Array) else to_jax_dtype(np.asarray(piece), where)
+            piece
+            if isinstance(piece, jax.Array)
+            else to_jax_dtype(np.asarray(piece), argument_path)
             for piece in parts
         ]
         if self._is_single_device:
@@ -274,7 +278,7 @@ class ReplicaProgram:
         if is_scalar:
             pieces = [piece.reshape(1) for piece in pieces]
         return ("scalar" if is_scalar else "rows"), global_array(
-            self._layout, pieces, where, may_alias=False
+            self._layout, pieces, argument_path, may_alias=False
         )
 
     def _check_constant(self, leaf: Any, number: int, path: Any) -> tuple[Any]:
@@ -283,8 +287,8 @@ class ReplicaProgram:
         except TypeError:
             raise InvalidArgumentError(
                 f"argument {number}{jax.tree_util.keystr(path)} is {leaf!r:.80} of type "
-                f"{type(leaf).__name__}, of which a compiled step can make neither an array nor a "
-                "constant: pass arrays, numbers or what can be hashed"
+                f"{type(leaf).__name__}, which is neither an array nor hashable: pass arrays, "
+                "numbers or hashable values to a compiled step"
             ) from None
         return (leaf,)
 
@@ -296,9 +300,9 @@ class ReplicaProgram:
         if array.sharding.is_equivalent_to(self._layout.sharding, array.ndim):
             return "rows"
         raise InvalidArgumentError(
-            f"argument {number}{jax.tree_util.keystr(path)} is an array over several devices as "
-            f"{array.sharding} says, and this step takes what is split over the strategy's mesh by "
-            f"its first axis, or the same on all its devices: {self._layout.sharding}"
+            f"argument {number}{jax.tree_util.keystr(path)} has the sharding {array.sharding}, "
+            "but this step takes arrays that are sharded over the strategy's mesh by their "
+            f"first axis, or replicated on all its devices: {self._layout.sharding}"
         )
 
     def _compile(
@@ -347,19 +351,19 @@ class ReplicaProgram:
 
 
 def _check_not_donated(given: Any, number: int, path: Any) -> None:
-    """Raise for an array that is no more: JAX would end the process on several CPU devices."""
+    """Raise for an array that was donated: JAX would crash the process on several CPU devices."""
     arrays = given if isinstance(given, tuple | list) else (given,)
     if any(isinstance(array, jax.Array) and array.is_deleted() for array in arrays):
         raise FailedPreconditionError(
             f"argument {number}{jax.tree_util.keystr(path)} was donated to an earlier step, which "
-            "has its memory: pass what that step returned, as in weights = step(weights, batch), "
-            "or leave its number out of `donate`"
+            "reused its memory: pass the result of that step, as in weights = step(weights, "
+            "batch), or remove its index from `donate`"
         )
 
 
 def _describe_leaf(leaf: Any, parts: Any, has_rows: bool) -> str:
     if parts is None and not isinstance(leaf, _ARRAYS):
-        # Constants are a part of the program, and numbers are not.
+        # Constants are part of the program; numbers are not.
         return repr(leaf) if isinstance(leaf, str | bytes) else type(leaf).__name__
     array = leaf if parts is None else parts[0]
     shape = np.shape(array)[1:] if has_rows else np.shape(array)
@@ -367,7 +371,7 @@ def _describe_leaf(leaf: Any, parts: Any, has_rows: bool) -> str:
 
 
 def _wrap_unknown(value: Any) -> Any:
-    """Return a structure in which JAX knows all containers."""
+    """Wrap dataclasses that are not registered with JAX, so that JAX can traverse the structure."""
     if not any(map(_is_unknown_dataclass, jax.tree.leaves(value))):
         return value
     return jax.tree.map(
@@ -387,9 +391,9 @@ def _wrap_dataclass(leaf: Any) -> _DataclassNode:
 
 
 def _unwrap(value: Any) -> Any:
-    def undone(leaf: Any) -> Any:
+    def unwrap_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, _DataclassNode):
             return leaf
         return rebuild(leaf.kind, leaf.names, [_unwrap(each) for each in leaf.values])
 
-    return jax.tree.map(undone, value, is_leaf=lambda leaf: isinstance(leaf, _DataclassNode))
+    return jax.tree.map(unwrap_leaf, value, is_leaf=lambda leaf: isinstance(leaf, _DataclassNode))

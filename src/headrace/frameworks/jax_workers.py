@@ -1,13 +1,13 @@
-"""Several processes of JAX that are one: how they find each other, and add up arrays.
+"""Forms one JAX program from several worker processes, and sums arrays over them.
 
-Rule 1. Processes that their user made one (`jax.distributed.initialize`) stay what they are. Others
-        are made one here, before JAX looks for its devices, and only where no keys are wanted: what
-        JAX's processes say to each other has none. All listen at one interface.
-Rule 2. Whether they are one is decided by all, from what each says of itself. Where they are not,
-        arrays of JAX go by whatever other way there is.
-Rule 3. The end of one process is not the end of the others (`jax_coordination`): who is gone, and
-        what becomes of the rest, is for the caller to say.
-Rule 4. A collective on CPUs takes no longer than it may, and each is waited for.
+Rule 1. Processes that the user joined with `jax.distributed.initialize` stay as they are. Others
+        are joined here, before JAX initializes its devices, and only if no keys are required: the
+        communication of JAX processes is not authenticated. All listen on one interface.
+Rule 2. All workers decide together, from the state that each reports, whether they form one
+        program. Otherwise JAX arrays are reduced without JAX's collectives.
+Rule 3. The end of one process does not end the others (`jax_coordinator`); the caller detects lost
+        processes and decides how to continue.
+Rule 4. A collective on CPUs has a timeout, and each is waited for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 
-# Whoever starts processes of JAX uses these; they have no public names.
+# Needed to start JAX processes; these have no public names.
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 from jax.extend.backend import register_backend_factory
@@ -43,38 +43,38 @@ _SHUTDOWN_SECONDS = 5
 _MAX_TIMEOUT_SECONDS = 10**6
 
 
-# --- becoming one ---------------------------------------------------------------------------------
+# --- forming one program --------------------------------------------------------------------------
 
 
 def join_workers(
     rank: int, size: int, host: str | None, timeout: float, exchange: Exchange
 ) -> bool:
-    """Make the workers' processes one, unless they are; return whether they are now.
+    """Form one JAX program from the workers' processes; return whether they are one.
 
-    All workers call it, before they ask JAX for devices.
+    All workers call it before they request devices from JAX.
 
     Args:
-        rank: Of this worker.
-        size: How many there are.
-        host: The number of this machine's interface at which to listen; None: keys are wanted.
-        timeout: Seconds that others are waited for, now and in each collective on CPUs.
-        exchange: Given what this worker has to say, returns what all have to say, by rank.
+        rank: Rank of this worker.
+        size: Number of workers.
+        host: IP address of the interface to listen on; None if keys are required.
+        timeout: Seconds to wait for other workers, now and in each collective on CPUs.
+        exchange: Sends this worker's key-value pairs and returns those of all workers, by rank.
     """
     own = {**_process_state(host), "workers": str(size)}
     if own["state"] == "free" and rank == 0:
         assert host is not None
-        own["address"], own["hold"] = jax_coordinator.start_coordinator(size, host)
-    said = exchange(own)
-    states = {each["state"] for each in said}
-    if {each["workers"] for each in said} != {str(size)}:
-        return False  # which those who compare the workers refuse
-    if states == {"free"}:
+        own["address"], own["keep_alive"] = jax_coordinator.start_coordinator(size, host)
+    states = exchange(own)
+    kinds = {each["state"] for each in states}
+    if {each["workers"] for each in states} != {str(size)}:
+        return False  # the comparison of the workers' configurations rejects it
+    if kinds == {"free"}:
         assert host is not None
-        jax_coordinator.keep_alive(said[0]["hold"])
-        _initialize(rank, size, host, said[0]["address"], timeout)
-    elif not _form_one_program(said):
-        if states != {"keys"}:
-            _warn_not_joined(said)
+        jax_coordinator.keep_alive(states[0]["keep_alive"])
+        _initialize(rank, size, host, states[0]["address"], timeout)
+    elif not _form_one_program(states):
+        if kinds != {"keys"}:
+            _warn_not_joined(states)
         return False
     if not xla_bridge.backends_are_initialized():
         with _collective_timeout(timeout):
@@ -83,7 +83,7 @@ def join_workers(
 
 
 def _process_state(host: str | None) -> dict[str, str]:
-    """Return what this process has to say of itself."""
+    """Return the state that this process reports to the others."""
     state = distributed.global_state
     if state.client is not None:
         number, count = str(state.process_id), str(state.num_processes)
@@ -94,7 +94,7 @@ def _process_state(host: str | None) -> dict[str, str]:
 
 
 def _form_one_program(states: Sequence[dict[str, str]]) -> bool:
-    """Whether the workers are all processes of one program, each another one of it."""
+    """Return whether the workers are the distinct processes of one JAX program."""
     if any(each["state"] != "joined" for each in states):
         return False
     numbers = sorted(int(each["number"]) for each in states)
@@ -104,25 +104,25 @@ def _form_one_program(states: Sequence[dict[str, str]]) -> bool:
 
 
 _REASONS = {
-    "free": "JAX is not in use there",
-    "used": "JAX was used there before the strategy was made",
-    "keys": "jax.distributed.initialize() was not called there",
-    "joined": "it is process {number} of {count} of jax.distributed there",
+    "free": "JAX is not in use",
+    "used": "JAX was used before the strategy was made",
+    "keys": "jax.distributed.initialize() was not called",
+    "joined": "it is process {number} of {count} of jax.distributed",
 }
 
 
 def _warn_not_joined(states: Sequence[dict[str, str]]) -> None:
-    words = [f"worker {n}: {_REASONS[e['state']].format(**e)}" for n, e in enumerate(states)]
+    reasons = [f"worker {n}: {_REASONS[e['state']].format(**e)}" for n, e in enumerate(states)]
     _log.warning(
-        "the workers' processes are not one program of JAX (%s), so what they reduce goes by way "
-        "of the first worker, and there are no programs over all: make the strategy before JAX is "
-        "first used, or call jax.distributed.initialize() with as many processes as workers",
-        "; ".join(words),
+        "the workers' processes do not form one JAX program (%s), so reductions go through the "
+        "first worker, and there are no programs over all workers: make the strategy before JAX "
+        "is first used, or call jax.distributed.initialize() with as many processes as workers",
+        "; ".join(reasons),
     )
 
 
 def _initialize(rank: int, size: int, host: str, address: str, timeout: float) -> None:
-    """Do what `jax.distributed.initialize` does, but for the end of others (rule 3)."""
+    """Do what `jax.distributed.initialize` does, except that lost processes do not end this one."""
     state = distributed.global_state
     state.client = _jax.get_distributed_runtime_client(
         address,
@@ -144,7 +144,7 @@ def _initialize(rank: int, size: int, host: str, address: str, timeout: float) -
 
 @contextmanager
 def _collective_timeout(timeout: float) -> Iterator[None]:
-    """Have collectives on CPUs end after so many seconds, if JAX's CPUs are first used here."""
+    """Set the timeout of CPU collectives, if JAX's CPU devices are first used in this context."""
     before = os.environ.get("XLA_FLAGS")
     if before is not None and _TIMEOUT_FLAG in before:
         yield
@@ -164,18 +164,18 @@ def _collective_timeout(timeout: float) -> Iterator[None]:
 
 
 class JaxAllReduce:
-    """Adds up arrays of all workers, each on one device.
+    """Sums arrays over all workers, each on one device.
 
     Args:
-        device: Where this worker's arrays are.
-        exchange: As of `join_workers`.
+        device: Device of this worker's arrays.
+        exchange: As for `join_workers`.
     """
 
     def __init__(self, device: Device, exchange: Exchange) -> None:
-        said = exchange({"device": device_keys([device])[0]})
-        mesh = Mesh(np.array(find_devices([each["device"] for each in said])), (_AXIS,))
+        reports = exchange({"device": device_keys([device])[0]})
+        mesh = Mesh(np.array(find_devices([each["device"] for each in reports])), (_AXIS,))
         self._device = device
-        self._size = len(said)
+        self._size = len(reports)
         self._sharding = NamedSharding(mesh, P(_AXIS))
         self._program = jax.jit(
             jax.shard_map(
@@ -189,20 +189,20 @@ class JaxAllReduce:
 
     @staticmethod
     def supports(array: Array) -> bool:
-        """Say whether it can add up such arrays: the same on all workers."""
-        # Not where it is: what JAX was told no device for is where the last replica came from.
+        """Return whether `all_reduce` supports the array; the same on all workers."""
+        # Not by its device: an array created without a device is on that of the last replica.
         return bool(array.is_fully_addressable)
 
     def all_reduce(self, arrays: Sequence[Array], check_peers: Callable[[], object]) -> list[Array]:
-        """Return the sums over all workers, the same on all.
+        """Return the sums over all workers, equal on all.
 
         Args:
-            arrays: Of this worker.
-            check_peers: Called now and then while others are waited for; what it raises ends the
-                wait.
+            arrays: Arrays of this worker.
+            check_peers: Called periodically while waiting for others; an error that it raises ends
+                the wait.
 
         Raises:
-            RuntimeError: A worker is gone, or does not take part in time.
+            RuntimeError: If a worker was lost, or did not take part in time.
         """
         given = [
             jax.make_array_from_single_device_arrays(

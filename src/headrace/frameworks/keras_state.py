@@ -18,12 +18,12 @@ __all__ = [
 ]
 
 SUPPORTED_KERAS_USE = (
-    "What works: model.fit, evaluate and predict, and functions that a coordinator schedules, with "
-    "a model that is made in the scope of this ParameterServerStrategy or given to "
+    "Supported: model.fit, evaluate and predict, and functions that a coordinator schedules, with "
+    "a model that is made in the scope of this ParameterServerStrategy or passed to "
     "hr.keras.distribute(model, strategy); and model.fit(hr.keras.dataset(dataset)) of a model "
     "that is made outside of any scope"
 )
-"""The end of each error about a Keras model under a strategy."""
+"""Last part of each error about a Keras model under a strategy."""
 
 
 def is_keras_3() -> bool:
@@ -40,13 +40,13 @@ def keras_state(value: Any) -> str | None:
     if keras is None:
         return None
     kind = type(value)
-    # Keras has its version once it is imported; other threads may do that now.
+    # Keras sets its version at the end of its import, which another thread may be executing.
     kinds = _kinds(keras, hasattr(keras, "__version__"))
     if not issubclass(kind, tuple(kinds)):
         return None
-    what = next(words for base, words in kinds.items() if issubclass(kind, base))
+    what = next(name for base, name in kinds.items() if issubclass(kind, base))
     if what == "layer" and not value.trainable_variables:
-        return None  # without weights, or with constants: it is the same everywhere
+        return None  # it has no weights, or only constants, which are the same everywhere
     return f"the Keras {what} {getattr(value, 'name', kind.__name__)!r} ({kind.__name__})"
 
 
@@ -68,10 +68,10 @@ def set_keras_reducer(reduce: Callable[[Any], Any]) -> None:
 
 
 def reduce_keras_object(value: Any) -> Any:
-    """Return how a Keras object with state is pickled for workers; None: it is not.
+    """Return how to pickle a Keras object with state for workers, or None if not possible.
 
     Args:
-        value: One of which `keras_state` has a description.
+        value: An object that `keras_state` describes.
     """
     return None if _reduce is None else _reduce(value)
 

@@ -1,4 +1,4 @@
-"""PyTorch: tensors on the device of their replica; there are as many CPUs as are asked for."""
+"""The PyTorch framework: tensors on the device of their replica; any number of logical CPUs."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ EXTENDED = {
     )
     if hasattr(torch, name)
 }
-"""What NumPy has from the package ml_dtypes: its bits, and PyTorch's dtype of that name."""
+"""Extended dtypes, as in the package ml_dtypes: NumPy's dtype of the bits, and PyTorch's dtype."""
 _NAMES = {dtype: name for name, (_, dtype) in EXTENDED.items()}
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 
 
 class TorchFramework(Framework):
-    """Tensors of PyTorch (`Framework`)."""
+    """Tensors of PyTorch; see `Framework`."""
 
     name = "torch"
 
     # --- devices ------------------------------------------------------------------------------
 
     def default_devices(self) -> list[str]:
-        """All GPUs, else one CPU."""
+        """Return all GPUs, or one CPU if there are none."""
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return [f"gpu:{number}" for number in range(count)] or ["cpu:0"]
 
     def device(self, name: str) -> Device:
-        """A CPU of any number, or an accelerator that is there."""
+        """Return a CPU of any number, or an existing accelerator."""
         kind, _, number = name.partition(":")
         if kind == "cpu":
             return torch.device("cpu")
@@ -54,14 +54,14 @@ class TorchFramework(Framework):
             return torch.device("cuda", int(number))
         if name == "mps:0" and torch.backends.mps.is_available():
             return torch.device("mps")
-        there = "".join(f"gpu:{each}, " for each in range(count)) or "no GPU here, "
+        available = "".join(f"gpu:{each}, " for each in range(count)) or "no GPU, "
         raise ValueError(
-            f"device {name!r} is not there: PyTorch has {there}and as many CPUs as you like "
-            "(cpu:0, cpu:1, ...)"
+            f"device {name!r} does not exist: PyTorch has {available}and any number of logical "
+            "CPUs (cpu:0, cpu:1, ...)"
         )
 
     def thread_settings(self) -> Any:
-        """Whether gradients are recorded, and in which dtype things are computed."""
+        """Return the gradient mode, the inference mode, and the autocast dtypes."""
         kinds = [
             (kind, torch.get_autocast_dtype(kind))
             for kind in ("cpu", "cuda")
@@ -70,7 +70,7 @@ class TorchFramework(Framework):
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), kinds
 
     def replica_context(self, device: Device, settings: Any) -> AbstractContextManager[Any] | None:
-        """Have what holds for the caller's thread hold here."""
+        """Apply the caller's thread settings, and make the replica's GPU the current device."""
         if device.type == "cpu" and settings == self.thread_settings():
             return None
         gradients, inference, kinds = settings
@@ -86,15 +86,15 @@ class TorchFramework(Framework):
     # --- arrays -------------------------------------------------------------------------------
 
     def put(self, values: Sequence[Any], devices: Sequence[Device]) -> list[Array]:
-        """On the CPU in the same memory."""
+        """Put arrays on devices; on the CPU in the same memory."""
         return [_put(value, device) for value, device in zip(values, devices, strict=True)]
 
     def device_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
-        """It stays."""
+        """Return the dtype unchanged."""
         return dtype
 
     def as_array(self, value: Any, dtype: Any = None) -> Array:
-        """Shares the memory of an array of NumPy."""
+        """Convert a value; the tensor shares the memory of a NumPy array."""
         if isinstance(value, torch.Tensor):
             return value if dtype is None else value.to(dtype)
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSU":
@@ -104,35 +104,35 @@ class TorchFramework(Framework):
             return torch.as_tensor(value, dtype=dtype)
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidArgumentError(
-                f"{value!r:.80} of type {type(value).__name__} cannot be a tensor of PyTorch: "
-                f"{error}"
+                f"{value!r:.80} of type {type(value).__name__} cannot be converted to a PyTorch "
+                f"tensor: {error}"
             ) from error
 
     def as_dtype(self, dtype: Any) -> Any:
-        """One of PyTorch, or what NumPy calls it."""
+        """Return PyTorch's dtype, also for NumPy's name of it."""
         if isinstance(dtype, torch.dtype):
             return dtype
         return _tensor_of(np.empty(0, dtype)).dtype
 
     def copy_to_device(self, value: Any, device: Device) -> Array:
-        """A copy without a history of gradients."""
+        """Return a detached copy, without gradient history."""
         if isinstance(value, torch.Tensor):
             return value.detach().to(device, copy=True)
         return self.as_array(value).to(device, copy=True)
 
     def move_to_device(self, array: Array, device: Device) -> Array:
-        """By PyTorch."""
+        """Move a tensor with `Tensor.to`."""
         return array.to(device)
 
     def replicate(self, value: Any, devices: Sequence[Device]) -> list[Any]:
-        """Copies, through which gradients flow."""
+        """Copy a tensor to each device; gradients flow through the copies."""
         if not isinstance(value, torch.Tensor):
             return [value] * len(devices)
         first, *others = devices
         return [value.to(first), *(value.to(device, copy=True) for device in others)]
 
     def to_numpy(self, array: Array) -> Any:
-        """On the CPU in the same memory; bfloat16 as float32 where ml_dtypes is not installed."""
+        """Return a NumPy array that shares CPU memory; without ml_dtypes bfloat16 is float32."""
         tensor = array.detach().cpu().resolve_conj().resolve_neg()
         name = _NAMES.get(tensor.dtype)
         if name is None:
@@ -144,7 +144,7 @@ class TorchFramework(Framework):
         return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
 
     def dtype_kind(self, dtype: Any) -> str:
-        """As PyTorch sorts them."""
+        """Return the kind code by PyTorch's predicates."""
         if dtype == torch.bool:
             return "b"
         if dtype.is_complex:
@@ -154,14 +154,14 @@ class TorchFramework(Framework):
         return "i" if dtype.is_signed else "u"
 
     def can_cast(self, dtype: Any, to: Any) -> bool:
-        """PyTorch's own rule."""
+        """Apply PyTorch's rule."""
         found: bool = torch.can_cast(dtype, to)
         return found
 
     # --- gradients ----------------------------------------------------------------------------
 
     def traced_indices(self, values: Sequence[Any]) -> tuple[int, ...]:
-        """Those that require a gradient, where one is recorded."""
+        """Return the values that require a gradient, if gradients are recorded."""
         if not torch.is_grad_enabled():
             return ()
         return tuple(
@@ -177,25 +177,25 @@ class TorchFramework(Framework):
         values: Sequence[Any],
         traced: Sequence[int],
     ) -> list[Array]:
-        """By an autograd function."""
+        """Use an autograd function."""
         return list(_WithGradient.apply(forward, backward, tuple(traced), *values))
 
-    # --- values that become one ---------------------------------------------------------------
+    # --- combining values of replicas ---------------------------------------------------------
 
     def as_summable(self, value: Any) -> Array:
-        """Numbers; True counts as 1, and unsigned ones, which PyTorch does not add, are int64."""
+        """Convert numbers; bool and unsigned integers, which PyTorch cannot add, become int64."""
         if isinstance(value, _TEXT) or (
             isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
         ):
             raise InvalidArgumentError(
-                f"values such as {value!r:.40} cannot be added up; take them with local_results"
+                f"values such as {value!r:.40} cannot be summed; read them with local_results"
             )
         tensor = self.as_array(value)
         narrow = tensor.dtype == torch.bool or tensor.dtype in _UNSIGNED
         return tensor.to(torch.int64) if narrow else tensor
 
     def sum_arrays(self, arrays: Sequence[Array]) -> Array:
-        """On the first one's device."""
+        """Sum on the device of the first tensor."""
         first, *others = arrays
         if not others:
             return first.clone()
@@ -204,29 +204,29 @@ class TorchFramework(Framework):
         return first
 
     def sum_axes(self, array: Array, axes: tuple[int, ...]) -> Array:
-        """PyTorch's sum, for which no axes are all axes."""
+        """Sum with PyTorch, where an empty tuple of axes would mean all axes."""
         return array.sum(dim=axes, dtype=array.dtype) if axes else array
 
     def divide(self, array: Array, count: int) -> Array:
-        """PyTorch's quotient."""
+        """Divide with PyTorch."""
         return torch.true_divide(array, count)
 
     def worker_all_reduce(
         self, rank: int, size: int, host: str, timeout: float, exchange: Exchange, device: Device
     ) -> Any:
-        """Gloo, where PyTorch was built with it."""
+        """Return Gloo's all-reduce, if PyTorch was built with Gloo."""
         if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
             return None
         workers = importlib.import_module("headrace.frameworks.torch_workers")
         return workers.GlooAllReduce(rank, size, host, timeout, exchange)
 
     def concatenate(self, arrays: Sequence[Array], axis: int) -> Array:
-        """PyTorch's concatenation."""
+        """Concatenate on the device of the first tensor."""
         return torch.cat([array.to(arrays[0].device) for array in arrays], dim=axis)
 
 
 class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
-    """See `Framework.with_gradient`."""
+    """Autograd function of `TorchFramework.with_gradient`."""
 
     @staticmethod
     def forward(
@@ -235,12 +235,12 @@ class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
         traced: tuple[int, ...],
         *values: Any,
     ) -> tuple[Array, ...]:
-        """Call what was given (PyTorch's protocol)."""
+        """Call the given forward function (PyTorch's protocol)."""
         return tuple(forward([v.detach() if isinstance(v, torch.Tensor) else v for v in values]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Array, ...]) -> None:
-        """Keep what the backward pass needs (PyTorch's protocol)."""
+        """Save what the backward function needs (PyTorch's protocol)."""
         _, ctx.gradient, ctx.traced, *values = inputs
         ctx.count = len(values)
         ctx.devices = [values[index].device for index in ctx.traced]
@@ -249,7 +249,7 @@ class _WithGradient(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *upstream: Array) -> tuple[Any, ...]:
-        """Call what was given (PyTorch's protocol)."""
+        """Call the given backward function (PyTorch's protocol)."""
         made = ctx.gradient([upstream[index] for index in ctx.traced])
         gradients: list[Any] = [None] * ctx.count
         for index, gradient, device in zip(ctx.traced, made, ctx.devices, strict=True):
@@ -265,10 +265,10 @@ def _put(value: Any, device: Device) -> Any:
 
 
 def _tensor_of(value: NDArray[Any] | np.generic) -> Any:
-    """Return a tensor in the memory of an array; in a copy where PyTorch cannot have that.
+    """Return a tensor that shares an array's memory, or has a copy if PyTorch cannot use it.
 
     Raises:
-        InvalidArgumentError: PyTorch has no such numbers.
+        InvalidArgumentError: If PyTorch does not support the dtype.
     """
     array = np.asarray(value)
     if not array.flags.writeable or any(s < 0 or s % array.itemsize for s in array.strides):

@@ -1,8 +1,8 @@
-"""Large tensors of several workers added up by Gloo, straight between them.
+"""Sums of large tensors over several workers with Gloo, directly between the workers.
 
-The workers find each other through a store whose keys are exchanged by whoever starts this: Gloo's
-own store would listen on every interface. Connections are neither encrypted nor checked, so this is
-for workers that need no keys.
+The workers find each other through a key-value store whose contents the caller exchanges: Gloo's
+own store would listen on every interface. Connections are neither encrypted nor authenticated, so
+this is only for clusters without keys.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _KINDS = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 class GlooAllReduce:
-    """Adds up tensors of all workers.
+    """Sums tensors over all workers.
 
     Args:
-        rank: Of this worker.
-        size: How many there are.
-        host: The number of this machine's interface at which it listens.
-        timeout: Seconds that an operation may take.
-        exchange: Given what this worker has to say, returns what all have to say, by rank. All
-            workers call it equally often.
+        rank: Rank of this worker.
+        size: Number of workers.
+        host: IP address of the interface to listen on.
+        timeout: Maximum seconds of an operation.
+        exchange: Sends this worker's key-value pairs and returns those of all workers, by rank. All
+            workers call it the same number of times.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class GlooAllReduce:
 
     @staticmethod
     def supports(tensor: Any) -> bool:
-        """Say whether it can add up such tensors."""
+        """Return whether `all_reduce` supports the tensor."""
         return tensor.dtype in _KINDS and tensor.device.type == "cpu"
 
     def all_reduce(self, tensors: Sequence[Any], check_peers: Callable[[], object]) -> list[Any]:
-        """Return the sums over all workers, the same on all, in fresh memory.
+        """Return the sums over all workers, equal on all, in new memory.
 
         Args:
-            tensors: Of this worker.
-            check_peers: Is not called: nobody can leave a wait of Gloo's.
+            tensors: Tensors of this worker.
+            check_peers: Not called, because a wait in Gloo cannot be interrupted.
 
         Raises:
-            RuntimeError: A worker is gone, or does not take part in time.
+            RuntimeError: If a worker was lost, or did not take part in time.
         """
         totals = [each.detach().clone(memory_format=torch.contiguous_format) for each in tensors]
         for total in totals:
@@ -69,7 +69,7 @@ class GlooAllReduce:
 
 
 class _Store(dist.Store):  # type: ignore[misc]
-    """Keys that each worker sets for itself; those of others come when one is asked for."""
+    """A key-value store: each worker sets its own keys, and gets those of others by exchange."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Store(dist.Store):  # type: ignore[misc]
         self._own_entries[key] = self._entries[key] = data.hex()
 
     def get(self, key: str) -> bytes:
-        """Return what a worker has set a key to; it waits for all workers."""
+        """Return the value of a key that any worker sets, waiting for all workers."""
         while key not in self._entries:
             for each in self._exchange(self._own_entries):
                 self._entries.update(each)

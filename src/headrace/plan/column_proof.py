@@ -251,7 +251,7 @@ def _spec_of(result: Any) -> Spec:
         return tuple([_spec_of(part) for part in result])
     if kind is dict and result and all(type(key) in (str, int) for key in result):
         return {key: _spec_of(part) for key, part in result.items()}
-    raise TypeError("a result that does not come from the element")
+    raise TypeError("the result is not computed from the element")
 
 
 class _Tracer(NDArrayOperatorsMixin):
@@ -265,7 +265,7 @@ class _Tracer(NDArrayOperatorsMixin):
         self._shape = shape
 
     def _refuse(self, *_: Any) -> NoReturn:
-        raise TypeError("what a component's value decides is not elementwise")
+        raise TypeError("a decision based on a component's value is not elementwise")
 
     __bool__ = __repr__ = __str__ = __format__ = __hash__ = _refuse
 
@@ -276,7 +276,7 @@ class _Tracer(NDArrayOperatorsMixin):
             raise TypeError("only numbers are traced")
         if self._dtype.kind == "f" and target.kind in "iu":
             # Out-of-range floats become different integers in vectors and in scalars.
-            raise TypeError("a float out of an integer's range has no one value there")
+            raise TypeError("converting out-of-range floats to integers is not well defined")
         return _Tracer(target, self._shape)
 
     def __array_ufunc__(
@@ -286,13 +286,13 @@ class _Tracer(NDArrayOperatorsMixin):
             raise TypeError(f"{ufunc.__name__} is not elementwise and exact")
         tracers = [x for x in inputs if type(x) is _Tracer]
         if any(x._shape != self._shape for x in tracers):
-            raise TypeError("components of different shapes")
+            raise TypeError("components have different shapes")
         whole = all(x._dtype.kind in "iu" for x in tracers) and ufunc not in _DIVISIONS
         for x in inputs:
             if type(x) is not _Tracer and not _is_number(x):
-                raise TypeError("an operand that is neither the element's nor a number")
+                raise TypeError("an operand is neither a component nor a number")
             if type(x) is int and not whole and abs(x) > _LARGEST_EXACT:
-                raise TypeError("an integer that is rounded on its way to a float")
+                raise TypeError("an integer loses precision when converted to float")
         # The dtype is that of the same operation on values of these dtypes. Python numbers are
         # passed unchanged, because NumPy's promotion treats them as weak.
         one = [x._sample() if type(x) is _Tracer else x for x in inputs]

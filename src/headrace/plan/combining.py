@@ -14,7 +14,7 @@ import numpy as np
 from headrace.arguments import check_callable, check_flag
 from headrace.element.spec import Spec, relax
 from headrace.element.structure import Structure, unflatten
-from headrace.plan.node import Node, is_any_order_requested
+from headrace.plan.node import Node, is_unordered_requested
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = [
@@ -113,8 +113,8 @@ class Interleave(Node):
     def spec(self, *inputs: Spec) -> Spec | None:
         return None
 
-    def allows_any_order(self, deterministic: bool | None) -> bool:
-        return is_any_order_requested(self.deterministic, deterministic)
+    def allows_unordered(self, deterministic: bool | None) -> bool:
+        return is_unordered_requested(self.deterministic, deterministic)
 
     def cardinality(self, *inputs: int) -> int:
         return 0 if inputs[0] == 0 else UNKNOWN
@@ -221,7 +221,9 @@ def validate_weights(weights: Any, count: int) -> tuple[float, ...]:
     except (TypeError, ValueError):
         raise TypeError(f"`weights` must be numbers, but got {weights!r:.80}") from None
     if len(made) != count:
-        raise ValueError(f"`weights` must be one for each of {count} datasets, but got {len(made)}")
+        raise ValueError(
+            f"`weights` must have {count} values, one for each dataset, but got {len(made)}"
+        )
     if any(weight < 0 or not math.isfinite(weight) for weight in made) or not any(made):
         raise ValueError(
             f"`weights` must be finite, at least 0, and not all 0, but got {list(made)}"

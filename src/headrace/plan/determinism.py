@@ -42,10 +42,10 @@ def collect_fixed_seeds(plan: Node) -> list[int]:
         plan: The plan as written.
     """
     own = collect_default_seeds(plan)
-    wish = merged_options(plan).seed if own else None
-    if wish is None:
+    deterministic = merged_options(plan).seed if own else None
+    if deterministic is None:
         return own
-    return [_mix_seed(wish, place) for place in range(len(own))]
+    return [_mix_seed(deterministic, index) for index in range(len(own))]
 
 
 def with_fixed_seeds(plan: Node, seeds: Sequence[int]) -> Node:
@@ -72,7 +72,7 @@ def collect_default_seeds(plan: Node) -> list[int]:
 
 def derive_seeds(plan: Node, name: str) -> list[int]:
     """Return seeds for these steps that are derived from a name."""
-    return [_mix_seed(name, place) for place in range(len(collect_default_seeds(plan)))]
+    return [_mix_seed(name, index) for index in range(len(collect_default_seeds(plan)))]
 
 
 def _fixed_seeds_of(node: Node) -> tuple[int, ...]:
@@ -117,8 +117,8 @@ def find_overruled_steps(plan: Node, deterministic: bool | None) -> dict[int, No
     Returns:
         For each step, the downstream step that needs its order.
     """
-    wished = _find_order_requests(plan, deterministic)
-    return {id(node): keeper for node, keeper in wished if keeper is not None}
+    requested = _find_order_requests(plan, deterministic)
+    return {id(node): keeper for node, keeper in requested if keeper is not None}
 
 
 def _find_order_requests(
@@ -128,7 +128,7 @@ def _find_order_requests(
     pending: list[tuple[Node, Node | None]] = [(plan, None)]
     while pending:
         node, keeper = pending.pop()
-        is_wished = node.allows_any_order(deterministic)
+        is_wished = node.allows_unordered(deterministic)
         if is_wished:
             yield node, keeper
         # An unordered step identifies its own input elements by their order.
@@ -152,14 +152,14 @@ def explain_unsavable_state(plan: Node) -> str:
     nodes = list(walk(plan))
     if all(source.has_order for source in _sources(nodes)):
         return ""
-    wish = merged_options(plan).deterministic
+    deterministic = merged_options(plan).deterministic
     for node in nodes:
         holds = not (node.is_transparent or isinstance(node, _STATELESS_STEPS))
-        if holds or node.allows_any_order(wish):
+        if holds or node.allows_unordered(deterministic):
             return (
-                f"{step_name(node)} holds elements, over a service that sends them in no order, "
-                "and another time others would be there. Put that step before `distribute`, or "
-                "read with `ordered=True`"
+                f"{step_name(node)} buffers elements that a data service delivers in arbitrary "
+                "order, and reading again would return other elements. Put the step before "
+                "`distribute`, or read with `ordered=True`"
             )
     return ""
 

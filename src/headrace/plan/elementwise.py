@@ -12,7 +12,7 @@ from headrace.arguments import check_callable
 from headrace.element.ownership import take_ownership
 from headrace.element.spec import Spec
 from headrace.element.structure import Element
-from headrace.plan.node import Node, is_any_order_requested
+from headrace.plan.node import Node, is_unordered_requested
 from headrace.plan.source import INFINITE, UNKNOWN
 
 __all__ = ["PLAIN_RESULT_TYPES", "Filter", "Map", "Scan", "TakeWhile", "is_true"]
@@ -44,8 +44,8 @@ class Map(Node):
     def spec(self, *inputs: Spec) -> Spec | None:
         return self.output_spec
 
-    def allows_any_order(self, deterministic: bool | None) -> bool:
-        return is_any_order_requested(self.deterministic, deterministic)
+    def allows_unordered(self, deterministic: bool | None) -> bool:
+        return is_unordered_requested(self.deterministic, deterministic)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -134,6 +134,6 @@ def is_true(result: Any) -> bool:
     if is_number or (hasattr(result, "shape") and kind not in ("S", "U", "O")):
         return bool(result)
     raise TypeError(
-        f"it returned {result!r:.80}, which is neither true nor false; return a bool, as in "
-        "`return x > 0` or `return bool(...)`"
+        f"it returned {result!r:.80}, which is not a truth value; return a bool, as in `return x "
+        "> 0` or `return bool(...)`"
     )

@@ -168,18 +168,18 @@ class _Fingerprint:
         self._feed(digest, (fn.__defaults__, fn.__kwdefaults__), open_)
         for cell in fn.__closure__ or ():
             try:
-                held = cell.cell_contents
+                value = cell.cell_contents
             except ValueError:  # a variable that is assigned later
                 _add_label(digest, "empty", "")
             else:
-                self._feed(digest, held, open_)
+                self._feed(digest, value, open_)
         for name in sorted(global_names(fn.__code__)):
-            held = fn.__globals__.get(name, fn)
-            if held is fn:  # not a global, or the function itself
+            value = fn.__globals__.get(name, fn)
+            if value is fn:  # not a global, or the function itself
                 continue
-            if isinstance(held, types.FunctionType) and held.__module__ != fn.__module__:
+            if isinstance(value, types.FunctionType) and value.__module__ != fn.__module__:
                 # Functions of other modules are identified by name; the user's own by their code.
-                _add_label(digest, "name", f"{held.__module__}.{held.__qualname__}")
+                _add_label(digest, "name", f"{value.__module__}.{value.__qualname__}")
             else:
                 self._globals[id(fn.__globals__), name] = fn.__globals__
 
@@ -211,8 +211,8 @@ class _Fingerprint:
             digest.update(self._digest_plan(plan, open_))
         elif dataclasses.is_dataclass(value):
             # Computed fields follow from the others.
-            held = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-            self._feed(digest, (cls, held), open_)
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+            self._feed(digest, (cls, fields), open_)
         elif _is_plain(cls) and hasattr(value, "__dict__"):
             self._feed(digest, (cls, vars(value)), open_)
         else:

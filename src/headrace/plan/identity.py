@@ -48,8 +48,8 @@ def identity(plan: Node) -> list[Entry]:
 
     Takes about 20 µs per step, so keep the result.
     """
-    wish = merged_options(plan).deterministic
-    return [_entry(node, wish) for node in _steps(plan)]
+    deterministic = merged_options(plan).deterministic
+    return [_entry(node, deterministic) for node in _steps(plan)]
 
 
 def identity_digest(plan: Node) -> str:
@@ -70,9 +70,9 @@ def describe_first_difference(saved: Sequence[Sequence[Any]], plan: Node) -> str
             return f"step {number}, {old[0]}, is missing"
         step = _format_step_name(number, new, node)
         if old is None:
-            return f"{step}, was not there"
+            return f"{step}, was added"
         if old[0] != new[0]:
-            return f"{step}, was {old[0]}"
+            return f"{step}, was {old[0]} before"
         if old[1] != new[1]:
             return f"{step}: {_describe_difference(old, new)}"
     return None
@@ -95,9 +95,9 @@ def describe_changed_functions(saved: Sequence[Sequence[Any]], plan: Node) -> li
 def _pair_steps(
     saved: Sequence[Sequence[Any]], plan: Node
 ) -> Iterator[tuple[Sequence[Any] | None, Entry | None, Node | None]]:
-    wish = merged_options(plan).deterministic
+    deterministic = merged_options(plan).deterministic
     for old, node in zip_longest(saved, _steps(plan)):
-        yield old, None if node is None else _entry(node, wish), node
+        yield old, None if node is None else _entry(node, deterministic), node
 
 
 def _steps(plan: Node) -> Iterator[Node]:
@@ -151,7 +151,7 @@ def _arguments(node: Node, deterministic: bool | None) -> tuple[str, dict[str, A
     if "deterministic" in arguments:
         del arguments["deterministic"]
         # Only a request that frees the order changes the stream.
-        if node.allows_any_order(deterministic):
+        if node.allows_unordered(deterministic):
             arguments["deterministic"] = False
     return node.kind, arguments
 

@@ -25,7 +25,7 @@ __all__ = [
     "call_site",
     "describe_function",
     "distinct_nodes",
-    "is_any_order_requested",
+    "is_unordered_requested",
 ]
 
 AUTOTUNE = -1
@@ -163,7 +163,7 @@ class Node:
         """
         return split_size if self.preserves_count else None
 
-    def allows_any_order(self, deterministic: bool | None) -> bool:
+    def allows_unordered(self, deterministic: bool | None) -> bool:
         """Return whether elements may come as they are ready, in an order that is not reproducible.
 
         They do so if the step has threads. Without threads the state has the same form, so that
@@ -185,8 +185,8 @@ class Node:
             for name, value in self.parameters().items()
             if value is not None
         )
-        place = f"  # {self.location}" if self.location else ""
-        return f"{type(self).__name__}({arguments}){place}"
+        location = f"  # {self.location}" if self.location else ""
+        return f"{type(self).__name__}({arguments}){location}"
 
     def __repr__(self) -> str:
         return f"<{self.describe()}>"
@@ -194,8 +194,8 @@ class Node:
     def __reduce__(self) -> tuple[Any, ...]:
         # A flat list, each step after its inputs: pickle recurses, and plans are deep.
         steps = distinct_nodes([self])
-        places = {id(step): place for place, step in enumerate(steps)}
-        return _rebuild_plan, ([_flatten_step(step, places) for step in steps],)
+        step_numbers = {id(step): number for number, step in enumerate(steps)}
+        return _rebuild_plan, ([_flatten_step(step, step_numbers) for step in steps],)
 
 
 def distinct_nodes(plans: Iterable[Node]) -> list[Node]:
@@ -215,7 +215,7 @@ def distinct_nodes(plans: Iterable[Node]) -> list[Node]:
     return found
 
 
-def is_any_order_requested(step_setting: bool | None, deterministic: bool | None) -> bool:
+def is_unordered_requested(step_setting: bool | None, deterministic: bool | None) -> bool:
     """Return whether the user frees a step's order; the step's own argument takes precedence.
 
     Args:
@@ -290,7 +290,7 @@ def _rebuild_plan(flat_steps: list[tuple[type[Node], dict[str, Any]]]) -> Node:
     for kind, state in flat_steps:
         for name, is_tuple in _fields(kind).inputs:
             value = state[name]
-            state[name] = tuple(steps[place] for place in value) if is_tuple else steps[value]
+            state[name] = tuple(steps[number] for number in value) if is_tuple else steps[value]
         node = object.__new__(kind)
         node.__dict__.update(state)
         steps.append(node)

@@ -13,11 +13,11 @@ from headrace.plan.node import Node
 __all__ = ["AutoShardPolicy", "Options", "WithOptions"]
 
 _USE_PARALLEL_CALLS = "num_parallel_calls of map() and interleave()"
-_ALWAYS_REWRITTEN = "nothing: plans are always rewritten; Dataset.explain() shows how"
-_NOT_NEEDED = "nothing: leave it out"
+_ALWAYS_REWRITTEN = "none: plans are always rewritten; Dataset.explain() shows the result"
+_NOT_NEEDED = "none: remove the option"
 #: Options of tf.data, current and deprecated, and their replacements here.
 _REPLACEMENTS = {
-    "autotune": "AUTOTUNE where a step takes it",
+    "autotune": "AUTOTUNE as the argument of a step",
     "dataset_name": _NOT_NEEDED,
     "experimental_deterministic": "deterministic",
     "experimental_external_state_policy": _NOT_NEEDED,
@@ -25,11 +25,11 @@ _REPLACEMENTS = {
     "experimental_service": "the arguments of hr.service.distribute",
     "experimental_slack": "Dataset.prefetch()",
     "experimental_stats": _NOT_NEEDED,
-    "experimental_symbolic_checkpoint": "nothing: DatasetIterator.get_state() is always small",
+    "experimental_symbolic_checkpoint": "none: DatasetIterator.get_state() is always small",
     "experimental_threading": _USE_PARALLEL_CALLS,
     "experimental_warm_start": "Dataset.prefetch()",
     "framework_type": _NOT_NEEDED,
-    "merge": "Dataset.with_options(), where the later setting wins",
+    "merge": "Dataset.with_options(); later options take precedence",
     "service": "the arguments of hr.service.distribute",
     "threading": _USE_PARALLEL_CALLS,
 }
@@ -84,8 +84,7 @@ class Options:
             value = check_int("seed", value, minimum=-(1 << 63))
         if name == "auto_shard_policy" and not isinstance(value, AutoShardPolicy | None):
             raise TypeError(
-                f"`auto_shard_policy` must be an AutoShardPolicy, but got {value!r}; they are in "
-                "hr.distribute.AutoShardPolicy"
+                f"`auto_shard_policy` must be a hr.distribute.AutoShardPolicy, but got {value!r}"
             )
         if name not in self.__dataclass_fields__:
             raise AttributeError(_reject_option(name), name=name, obj=self)
@@ -128,6 +127,6 @@ class WithOptions(Node):
 
 def _reject_option(name: str) -> str:
     if name in _REPLACEMENTS:
-        return f"Options has no attribute {name!r}; what does its work: {_REPLACEMENTS[name]}"
+        return f"Options has no attribute {name!r}; use instead: {_REPLACEMENTS[name]}"
     known = ", ".join(sorted(each.name for each in dataclasses.fields(Options)))
     return f"Options has no attribute {name!r}; it has: {known}"

@@ -83,8 +83,8 @@ class ReadSplits(Node):
             return None
         if state == self.positions_per_epoch:  # the last split may be shorter
             return {"split": self.num_splits, "ordinal": 0}
-        unit, within = divmod(state, self.positions_per_split)
-        return None if within else {"split": unit, "ordinal": ordinal}
+        split, offset = divmod(state, self.positions_per_split)
+        return None if offset else {"split": split, "ordinal": ordinal}
 
     def split_at(self, epochs: tuple[int, ...], index: int) -> int:
         """Return the index in the plan's stream of one of these splits in the given epochs.

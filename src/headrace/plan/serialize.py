@@ -48,9 +48,9 @@ def dump_plan(plan: Node) -> bytes:
         return _dump(plan, _header())
     except Exception as error:
         raise FailedPreconditionError(
-            f"this dataset cannot be sent to another process: {_describe_culprit(plan) or error}. "
-            "Create "
-            "such things inside the function (or once per process, in a module), not outside it"
+            "this dataset cannot be sent to another process: "
+            f"{_describe_culprit(plan) or error}. Create such objects inside the function, or "
+            "once per process in a module"
         ) from error
 
 
@@ -81,18 +81,20 @@ def _check_header(data: bytes) -> int:
     """Return the length of a plan's header."""
     mine = own_versions()
     end = data.find(b"\n", 0, _MAX_HEADER_LENGTH)
-    words = data[len(_MAGIC) : end].decode("ascii", "replace").split(" ")
-    if not data.startswith(_MAGIC) or end < 0 or words[0] != str(PLAN_FORMAT) or len(words) != 3:
-        found = f"format {words[0]:.20}" if data.startswith(_MAGIC) else "no plan format at all"
+    fields = data[len(_MAGIC) : end].decode("ascii", "replace").split(" ")
+    if not data.startswith(_MAGIC) or end < 0 or fields[0] != str(PLAN_FORMAT) or len(fields) != 3:
+        found = f"format {fields[0]:.20}" if data.startswith(_MAGIC) else "unknown data"
         raise FailedPreconditionError(
-            f"this process ({mine}) reads pickled plans of format {PLAN_FORMAT}, and this one has "
-            f"{found}: register the dataset again, with the same version of Headrace on both sides"
+            f"this process ({mine}) reads pickled plans of format {PLAN_FORMAT}, but got "
+            f"{found}; register the dataset again, with the same version of Headrace on both "
+            "sides"
         )
-    if python_mismatch(words[1], mine.python):
+    if python_mismatch(fields[1], mine.python):
         raise FailedPreconditionError(
-            f"the dataset was pickled by Python {words[1]} with Headrace {words[2]}, and this "
-            f"process runs {mine}: functions travel as bytecode, which is different in each minor "
-            "version of Python. Run both on the same minor version, and register the dataset again"
+            f"the dataset was pickled by Python {fields[1]} with Headrace {fields[2]}, but this "
+            f"process runs {mine}. Functions are sent as bytecode, which differs between minor "
+            "versions of Python; run the same minor version on both sides, and register the "
+            "dataset again"
         )
     return end + 1
 
@@ -106,7 +108,7 @@ def _describe_culprit(plan: Node) -> str | None:
             if callable(value):
                 inside = describe_unpicklable(value) or problem
                 name = describe_function(value)
-                return f"the function {name} of {step_name(node)} holds {inside}"
+                return f"the function {name} of {step_name(node)} refers to {inside}"
             return f"{type(node).__name__}.{name}: {problem}"
     return None
 
@@ -118,12 +120,12 @@ def find_references(fn: object) -> dict[str, Any]:
     if code is None:
         return {}
     names = global_names(code)
-    held = {n: v for n, v in getattr(fn, "__globals__", {}).items() if n in names}
+    references = {n: v for n, v in getattr(fn, "__globals__", {}).items() if n in names}
     cells = getattr(fn, "__closure__", None) or ()
     for name, cell in zip(code.co_freevars, cells, strict=True):
         with contextlib.suppress(ValueError):  # a variable that is assigned later
-            held[name] = cell.cell_contents
-    return held
+            references[name] = cell.cell_contents
+    return references
 
 
 def is_pickled_by_name(fn: object) -> bool:

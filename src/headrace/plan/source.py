@@ -438,8 +438,8 @@ def check_range(start: int, stop: int, size: int) -> None:
         (start <= stop or stop == INFINITE) if size == INFINITE else start <= stop <= size
     )
     if not within:
-        what = "without end" if size == INFINITE else f"of {size} indices"
-        raise ValueError(f"cannot open indices {start} to {stop} of a source {what}")
+        size_text = "of infinite size" if size == INFINITE else f"with {size} indices"
+        raise ValueError(f"cannot open indices {start} to {stop} of a source {size_text}")
 
 
 def check_limit(limit: int) -> None:
@@ -462,13 +462,13 @@ def validate_source(source: Any) -> Source:
         return source
     name = type(source).__name__
     if isinstance(source, type) and issubclass(source, Source):
-        cure = f"pass an instance: {source.__name__}(...)"
+        fix = f"pass an instance: {source.__name__}(...)"
     elif hasattr(source, "size") and hasattr(source, "open"):
-        cure = f"derive its class from it: class {name}(headrace.Source)"
+        fix = f"derive its class from it: class {name}(headrace.Source)"
     elif isinstance(source, list | tuple | dict | np.ndarray):
-        cure = "for data in memory use Dataset.from_tensor_slices"
+        fix = "for data in memory use Dataset.from_tensor_slices"
     elif callable(source):
-        cure = "for a generator function use Dataset.from_generator"
+        fix = "for a generator function use Dataset.from_generator"
     else:
-        cure = "derive a class from it with `size` and `open`, or use Dataset.from_generator"
-    raise TypeError(f"`source` must be a headrace.Source, but is a {name}; {cure}")
+        fix = "derive a class from it with `size` and `open`, or use Dataset.from_generator"
+    raise TypeError(f"`source` must be a headrace.Source, but is a {name}; {fix}")

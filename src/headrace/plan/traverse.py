@@ -63,9 +63,9 @@ def fold(plan: Node, visit: Callable[[Node, list[T]], T], *, once: bool = False)
             pending.append((node, len(inputs)))
             pending.extend((input_, -1) for input_ in reversed(inputs))
         else:
-            place = len(results) - count
-            own = results[place:]
-            del results[place:]
+            first = len(results) - count
+            own = results[first:]
+            del results[first:]
             results.append(visit(node, own))
     return results[0]
 

@@ -79,15 +79,16 @@ class UserFunction:
             return error
         kind = type(error).__name__
         text = "".join(traceback.format_exception(type(error), error, _user_frames(error)))
-        said = describe_error(error).removeprefix(kind).removeprefix(": ")
-        if kind == "TypeError" and _ARITY_ERROR.search(said) and _user_frames(error) is None:
-            said += (
-                "; a tuple is passed as several arguments, one for each of its parts (write "
-                "lambda a, b: ... or lambda *parts: ...), and any other element as one"
+        message = describe_error(error).removeprefix(kind).removeprefix(": ")
+        if kind == "TypeError" and _ARITY_ERROR.search(message) and _user_frames(error) is None:
+            message += (
+                "; an element that is a tuple is passed as one argument per component (write "
+                "lambda a, b: ... or lambda *components: ...), any other element as a single "
+                "argument"
             )
         wrapped = UserFunctionError(
             f"the function {describe_function(self.fn)} of {self._step} raised {kind} for element "
-            f"{position}: {said}{_format_element(element)}\n\nOriginal traceback:\n{text}",
+            f"{position}: {message}{_format_element(element)}\n\nOriginal traceback:\n{text}",
             position=position,
             original_type=kind,
             original_traceback=text,

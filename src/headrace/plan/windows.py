@@ -85,8 +85,8 @@ class BucketBySequenceLength(Node):
             )
         if len(sizes) != len(boundaries) + 1:
             raise ValueError(
-                f"`bucket_batch_sizes` must be one more than the {len(boundaries)} boundaries (the "
-                f"last bucket has no upper one), but got {len(sizes)}"
+                f"`bucket_batch_sizes` must have one value more than the {len(boundaries)} "
+                f"boundaries, for the last, unbounded bucket, but got {len(sizes)}"
             )
         object.__setattr__(self, "padded_shapes", check_shapes(self.padded_shapes))
         object.__setattr__(self, "padding_values", check_values(self.padding_values))

@@ -32,8 +32,8 @@ def mark_columnar(node: Node, spec_of: Callable[[Node], Spec | None] = element_s
             result = infer_columnar_spec(node.fn, spec_of(node.input))
             return node if result is None else node.with_parameters(output_spec=result)
         case Filter(columnar=False) | TakeWhile(columnar=False):
-            verdict = infer_columnar_spec(node.predicate, spec_of(node.input))
-            if isinstance(verdict, ArraySpec) and verdict == ArraySpec((), np.bool_):
+            result_spec = infer_columnar_spec(node.predicate, spec_of(node.input))
+            if isinstance(result_spec, ArraySpec) and result_spec == ArraySpec((), np.bool_):
                 return node.with_parameters(columnar=True)
     return node
 

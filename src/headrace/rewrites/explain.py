@@ -19,16 +19,16 @@ __all__ = ["explain", "explain_partition"]
 def explain(plan: Node) -> str:
     """Return a plan as written and as executed, with explanatory notes."""
     prepared = prepare(plan)
-    run, wish = prepared.plan, prepared.options.deterministic
-    notes = {id(leaf): "the index part, with all below it" for leaf in find_leaves(run)}
-    free = find_unordered_steps(run, wish)
-    for step, keeper in find_overruled_steps(run, wish).items():
+    executed, deterministic = prepared.plan, prepared.options.deterministic
+    notes = {id(leaf): "index plan, including its inputs" for leaf in find_leaves(executed)}
+    unordered_steps = find_unordered_steps(executed, deterministic)
+    for step, order_keeper in find_overruled_steps(executed, deterministic).items():
         notes[step] = (
-            f"keeps its order all the same: {_explain_kept_order(keeper, id(keeper) in free)}"
+            "ordered despite deterministic=False: "
+            f"{_explain_kept_order(order_keeper, id(order_keeper) in unordered_steps)}"
         )
-    return f"as written\n{outline(plan, 1)}\nas run\n{outline(run, 1, notes)}\n" + (
-        _explain_remote_plans(plan)
-        or f"units that a service would deal out: {_format_split_count(run)}"
+    return f"as written\n{outline(plan, 1)}\nas executed\n{outline(executed, 1, notes)}\n" + (
+        _explain_remote_plans(plan) or f"number of splits: {_format_split_count(executed)}"
     )
 
 
@@ -36,7 +36,7 @@ def _explain_remote_plans(plan: Node) -> str:
     """Return the explanations of sources that run a plan remotely with their own splits."""
     sources = [node.source for node in walk(plan) if isinstance(node, FromSource)]
     return "\n".join(
-        f"over the service\n{each.explanation}" for each in sources if each.explanation
+        f"with the data service\n{each.explanation}" for each in sources if each.explanation
     )
 
 
@@ -47,26 +47,28 @@ def explain_partition(partition: PlanPartition, notes: Sequence[str] = ()) -> st
         partition: The partition.
         notes: Further notes on its limits.
     """
-    order = "of one process" if partition.is_ordered else "in which workers finish"
+    order = "as in a single process" if partition.is_ordered else "as workers finish"
     steps = "".join(
-        f"\n    {placed.runs_on:7}  {placed.step}{f': {placed.reason}' if placed.reason else ''}"
-        for placed in partition.placements
+        f"\n    {step.runs_on:7}  {step.step}{f': {step.reason}' if step.reason else ''}"
+        for step in partition.placements
     )
-    held = ""
+    shuffles = ""
     if partition.client_shuffle_bytes is None:
-        held = "\n  shuffles hold elements of unknown size, so steps above them stay at the client"
+        shuffles = (
+            "\n  shuffles hold elements of unknown size, so steps above them run in the client"
+        )
     elif partition.client_shuffle_bytes:
-        held = (
-            f"\n  shuffles at the client: {partition.client_shuffle_bytes:,} bytes of finished "
+        shuffles = (
+            f"\n  shuffles in the client: {partition.client_shuffle_bytes:,} bytes of processed "
             "elements"
         )
-    said = "".join(f"\n    {note}" for note in notes)
+    further_notes = "".join(f"\n    {note}" for note in notes)
     return (
-        f"order: that {order}"
+        f"order: {order}"
         f"\n  where each step runs, inputs first{steps}"
-        f"\n  on workers\n{outline(partition.worker_stage, 2)}"
-        f"\n  at the client\n{outline(partition.client_stage, 2)}"
-        f"{held}{said}"
+        f"\n  worker stage\n{outline(partition.worker_stage, 2)}"
+        f"\n  client stage\n{outline(partition.client_stage, 2)}"
+        f"{shuffles}{further_notes}"
     )
 
 
@@ -74,17 +76,16 @@ def _explain_kept_order(order_keeper: Node, is_free: bool) -> str:
     """Return why a step keeps the order of one below it."""
     if is_free:
         return (
-            f"the {order_keeper.kind} above, whose order is free, knows its elements by their "
-            "order; "
-            "deterministic=True there would free this one instead"
+            f"the unordered {order_keeper.kind} above identifies its input by the order of its "
+            "elements; with deterministic=True there, this step would be unordered instead"
         )
-    return f"the {order_keeper.kind} above reads it again after a restore"
+    return f"the {order_keeper.kind} above reads its input again after a restore"
 
 
 def _format_split_count(plan: Node) -> str:
-    deal = compute_split_space(plan)
-    if deal is None:
-        return "none, for it reads a source that cannot be read in parts"
-    if deal.is_single_split:
-        return "1, the whole plan, for it joins streams that cannot be dealt by themselves"
-    return "without end" if deal.size == INFINITE else str(deal.size)
+    split_space = compute_split_space(plan)
+    if split_space is None:
+        return "none: the plan reads a source that cannot be divided"
+    if split_space.is_single_split:
+        return "1, the whole plan: it joins streams that cannot be assigned separately"
+    return "infinite" if split_space.size == INFINITE else str(split_space.size)

@@ -16,7 +16,7 @@ it is an ordinary plan:
   (`plan.splits`).
 * `repeat` and `concatenate` above others are in both stages: on workers they define the splits.
 
-In "any order" mode, steps that propagate element ids run on workers: batches, shuffles of values,
+In "unordered" mode, steps that propagate element ids run on workers: batches, shuffles of values,
 buckets. A batch that drops its remainder runs on workers with the remainder, and again in the
 client, where remainders are joined. If the client stage needs several streams, the ordered mode is
 used anyway; the same holds for an `enumerate` over splits of a fixed number of elements
@@ -74,17 +74,17 @@ __all__ = [
     "DEFAULT_MAX_SHUFFLE_BYTES",
     "PartitionMode",
     "PlanPartition",
-    "StepPlacement",
+    "StagePlacement",
     "partition_plan",
     "partition_with_mode",
 ]
 
 PartitionMode: TypeAlias = Literal[
-    "any order",
+    "unordered",
     "ordered",
-    "ordered, pushed down",
-    "ordered, deferred errors",
-    "ordered, pushed down, deferred errors",
+    "ordered + pushed down",
+    "ordered + deferred errors",
+    "ordered + pushed down + deferred errors",
 ]
 """How a plan is partitioned: all that a worker needs to know. "pushed down": one-to-one steps run
 below shuffles of values. "deferred errors": elements that fail in steps pushed down below
@@ -95,7 +95,7 @@ DEFAULT_MAX_SHUFFLE_BYTES = 1 << 30
 """Maximum bytes of processed elements that shuffles of values may hold in a client."""
 
 
-class StepPlacement(NamedTuple):
+class StagePlacement(NamedTuple):
     """Where a step runs, and why."""
 
     step: str
@@ -117,7 +117,7 @@ class PlanPartition:
     """Number of splits of `worker_stage`, or INFINITE."""
     options: Options
     """Options of the whole plan."""
-    placements: tuple[StepPlacement, ...] = ()
+    placements: tuple[StagePlacement, ...] = ()
     """Placement of each step, inputs first; for `explain`."""
     client_shuffle_bytes: int | None = 0
     """Bytes of processed elements in shuffles of values in the client.
@@ -139,7 +139,7 @@ class PlanPartition:
     @property
     def is_ordered(self) -> bool:
         """Whether elements arrive in the order of a single process."""
-        return self.mode != "any order"
+        return self.mode != "unordered"
 
     @property
     def wants_element_numbers(self) -> bool:
@@ -171,18 +171,18 @@ def partition_plan(
     """
     prepared = _prepare(plan, step_seeds)
     if not ordered:
-        made = partition_with_mode(prepared, "any order")
-        if not made.is_ordered:
-            return made
-    sunk, unsunk = (
-        partition_with_mode(prepared, "ordered, pushed down, deferred errors"),
-        partition_with_mode(prepared, "ordered, deferred errors"),
+        partition = partition_with_mode(prepared, "unordered")
+        if not partition.is_ordered:
+            return partition
+    pushed_down, not_pushed_down = (
+        partition_with_mode(prepared, "ordered + pushed down + deferred errors"),
+        partition_with_mode(prepared, "ordered + deferred errors"),
     )
-    if sunk.placements == unsunk.placements:
-        return sunk
-    held = shuffle_buffer_bytes(prepared.plan, element_bytes or bytes_from_spec)
-    fits = held is not None and held <= max_shuffle_bytes
-    return replace(sunk if fits else unsunk, client_shuffle_bytes=held)
+    if pushed_down.placements == not_pushed_down.placements:
+        return pushed_down
+    shuffle_bytes = shuffle_buffer_bytes(prepared.plan, element_bytes or bytes_from_spec)
+    fits = shuffle_bytes is not None and shuffle_bytes <= max_shuffle_bytes
+    return replace(pushed_down if fits else not_pushed_down, client_shuffle_bytes=shuffle_bytes)
 
 
 def _prepare(plan: Node, step_seeds: Sequence[int]) -> CanonicalPlan:
@@ -195,43 +195,45 @@ def partition_with_mode(prepared: CanonicalPlan, mode: PartitionMode) -> PlanPar
     Raises:
         FailedPreconditionError: If the plan reads a source that cannot be read in parts.
     """
-    deal = compute_split_space(prepared.plan)
-    if deal is None:
+    split_space = compute_split_space(prepared.plan)
+    if split_space is None:
         raise FailedPreconditionError(
-            "the plan reads a source that cannot be read in parts, so it cannot be dealt out"
+            "the plan reads a source that cannot be divided, so it has no splits to assign"
         )
-    if deal.is_single_split:
-        above = ReadSplits(num_splits=1, element_spec=element_spec(prepared.plan))
-        placed = [StepPlacement(step_name(node), "workers") for node in walk(prepared.plan)]
-        return PlanPartition(prepared.plan, above, mode, 1, prepared.options, tuple(placed))
-    if mode == "any order":
-        cutter = _Partitioner(prepared, ordered=False, pushes_below_shuffles=False)
-        made = cutter.partition(mode)
-        if made is not None:
-            return made
-        mode = "ordered, deferred errors"
-    made = _partition_ordered(prepared, mode)
+    if split_space.is_single_split:
+        client_stage = ReadSplits(num_splits=1, element_spec=element_spec(prepared.plan))
+        placements = [StagePlacement(step_name(node), "workers") for node in walk(prepared.plan)]
+        return PlanPartition(
+            prepared.plan, client_stage, mode, 1, prepared.options, tuple(placements)
+        )
+    if mode == "unordered":
+        partitioner = _Partitioner(prepared, ordered=False, pushes_below_shuffles=False)
+        partition = partitioner.partition(mode)
+        if partition is not None:
+            return partition
+        mode = "ordered + deferred errors"
+    partition = _partition_ordered(prepared, mode)
     if not mode.endswith(_DEFERRED_ERRORS):
-        return made
-    plain = cast(PartitionMode, mode.removesuffix(_DEFERRED_ERRORS))
+        return partition
+    plain_mode = cast(PartitionMode, mode.removesuffix(_DEFERRED_ERRORS))
     if not any(
-        isinstance(node, ReadSplits) and node.defers_errors for node in walk(made.client_stage)
+        isinstance(node, ReadSplits) and node.defers_errors for node in walk(partition.client_stage)
     ):
-        return replace(made, mode=plain)
-    is_same = _partition_ordered(prepared, plain).placements == made.placements
-    return replace(made, worker_mode_override=plain) if is_same else made
+        return replace(partition, mode=plain_mode)
+    is_same = _partition_ordered(prepared, plain_mode).placements == partition.placements
+    return replace(partition, worker_mode_override=plain_mode) if is_same else partition
 
 
-_DEFERRED_ERRORS = ", deferred errors"
+_DEFERRED_ERRORS = " + deferred errors"
 
 
 def _partition_ordered(prepared: CanonicalPlan, mode: PartitionMode) -> PlanPartition:
-    sinks, holds = "pushed down" in mode, mode.endswith(_DEFERRED_ERRORS)
-    made = _Partitioner(
-        prepared, ordered=True, pushes_below_shuffles=sinks, defers_errors=holds
+    pushes_down, defers_errors = "pushed down" in mode, mode.endswith(_DEFERRED_ERRORS)
+    partition = _Partitioner(
+        prepared, ordered=True, pushes_below_shuffles=pushes_down, defers_errors=defers_errors
     ).partition(mode)
-    assert made is not None
-    return made
+    assert partition is not None
+    return partition
 
 
 @dataclass
@@ -293,95 +295,102 @@ class _Partitioner:
         self._ordered = ordered
         self._pushes_below_shuffles = pushes_below_shuffles
         self._defers_errors = defers_errors
-        wish = prepared.options.deterministic
+        deterministic = prepared.options.deterministic
         self._unordered_steps = (
-            frozenset[int]() if ordered else find_unordered_steps(prepared.plan, wish)
+            frozenset[int]() if ordered else find_unordered_steps(prepared.plan, deterministic)
         )
         self._leaf_split_sizes = find_leaf_split_sizes(prepared.plan)
         self._streams: list[_SplitStream] = []
-        self._placements: list[StepPlacement] = []
+        self._placements: list[StagePlacement] = []
         #: Whether a step pairs elements with numbers that are only defined in a single process.
         self._needs_order = False
 
     def partition(self, mode: PartitionMode) -> PlanPartition | None:
         """Return the partition, or None if the plan cannot be read in any order."""
-        whole = self._close_subtree(fold(self._plan, self._visit))
-        is_one = isinstance(whole.split_plan, ReadSplits)
-        if not self._ordered and (self._needs_order or not is_one):
+        root = self._close_subtree(fold(self._plan, self._visit))
+        is_single_stream = isinstance(root.split_plan, ReadSplits)
+        if not self._ordered and (self._needs_order or not is_single_stream):
             return None
-        below = fold(whole.split_plan, self._build_worker_step)
-        deal = compute_split_space(below)
-        assert deal is not None
+        worker_stage = fold(root.split_plan, self._build_worker_step)
+        split_space = compute_split_space(worker_stage)
+        assert split_space is not None
         ranges = compute_split_ranges(
-            whole.split_plan, [count_splits(stream.plan) for stream in self._streams]
+            root.split_plan, [count_splits(stream.plan) for stream in self._streams]
         )
-        above = fold(
-            whole.client_stage, lambda node, inputs: self._build_client_step(node, inputs, ranges)
+        client_stage = fold(
+            root.client_stage, lambda node, inputs: self._build_client_step(node, inputs, ranges)
         )
-        return PlanPartition(below, above, mode, deal.size, self._options, tuple(self._placements))
+        return PlanPartition(
+            worker_stage,
+            client_stage,
+            mode,
+            split_space.size,
+            self._options,
+            tuple(self._placements),
+        )
 
     # --- what becomes of a step -----------------------------------------------------------------
 
     def _visit(self, node: Node, inputs: list[_Subtree]) -> _Subtree:
         if id(node) in self._leaf_split_sizes:
-            self._record_placement(node, "both", "the index part: arithmetic from seed and pass")
+            self._record_placement(node, "both", "index plan: computed from the seed and the epoch")
             return _Subtree(leaf_fragment(node, self._leaf_split_sizes[id(node)]))
         if not inputs or (
             inputs[0].fragment is not None and inputs[0].fragment.plan is PLACEHOLDER
         ):
             return _Subtree(PlanFragment(PLACEHOLDER))
-        parts = [piece.fragment for piece in inputs if piece.fragment is not None]
+        parts = [subtree.fragment for subtree in inputs if subtree.fragment is not None]
         if len(parts) == len(inputs):
-            below = self._place_on_workers(node, parts)
-            if below is not None:
-                return below
+            subtree = self._place_on_workers(node, parts)
+            if subtree is not None:
+                return subtree
             self._needs_order |= (
                 isinstance(node, Enumerate) and parts[0].elements_per_split is not None
             )
-        return self._place_on_client(node, [self._close_subtree(piece) for piece in inputs])
+        return self._place_on_client(node, [self._close_subtree(subtree) for subtree in inputs])
 
     def _place_on_workers(self, node: Node, fragments: list[PlanFragment]) -> _Subtree | None:
         """Return the subtree of a step that runs on workers with its inputs, or None."""
         is_free = id(node) in self._unordered_steps
-        part = split_local_fragment(node, fragments, is_unordered=is_free, in_order=self._ordered)
-        if part is not None:
-            self._record_placement(node, "workers", "works within one unit")
-            return _Subtree(part)
+        fragment = split_local_fragment(
+            node, fragments, is_unordered=is_free, in_order=self._ordered
+        )
+        if fragment is not None:
+            self._record_placement(node, "workers", "works within one split")
+            return _Subtree(fragment)
         if self._ordered:
             if isinstance(node, Interleave) and fragments[0].elements_per_split == 1:
                 self._record_placement(
-                    node, "both", "opened by workers, taken in turn by the client"
+                    node, "both", "workers open the datasets, the client interleaves them"
                 )
                 # The client takes turns; a worker reads the opened datasets one after the other.
                 flat = node.with_parameters(
                     cycle_length=1, block_length=1, num_parallel_calls=None, deterministic=None
                 )
-                rooted = PartitionBoundary(
+                with_boundary = PartitionBoundary(
                     input=flat.with_inputs([fragments[0].plan]), location=node.location
                 )
-                stream = _SplitStream(rooted, node.cycle_length, node.block_length)
-                piece = self._open_stream(stream)
-                piece.is_direct = True
-                return piece
+                stream = _SplitStream(with_boundary, node.cycle_length, node.block_length)
+                subtree = self._open_stream(stream)
+                subtree.is_direct = True
+                return subtree
             return None
         if isinstance(node, Batch) and node.drop_remainder:
             return self._batch_on_both(node, fragments)
-        part = id_propagating_fragment(node, fragments)
-        if part is not None:
-            self._record_placement(node, "workers", "carries the origins of its input")
-            return _Subtree(part)
+        fragment = id_propagating_fragment(node, fragments)
+        if fragment is not None:
+            self._record_placement(node, "workers", "propagates element ids")
+            return _Subtree(fragment)
         return None
 
     def _batch_on_both(self, node: Batch, fragments: list[PlanFragment]) -> _Subtree:
         """Return batches whose remainders from all workers are joined in the client."""
-        self._record_placement(
-            node, "both", "remainders of several workers are joined by the client"
-        )
-        short = id_propagating_fragment(node.with_parameters(drop_remainder=False), fragments)
-        assert short is not None
-        piece = self._close_subtree(_Subtree(short))
-        rows = Unbatch(input=piece.client_stage, location=node.location)
-        return _Subtree(client_stage=node.with_inputs([rows]), split_plan=piece.split_plan)
+        self._record_placement(node, "both", "the client joins the remainders of all workers")
+        batches = id_propagating_fragment(node.with_parameters(drop_remainder=False), fragments)
+        assert batches is not None
+        subtree = self._close_subtree(_Subtree(batches))
+        rows = Unbatch(input=subtree.client_stage, location=node.location)
+        return _Subtree(client_stage=node.with_inputs([rows]), split_plan=subtree.split_plan)
 
     def _place_on_client(self, node: Node, inputs: list[_Subtree]) -> _Subtree:
         """Push a step down into its streams, or place it in the client stage."""
@@ -394,31 +403,37 @@ class _Partitioner:
                     input=first.client_stage, location=node.location
                 )
                 first.raises_deferred = True
-            self._record_placement(node, "workers", "sinks below the steps that the client runs")
+            self._record_placement(
+                node, "workers", "pushed down below steps that run in the client"
+            )
             return first
         self._record_placement(node, "client", self._explain_client_step(node, first))
-        keeps_units = isinstance(node, Repeat | Concatenate)
-        piece = _Subtree(
-            client_stage=node.with_inputs([one.client_stage for one in inputs]),
-            split_plan=node.with_inputs([one.split_plan for one in inputs])
-            if keeps_units
+        defines_splits = isinstance(node, Repeat | Concatenate)
+        subtree = _Subtree(
+            client_stage=node.with_inputs([input_.client_stage for input_ in inputs]),
+            split_plan=node.with_inputs([input_.split_plan for input_ in inputs])
+            if defines_splits
             else first.split_plan,
         )
         passes_through = (
             node.selects_by_position or node.is_transparent or isinstance(node, Concatenate)
         )
         # Deferred errors are raised in one place: either above all selecting steps, or below.
-        raising = {one.raises_deferred for one in inputs}
-        passes_through &= len(raising) == 1 and not (
+        input_raises = {input_.raises_deferred for input_ in inputs}
+        passes_through &= len(input_raises) == 1 and not (
             node.selects_by_position and first.raises_deferred
         )
-        if passes_through and all(one.streams for one in inputs):
-            piece.streams = [stream for one in inputs for stream in one.streams]
-            piece.is_selected = node.selects_by_position or any(one.is_selected for one in inputs)
-            piece.raises_deferred = first.raises_deferred
-            piece.is_direct = node.is_transparent and first.is_direct
-            piece.is_shuffled = isinstance(node, Shuffle) or any(one.is_shuffled for one in inputs)
-        return piece
+        if passes_through and all(input_.streams for input_ in inputs):
+            subtree.streams = [stream for input_ in inputs for stream in input_.streams]
+            subtree.is_selected = node.selects_by_position or any(
+                input_.is_selected for input_ in inputs
+            )
+            subtree.raises_deferred = first.raises_deferred
+            subtree.is_direct = node.is_transparent and first.is_direct
+            subtree.is_shuffled = isinstance(node, Shuffle) or any(
+                input_.is_shuffled for input_ in inputs
+            )
+        return subtree
 
     def _can_push_down(self, node: Node, subtree: _Subtree) -> bool:
         if not subtree.streams or not self._ordered:
@@ -429,17 +444,17 @@ class _Partitioner:
 
     def _explain_client_step(self, node: Node, subtree: _Subtree) -> str:
         if isinstance(node, Map) and subtree.streams and subtree.is_shuffled:
-            return "what the shuffle below would hold of it at the client does not fit the bound"
+            return "its results would exceed the memory limit of the client's shuffle buffer"
         if isinstance(node, Repeat | Concatenate):
-            return "says which units come when"
+            return "defines the order of the splits"
         if not self._ordered:
-            return "needs the whole stream, or takes apart what is made of several units"
-        return "needs the elements of several units in order"
+            return "needs the whole stream, or divides elements made from several splits"
+        return "needs the elements of several splits in order"
 
     def _record_placement(
         self, node: Node, runs_on: Literal["workers", "client", "both"], reason: str = ""
     ) -> None:
-        self._placements.append(StepPlacement(step_name(node), runs_on, reason))
+        self._placements.append(StagePlacement(step_name(node), runs_on, reason))
 
     # --- streams --------------------------------------------------------------------------------
 
@@ -452,9 +467,9 @@ class _Partitioner:
         )
 
     def _open_stream(self, stream: _SplitStream) -> _Subtree:
-        units = ReadSplits(num_splits=0, stream=len(self._streams))
+        splits = ReadSplits(num_splits=0, stream=len(self._streams))
         self._streams.append(stream)
-        return _Subtree(client_stage=units, split_plan=units, streams=[stream])
+        return _Subtree(client_stage=splits, split_plan=splits, streams=[stream])
 
     def _build_worker_step(self, node: Node, inputs: list[Node]) -> Node:
         return (
@@ -468,7 +483,7 @@ class _Partitioner:
     ) -> Node:
         if not isinstance(node, ReadSplits):
             return node.with_inputs(inputs)
-        unit_positions, positions = leaf_positions(self._streams[node.stream].plan)
+        positions_per_split, positions_per_epoch = leaf_positions(self._streams[node.stream].plan)
         stream, (size, offset, strides) = self._streams[node.stream], ranges[node.stream]
         return node.with_parameters(
             num_splits=size,
@@ -476,8 +491,8 @@ class _Partitioner:
             strides=strides,
             cycle_length=stream.cycle_length,
             block_length=stream.block_length,
-            positions_per_split=unit_positions,
-            positions_per_epoch=positions,
+            positions_per_split=positions_per_split,
+            positions_per_epoch=positions_per_epoch,
             counts_source_rows=counts_source_rows(stream.plan),
             defers_errors=self._defers_errors and stream.defers_errors,
             element_spec=element_spec(stream.plan),

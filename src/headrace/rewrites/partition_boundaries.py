@@ -70,22 +70,22 @@ def insert_boundaries(plan: Node, unordered_steps: frozenset[int]) -> Node:
         FailedPreconditionError: If a step works on the whole stream, so that its elements have no
             defined ids.
     """
-    units = find_leaf_split_sizes(plan)
+    split_sizes = find_leaf_split_sizes(plan)
 
     def visit(node: Node, inputs: list[PlanFragment]) -> PlanFragment:
-        if id(node) in units:
-            return leaf_fragment(node, units[id(node)])
+        if id(node) in split_sizes:
+            return leaf_fragment(node, split_sizes[id(node)])
         if not inputs or inputs[0].plan is PLACEHOLDER:
             return PlanFragment(PLACEHOLDER)
-        part = split_local_fragment(
+        fragment = split_local_fragment(
             node, inputs, is_unordered=id(node) in unordered_steps
         ) or id_propagating_fragment(node, inputs)
-        if part is None:
+        if fragment is None:
             raise FailedPreconditionError(
-                f"{step_name(node)} works on the whole stream, so its elements have no origins in "
-                "units that are dealt; put it after `distribute`, where the client runs it"
+                f"{step_name(node)} works on the whole stream, so its elements cannot be "
+                "attributed to splits; put it after `distribute`, where it runs in the client"
             )
-        return part
+        return fragment
 
     return fold(plan, visit).with_boundary
 
@@ -122,8 +122,8 @@ def split_local_fragment(
     if isinstance(node, Shuffle):
         return PlanFragment(step, rows, is_single) if is_single and not in_order else None
     if isinstance(node, Interleave):
-        alone = node.cycle_length == 1 or (is_single and not in_order)
-        return PlanFragment(step) if alone else None
+        is_local = node.cycle_length == 1 or (is_single and not in_order)
+        return PlanFragment(step) if is_local else None
     if rows is not None and not node.preserves_count and node.input_split_size(1) is not None:
         # Batches: a split consists of whole batches, without rows of the next split.
         size = node.input_split_size(1) or 1
@@ -154,10 +154,10 @@ def find_leaf_split_sizes(plan: Node) -> dict[int, int]:
     found: dict[int, int] = {}
     pending = [(plan, 1)]
     while pending:
-        node, unit = pending.pop()
+        node, split_size = pending.pop()
         if id(node) in ends:
-            found[id(node)] = unit
+            found[id(node)] = split_size
         else:
-            below = node.input_split_size(unit) or 1
-            pending.extend((input_, below) for input_ in node.inputs)
+            input_split_size = node.input_split_size(split_size) or 1
+            pending.extend((input_, input_split_size) for input_ in node.inputs)
     return found

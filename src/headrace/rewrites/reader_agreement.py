@@ -24,12 +24,16 @@ def with_deterministic_order(plan: Node) -> Node:
     The option only affects speed. Readers that use different parts of the same elements must get
     the same ones.
     """
-    wish = merged_options(plan).deterministic
+    deterministic = merged_options(plan).deterministic
 
-    def kept(node: Node) -> Node:
-        return node.with_parameters(deterministic=True) if node.allows_any_order(wish) else node
+    def make_ordered(node: Node) -> Node:
+        return (
+            node.with_parameters(deterministic=True)
+            if node.allows_unordered(deterministic)
+            else node
+        )
 
-    return transform(plan, kept)
+    return transform(plan, make_ordered)
 
 
 def explain_reader_differences(plan: Node) -> str:
@@ -37,16 +41,21 @@ def explain_reader_differences(plan: Node) -> str:
 
     Seeds that are not set are not considered.
     """
-    normal = canonicalize(plan)
-    free = find_unordered_steps(normal.plan, normal.options.deterministic)
-    step = next((step_name(node) for node in walk(normal.plan) if id(node) in free), "")
+    canonical = canonicalize(plan)
+    unordered_steps = find_unordered_steps(canonical.plan, canonical.options.deterministic)
+    step = next(
+        (step_name(node) for node in walk(canonical.plan) if id(node) in unordered_steps), ""
+    )
     if step:
-        return f"{step} gives elements as they are ready (deterministic=False); leave it in order"
+        return (
+            f"{step} is unordered (deterministic=False), so readers may get different orders; "
+            "make it deterministic"
+        )
     if all(map(_is_same_for_all_readers, find_sources(plan))):
         return ""
     return (
-        "what comes from a data service comes first to one and then to another; use "
-        "`distribute(..., ordered=True)` without a `job_name`"
+        "a dataset of the data service delivers each element to only one reader, in arbitrary "
+        "order; use `distribute(..., ordered=True)` without `job_name`"
     )
 
 

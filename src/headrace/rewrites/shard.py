@@ -48,16 +48,16 @@ def shard_files(plan: Node, num_shards: int, index: int, opens_files: OpensFiles
         NotFoundError: If a part of the plan is not read from files.
         InvalidArgumentError: If there are fewer files than workers.
     """
-    normal = canonicalize(plan)
-    marked = _FileLists(opens_files).visit_all(normal.plan)
+    canonical = canonicalize(plan)
+    marked = _FileLists(opens_files).visit_all(canonical.plan)
 
-    def sharded(node: Node, inputs: list[Node]) -> Node:
+    def shard_node(node: Node, inputs: list[Node]) -> Node:
         node_over = _shard_inputs(node, inputs, num_shards, index)
         if id(node) not in marked:
             return node_over
         return _shard_elements_of(node_over, num_shards, index, "file")
 
-    return _with_options_of(fold(normal.plan, sharded), normal)
+    return _with_options_of(fold(canonical.plan, shard_node), canonical)
 
 
 def shard_elements(plan: Node, num_shards: int, index: int) -> Node:
@@ -72,12 +72,12 @@ def shard_hints(plan: Node, num_shards: int, index: int) -> Node:
         InvalidArgumentError: If there are fewer elements to shard than workers.
     """
 
-    def filled(node: Node, inputs: list[Node]) -> Node:
+    def fill_hint(node: Node, inputs: list[Node]) -> Node:
         if isinstance(node, ShardElements) and node.num_shards == SHARD_HINT:
             return _shard_elements_of(inputs[0], num_shards, index, "element")
         return _shard_inputs(node, inputs, num_shards, index)
 
-    return fold(plan, filled, once=True)
+    return fold(plan, fill_hint, once=True)
 
 
 def has_hint(plan: Node) -> bool:
@@ -97,26 +97,26 @@ def _shard_inputs(node: Node, inputs: list[Node], num_shards: int, index: int) -
     made = node.with_inputs(inputs)
     if isinstance(made, Cache) and made is not node:
         # A shard has different elements, so it needs a separate cache.
-        share = f".share-{index}-of-{num_shards}" if made.filename else ""
-        return made.with_parameters(key=made.key.shard_key(num_shards, index), shard_suffix=share)
+        suffix = f".share-{index}-of-{num_shards}" if made.filename else ""
+        return made.with_parameters(key=made.key.shard_key(num_shards, index), shard_suffix=suffix)
     return made
 
 
-def _shard_elements_of(input_: Node, num_shards: int, index: int, what: str) -> ShardElements:
+def _shard_elements_of(input_: Node, num_shards: int, index: int, kind: str) -> ShardElements:
     size = cardinality(input_)
     if 0 <= size < num_shards:
         raise InvalidArgumentError(
-            f"the dataset has {size} {what}{'' if size == 1 else 's'} to shard, which is not "
+            f"the dataset has {size} {kind}{'' if size == 1 else 's'} to shard, which is not "
             f"enough for the required {num_shards} shards/workers. Write more, smaller files, run "
             "fewer workers, or shard by elements (ShardingPolicy.DATA)"
         )
     return ShardElements(input=input_, num_shards=num_shards, index=index)
 
 
-def _with_options_of(plan: Node, normal: CanonicalPlan) -> Node:
-    if normal.options is NO_OPTIONS:
+def _with_options_of(plan: Node, canonical: CanonicalPlan) -> Node:
+    if canonical.options is NO_OPTIONS:
         return plan
-    return WithOptions(input=plan, options=normal.options)
+    return WithOptions(input=plan, options=canonical.options)
 
 
 def _reads_files(node: Node) -> bool:
@@ -152,10 +152,10 @@ class _FileLists:
                 pending += node.inputs
             else:
                 raise NotFoundError(
-                    f"Found an unshardable source dataset: {node.describe()} is not read from "
-                    "files. ShardingPolicy.FILE shards TFRecordDataset, TextLineDataset and the "
-                    "like, and datasets that `interleave` or `flat_map` opens by name; use "
-                    "FILE_OR_DATA, DATA or DYNAMIC"
+                    f"Found an unshardable source dataset: {node.describe()} does not read "
+                    "files. ShardingPolicy.FILE shards TFRecordDataset, TextLineDataset and "
+                    "similar datasets, and datasets that `interleave` or `flat_map` opens by "
+                    "file name; use FILE_OR_DATA, DATA or DYNAMIC"
                 )
         return marked
 

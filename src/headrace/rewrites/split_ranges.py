@@ -50,9 +50,9 @@ SplitRange: TypeAlias = tuple[int, int, tuple[int, ...]]
 
 def count_splits(plan: Node) -> int:
     """Return the number of splits of a plan that can be assigned."""
-    deal = compute_split_space(plan)
-    assert deal is not None
-    return deal.size
+    split_space = compute_split_space(plan)
+    assert split_space is not None
+    return split_space.size
 
 
 def compute_split_ranges(splits: Node, sizes: list[int]) -> dict[int, SplitRange]:

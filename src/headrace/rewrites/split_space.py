@@ -54,16 +54,16 @@ class SplitSpace:
             ValueError: If there are no such splits.
         """
         if not 0 <= start <= stop or (self.size != INFINITE and stop > self.size):
-            size = "without end" if self.size == INFINITE else self.size
+            size = "infinite" if self.size == INFINITE else self.size
             raise ValueError(
-                f"cannot locate units {start} to {stop}: the number of units is {size}"
+                f"splits {start} to {stop} are out of range: the number of splits is {size}"
             )
         found: list[PositionRange] = []
         pending: list[_LayoutRange] = [(self._layout, start, stop, ())]
         while pending:
-            layout, first, last, passes = pending.pop()
+            layout, first, last, epochs = pending.pop()
             if first < last:
-                pending.extend(reversed(layout.split(first, last, passes, found)))
+                pending.extend(reversed(layout.split(first, last, epochs, found)))
         return found
 
 
@@ -93,13 +93,13 @@ def _build_layout(plan: Node, numbers: dict[int, int]) -> _Layout:
     # A node, its positions per split as required by a batch above, and whether its inputs are done.
     pending: list[tuple[Node, int, bool]] = [(plan, 1, False)]
     while pending:
-        node, unit, is_ready = pending.pop()
+        node, split_size, is_ready = pending.pop()
         if id(node) in numbers:
-            results.append([_LeafLayout(numbers[id(node)], cardinality(node), unit)])
+            results.append([_LeafLayout(numbers[id(node)], cardinality(node), split_size)])
         elif not is_ready:
-            below = node.input_split_size(unit) or 1
-            pending.append((node, unit, True))
-            pending.extend((input_, below, False) for input_ in reversed(node.inputs))
+            input_split_size = node.input_split_size(split_size) or 1
+            pending.append((node, split_size, True))
+            pending.extend((input_, input_split_size, False) for input_ in reversed(node.inputs))
         elif isinstance(node, Concatenate):
             second = results.pop()
             results[-1].extend(second)
@@ -150,14 +150,14 @@ class _ConcatenatedLayout:
         self, start: int, stop: int, epochs: tuple[int, ...], found: list[PositionRange]
     ) -> list[_LayoutRange]:
         runs: list[_LayoutRange] = []
-        place = bisect_right(self._starts, start) - 1
-        while place < len(self.members) and self._starts[place] < stop:
-            member, before = self.members[place], self._starts[place]
+        index = bisect_right(self._starts, start) - 1
+        while index < len(self.members) and self._starts[index] < stop:
+            member, before = self.members[index], self._starts[index]
             last = stop - before
             if member.size != INFINITE:
                 last = min(last, member.size)
             runs.append((member, max(start - before, 0), last, epochs))
-            place += 1
+            index += 1
         return runs
 
 

@@ -117,7 +117,9 @@ def _locate(
     try:
         return protobuf.locate_features(data, names)
     except protobuf.WireFormatError as error:
-        raise DataLossError(f"{_example_prefix(index)} is no tf.Example: {error}") from error
+        raise DataLossError(
+            f"{_example_prefix(index)} is not a valid tf.Example: {error}"
+        ) from error
 
 
 def _example_prefix(index: int | None) -> str:
@@ -133,16 +135,15 @@ def _feature_payload(
             return [] if feature.kind == BYTES_LIST else b""
         if feature.default is None:
             raise InvalidElementError(
-                f"{_example_prefix(index)} has no feature {name!r}; give it a default_value if "
-                "that may be"
+                f"{_example_prefix(index)} has no feature {name!r}; set default_value if the "
+                "feature is optional"
             )
         return feature.default
     kind, spans = located
     if kind != feature.kind:
         raise InvalidElementError(
             f"feature {name!r} of {_example_prefix(index)} is a list of {_KIND_NAMES[kind]}, but "
-            "dtype "
-            f"{feature.dtype} asks for one of {_KIND_NAMES[feature.kind]}"
+            f"dtype {feature.dtype} requires {_KIND_NAMES[feature.kind]}"
         )
     if kind == BYTES_LIST:
         return [data[start:stop] for start, stop in spans]
@@ -157,7 +158,7 @@ def _unpack(payload: Any, name: str, feature: Feature, index: int | None) -> Any
     try:
         if feature.kind == FLOAT_LIST:
             if len(payload) % 4:
-                raise protobuf.WireFormatError(f"{len(payload)} bytes are no list of floats")
+                raise protobuf.WireFormatError(f"{len(payload)} bytes are not a list of floats")
             return np.frombuffer(payload, _FLOAT).astype(feature.dtype)
         if feature.kind == INT64_LIST:
             return _cast_values(protobuf.decode_varints(payload), name, feature)
@@ -189,10 +190,10 @@ def _read(data: bytes, wanted: _FeatureRequests) -> dict[str, Any]:
     located = _locate(data, wanted, None)
     made: dict[str, Any] = {}
     for key, (name, feature, plain_scalar) in wanted.items():
-        place = located.get(key)
-        if place is not None and place[0] == plain_scalar and len(place[1]) == 1:
+        span = located.get(key)
+        if span is not None and span[0] == plain_scalar and len(span[1]) == 1:
             # A single value that is stored as requested: skip the array.
-            start, stop = place[1][0]
+            start, stop = span[1][0]
             if plain_scalar == BYTES_LIST:
                 made[name] = data[start:stop]
                 continue
@@ -205,7 +206,7 @@ def _read(data: bytes, wanted: _FeatureRequests) -> dict[str, Any]:
                 if end == stop:
                     made[name] = np.int64(value)
                     continue
-        made[name] = _read_one(data, place, name, feature)
+        made[name] = _read_one(data, span, name, feature)
     return made
 
 
@@ -225,7 +226,7 @@ def _count_error(
 ) -> InvalidElementError:
     return InvalidElementError(
         f"feature {name!r} of {_example_prefix(index)} has {found} values, but its shape "
-        f"{feature.shape} takes {feature.count}; use VarLenFeature if the number varies"
+        f"{feature.shape} requires {feature.count}; use VarLenFeature if the number varies"
     )
 
 
@@ -270,13 +271,15 @@ class _Columns:
         if self._matrix is None:
             payloads: list[Any] = []
             as_list = feature.kind == BYTES_LIST
-            for index, (row, places) in enumerate(zip(self._rows, self._located, strict=True)):
-                place = places.get(key)
-                if place is not None and place[0] == feature.kind and len(place[1]) == 1:
-                    start, stop = place[1][0]
+            for index, (row, spans_by_key) in enumerate(
+                zip(self._rows, self._located, strict=True)
+            ):
+                span = spans_by_key.get(key)
+                if span is not None and span[0] == feature.kind and len(span[1]) == 1:
+                    start, stop = span[1][0]
                     payloads.append([row[start:stop]] if as_list else row[start:stop])
                 else:
-                    payloads.append(_feature_payload(row, place, name, feature, index))
+                    payloads.append(_feature_payload(row, span, name, feature, index))
             return payloads
         located = self._located[0].get(key)
         if located is not None and len(located[1]) == 1 and located[0] == feature.kind:

@@ -36,10 +36,10 @@ def _check_dtype(dtype: npt.DTypeLike) -> tuple[np.dtype[Any], int]:
         return made, FLOAT_LIST
     if made.kind in "iub":
         return made, INT64_LIST
-    words = f"dtype must be bytes, str, or one of floats, integers or bool, got {dtype!r}"
+    message = f"dtype must be bytes, str, or one of floats, integers or bool, got {dtype!r}"
     if "string" in str(dtype):
-        words += "; for strings write bytes, or str to have them decoded"
-    raise ValueError(words)
+        message += "; for strings use bytes, or str to decode them"
+    raise ValueError(message)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,45 +188,45 @@ def _pack(kind: int, values: Any) -> Any:
     return protobuf.encode_varints(values) if kind == INT64_LIST else values
 
 
-def _as_list(what: str, value: Any) -> tuple[int, Any]:
+def _as_list(name: str, value: Any) -> tuple[int, Any]:
     """Return the kind of a value, and its list of bytes or array of numbers."""
     if isinstance(value, bytes | str):
-        return BYTES_LIST, [_as_bytes(what, value)]
+        return BYTES_LIST, [_as_bytes(name, value)]
     if isinstance(value, list | tuple) and value and isinstance(value[0], bytes | str):
-        return BYTES_LIST, [_as_bytes(what, item) for item in value]
+        return BYTES_LIST, [_as_bytes(name, item) for item in value]
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise TypeError(f"{what} is no array: {error}") from error
+        raise TypeError(f"{name} cannot be converted to an array: {error}") from error
     flat = array.reshape(-1)
     code = array.dtype.kind
     if isinstance(value, list | tuple) and not value:
         return 0, flat[:0]
     if code == "O" and flat.size and all(isinstance(item, int) for item in flat.tolist()):
         wide = max(flat.tolist(), key=abs)
-        raise ValueError(f"{what} holds {wide}, which does not fit into int64")
+        raise ValueError(f"{name} holds {wide}, which does not fit into int64")
     if code in "SUO":
-        return BYTES_LIST, [_as_bytes(what, item) for item in flat.tolist()]
+        return BYTES_LIST, [_as_bytes(name, item) for item in flat.tolist()]
     if code in "iub":
         if code == "u" and flat.size and int(flat.max()) >= 1 << 63:
-            raise ValueError(f"{what} holds {int(flat.max())}, which does not fit into int64")
+            raise ValueError(f"{name} holds {int(flat.max())}, which does not fit into int64")
         return INT64_LIST, flat.astype(np.int64)
     if code != "f":
         raise TypeError(
-            f"{what} must be bytes, str, int, float, or an array or list of these, got {value!r}"
+            f"{name} must be bytes, str, int, float, or an array or list of these, got {value!r}"
         )
     if array.dtype == np.float32:
         return FLOAT_LIST, flat
     with np.errstate(over="ignore"):
         narrow = flat.astype(np.float32)
     if np.count_nonzero(np.isinf(narrow)) > np.count_nonzero(np.isinf(flat)):
-        raise ValueError(f"{what} holds a number that does not fit into float32")
+        raise ValueError(f"{name} holds a number that does not fit into float32")
     return FLOAT_LIST, narrow
 
 
-def _as_bytes(what: str, value: Any) -> bytes:
+def _as_bytes(name: str, value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode()
-    raise TypeError(f"{what} must hold bytes or str, got {value!r}")
+    raise TypeError(f"{name} must hold bytes or str, got {value!r}")

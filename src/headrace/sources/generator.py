@@ -52,7 +52,7 @@ class GeneratorSource(Source):
             if isinstance(generator, Iterator):
                 advice = (
                     "pass the generator function itself, without calling it, so that the data "
-                    "can be read more than once; its arguments go into args"
+                    "can be read more than once; pass its arguments in `args`"
                 )
             raise TypeError(f"generator must be callable, got {type(generator).__name__}: {advice}")
         object.__setattr__(self, "args", () if self.args is None else tuple(self.args))
@@ -231,10 +231,9 @@ class _GeneratorReader:
             except StopIteration:
                 self._mark_ended()
                 self._error = DataLossError(
-                    f"the generator {self._generator_name()} ended after {index} elements, but at "
-                    "least "
-                    f"{self._consumed} were read before the state was saved; restore it with the "
-                    "same data"
+                    f"the generator {self._generator_name()} ended after {index} elements, but "
+                    f"at least {self._consumed} were read before the state was saved; restore "
+                    "the state with the same data"
                 )
                 return False
             except Exception as error:

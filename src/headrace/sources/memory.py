@@ -138,14 +138,13 @@ class SlicesSource(IndexedSource):
         components = normalize(self.components)
         leaves, structure = flatten(components)
         if not leaves:
-            raise ValueError("components holds no array to take slices of")
+            raise ValueError("components contains no array to slice")
         sizes: dict[str, int] = {}
         for leaf, path in zip(leaves, structure.paths, strict=True):
             if not isinstance(leaf, np.ndarray) or leaf.ndim == 0:
                 raise ValueError(
-                    f"cannot take slices of {describe_component(path)}: it has no axis ({leaf!r}); "
-                    "give "
-                    f"it a first axis, or use from_tensors"
+                    f"cannot slice {describe_component(path)}: it has no axis ({leaf!r}); give "
+                    "it a first axis, or use from_tensors"
                 )
             sizes[describe_component(path)] = len(leaf)
         if len(set(sizes.values())) > 1:
@@ -336,8 +335,8 @@ class RandomSource(RandomizedSource):
     def gather(self, indices: NDArray[np.int64]) -> Any:
         if self._key is None:
             raise FailedPreconditionError(
-                "these random numbers have no seed yet: each iteration over a dataset draws one; "
-                "give a seed, or read them through a dataset"
+                "these random numbers have no seed: each iteration over a dataset draws one; "
+                "set a seed, or read them through a dataset"
             )
         return (random_words(self._key, indices) >> _UPPER_HALF).astype(np.int64)
 

@@ -121,9 +121,9 @@ def decode_varints(data: bytes) -> NDArray[np.int64]:
         raise WireFormatError("a list of integers holds a number of more than ten bytes")
     low = octets & np.uint8(0x7F)
     values = low[starts].astype(np.uint64)
-    for place in range(1, int(lengths.max())):
-        longer = np.flatnonzero(lengths > place)
-        values[longer] |= low[starts[longer] + place].astype(np.uint64) << np.uint64(7 * place)
+    for index in range(1, int(lengths.max())):
+        longer = np.flatnonzero(lengths > index)
+        values[longer] |= low[starts[longer] + index].astype(np.uint64) << np.uint64(7 * index)
     return values.view(np.int64)
 
 
@@ -287,20 +287,20 @@ def _locate_values(
                 position += 2
                 if length > 0x7F:
                     length, position = read_varint(data, position - 1, stop)
-                inner = position + length
+                start = position + length
             elif inner_key == 0x0D and kind == FLOAT_LIST:
                 position += 1
-                inner = position + 4
+                start = position + 4
             elif inner_key == 0x08 and kind == INT64_LIST:
                 position += 1
-                inner = read_varint(data, position, stop)[1]
+                start = read_varint(data, position, stop)[1]
             else:
                 position = _skip(data, position, stop)
                 continue
-            if inner > stop:
+            if start > stop:
                 raise _length_error(position, stop)
-            spans.append((position, inner))
-            position = inner
+            spans.append((position, start))
+            position = start
     return kind, spans
 
 
@@ -361,5 +361,5 @@ def _skip(data: bytes, position: int, end: int) -> int:
 
 def _length_error(position: int, end: int) -> WireFormatError:
     return WireFormatError(
-        f"the field at byte {position} is longer than what holds it, which ends at byte {end}"
+        f"the field at byte {position} exceeds its message, which ends at byte {end}"
     )

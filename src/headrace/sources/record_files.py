@@ -294,8 +294,10 @@ class RecordFilesReader:
         self._unparsed = rest + block if rest else block
         return True
 
-    def _read_error(self, error: OSError, at: int) -> UnavailableError:
-        made = UnavailableError(f"{self._names[self._file]!r} cannot be read at byte {at}: {error}")
+    def _read_error(self, error: OSError, offset: int) -> UnavailableError:
+        made = UnavailableError(
+            f"{self._names[self._file]!r} cannot be read at byte {offset}: {error}"
+        )
         made.__cause__ = error
         return made
 
@@ -357,10 +359,8 @@ class RecordFilesReader:
         if missing > 0:
             self._error = DataLossError(
                 f"{self._names[self._file]!r} has {self._restored_count - missing} records from "
-                "byte "
-                f"{self._restored_offset} on, but at least {self._restored_count} were read before "
-                "the "
-                "state was saved; restore it with the same data"
+                f"byte {self._restored_offset} on, but at least {self._restored_count} were read "
+                "before the state was saved; restore the state with the same data"
             )
         elif self._records:
             # They are still to be returned; positions until then stay in this file.

@@ -112,11 +112,11 @@ class SavedRowsSource(IndexedSource):
         """Return the stacked elements from one index up to another."""
         made = saved.chunk_file.allocate_columns(self._schema, stop - start)
         number = int(np.searchsorted(self._starts, start, side="right")) - 1
-        at = 0
+        filled = 0
         while start < stop:
             first, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
-            self._open_file(number).copy(start - first, end - first, made, at)
-            start, at, number = end, at + end - start, number + 1
+            self._open_file(number).copy(start - first, end - first, made, filled)
+            start, filled, number = end, filled + end - start, number + 1
         return self._to_element(made)
 
     def _gather(self, rows: NDArray[np.int64]) -> Any:
@@ -124,9 +124,9 @@ class SavedRowsSource(IndexedSource):
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(numbers, kind="stable")
         cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-        for places in np.split(order, cuts) if rows.size else ():
-            number = int(numbers[places[0]])
-            self._open_file(number).gather(rows[places] - self._starts[number], made, places)
+        for indices in np.split(order, cuts) if rows.size else ():
+            number = int(numbers[indices[0]])
+            self._open_file(number).gather(rows[indices] - self._starts[number], made, indices)
         return self._to_element(made)
 
     def _to_element(self, columns: list[NDArray[Any]]) -> Any:

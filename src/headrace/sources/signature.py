@@ -142,9 +142,11 @@ class _LeafConverter:
             check_element(self._spec, made)
         except InvalidElementError as error:
             # These errors describe the component as if it were the whole element: insert its path.
-            text, place = str(error), describe_component(self._path)
-            named = text.replace(describe_component(""), place, 1)
-            raise InvalidElementError(named if place in named else f"{place}: {text}") from error
+            text, component = str(error), describe_component(self._path)
+            named = text.replace(describe_component(""), component, 1)
+            raise InvalidElementError(
+                named if component in named else f"{component}: {text}"
+            ) from error
         return made
 
     def _fits(self, value: Any) -> bool:

@@ -65,8 +65,8 @@ def parse_records(block: bytes, at_end: bool, name: str, offset: int) -> ParsedB
             if length_check != _length_check(length):
                 error = DataLossError(
                     f"{name}: the record at byte {offset + begin} is damaged: its length does "
-                    "not match its checksum; what follows in this file cannot be found"
-                    f"{'' if offset + begin else _guess_format(block)}"
+                    "not match its checksum; the rest of the file cannot be "
+                    f"read{'' if offset + begin else _guess_format(block)}"
                 )
                 break
             data = begin + 12
@@ -95,8 +95,8 @@ def parse_records(block: bytes, at_end: bool, name: str, offset: int) -> ParsedB
         return ParsedBlock(records[:bad], used, error=error, can_continue=True)
     if at_end and error is None and begin < size:
         error = DataLossError(
-            f"{name}: the record at byte {offset + begin} is cut short: {size - begin} bytes of "
-            f"{needs or 'at least 16'} are there, then the file ends"
+            f"{name}: the record at byte {offset + begin} is truncated: the file ends after "
+            f"{size - begin} of {needs or 'at least 16'} bytes"
         )
     return ParsedBlock(records, begin, needs, error)
 

@@ -23,12 +23,12 @@ def test_splits_of_a_partial_reply_are_complete_with_their_last_element() -> Non
     origins = ((0, 3, 0, 3), (0, 3, 3, END_ORDINAL - 3))
     progress.add(1, answer_of(num_elements=9, origins=origins, assigned=SPLITS_FROM_50), 0, 9)
     assert delivered_json(progress, 0) == {"watermark": 0}
-    assert delivered_json(progress, 2) == {"watermark": 0, "parts": [[50, 1, [[0, 2]]]]}
+    assert delivered_json(progress, 2) == {"watermark": 0, "partial_splits": [[50, 1, [[0, 2]]]]}
     assert delivered_json(progress, 3) == {"watermark": 0, "delivered": [[50, 51]]}
     assert delivered_json(progress, 7) == {
         "watermark": 0,
         "delivered": [[50, 52]],
-        "parts": [[52, 1, [[0, 1]]]],
+        "partial_splits": [[52, 1, [[0, 1]]]],
     }
     assert delivered_json(progress, 9) == {"watermark": 0, "delivered": [[50, 53]]}
 
@@ -45,11 +45,11 @@ def test_a_split_end_may_be_reported_one_reply_late() -> None:
         num_done=1,
     )
     progress.add(1, late, 2, 1)
-    assert delivered_json(progress, 2) == {"watermark": 0, "parts": [[50, 1, [[0, 2]]]]}
+    assert delivered_json(progress, 2) == {"watermark": 0, "partial_splits": [[50, 1, [[0, 2]]]]}
     assert delivered_json(progress, 3) == {
         "watermark": 0,
         "delivered": [[50, 51]],
-        "parts": [[51, 1, [[0, 1]]]],
+        "partial_splits": [[51, 1, [[0, 1]]]],
     }
 
 
@@ -61,5 +61,5 @@ def test_elements_with_several_ids_count_with_all_of_them() -> None:
         num_elements=2, origins=origins, assigned=SPLITS_FROM_50, ids_per_element=(3, 1)
     )
     progress.add(1, answer, 0, 2)
-    assert delivered_json(progress, 1) == {"watermark": 0, "parts": [[50, 1, [[0, 3]]]]}
+    assert delivered_json(progress, 1) == {"watermark": 0, "partial_splits": [[50, 1, [[0, 3]]]]}
     assert delivered_json(progress, 2) == {"watermark": 0, "delivered": [[50, 51]]}

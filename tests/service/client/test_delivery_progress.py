@@ -79,11 +79,14 @@ def test_a_late_split_end_belongs_to_the_assigned_split() -> None:
         num_done=1,
     )
     progress.add(1, late, 2, 1)
-    assert progress.delivered_before(2).to_json() == {"watermark": 0, "parts": [[7, 1, [[0, 2]]]]}
+    assert progress.delivered_before(2).to_json() == {
+        "watermark": 0,
+        "partial_splits": [[7, 1, [[0, 2]]]],
+    }
     assert progress.delivered_before(3).to_json() == {
         "watermark": 0,
         "delivered": [[7, 8]],
-        "parts": [[30, 1, [[0, 1]]]],
+        "partial_splits": [[30, 1, [[0, 1]]]],
     }
 
 
@@ -100,7 +103,7 @@ def test_a_position_includes_all_tasks_and_the_base() -> None:
         ((0, 4), (5, 6)),
     ]
     progress.forget(1)
-    with pytest.raises(FailedPreconditionError, match="known"):
+    with pytest.raises(FailedPreconditionError, match="no longer known"):
         progress.delivered_before(0)
     assert progress.delivered_before(1).complete_splits == ((0, 4),)
 
@@ -155,5 +158,5 @@ def test_positions_are_known_from_the_last_discarded_one_on() -> None:
             progress.forget(place - 1)
     assert progress.delivered_before(50).complete_splits == ((100, 150),)
     assert progress.delivered_before(46).complete_splits == ((100, 146),)
-    with pytest.raises(FailedPreconditionError, match="known"):
+    with pytest.raises(FailedPreconditionError, match="no longer known"):
         progress.delivered_before(45)

@@ -139,7 +139,7 @@ def test_a_handover_closes_channels_stored_after_take() -> None:
 OF_ALL = ContributeCheckpointReply(
     delivered=((0, 4),), partial_splits=((6, ((0, 2), (4, END_ORDINAL))),)
 )
-PLACE = {"watermark": 4, "parts": [[6, 1, [[0, 2], [4, None]]]]}
+PLACE = {"watermark": 4, "partial_splits": [[6, 1, [[0, 2], [4, None]]]]}
 
 
 class Gatherer:

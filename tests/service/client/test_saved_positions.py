@@ -103,7 +103,7 @@ def test_a_resumed_reading_requests_the_remaining_splits() -> None:
         "positions": {
             "watermark": 3,
             "delivered": [[5, 7]],
-            "parts": [[8, 1, [[0, 2], [4, None]]]],
+            "partial_splits": [[8, 1, [[0, 2], [4, None]]]],
         },
         "seed": 9,
     }

@@ -96,7 +96,7 @@ class TrainingBackup:
         self._batches = found.get("batches", 0)
         if found.get("version") != _VERSION:
             raise FailedPreconditionError(
-                f"the backup in {self._directory} is of version {found.get('version')}, and this "
+                f"the backup in {self._directory} is of version {found.get('version')}, but this "
                 f"version of Headrace reads version {_VERSION}"
             )
         return found
@@ -166,8 +166,8 @@ def restore_callbacks(callbacks: Sequence[Any], states: Sequence[dict[str, Any]]
     """
     if len(callbacks) != len(states):
         raise FailedPreconditionError(
-            f"the backup is of a fit with {len(states)} callbacks, and this one has "
-            f"{len(callbacks)}: pass the same ones, or another backup_dir"
+            f"the backup is of a fit with {len(states)} callbacks, but this one has "
+            f"{len(callbacks)}: pass the same callbacks, or another backup_dir"
         )
     for each, state in zip(callbacks, states, strict=True):
         vars(each).update(state)

@@ -30,8 +30,8 @@ class _Feature:
         name: Name of the feature.
         table: Index of its table.
         combiner: None with `max_sequence_length`.
-        input_shape: Of its ids, with the batch; None: any.
-        output_shape: Of its activations, with the batch; None: what follows.
+        input_shape: Shape of its ids, with the batch axis; None accepts any.
+        output_shape: Shape of its activations, with the batch axis; None derives it.
         max_sequence_length: Number of rows to return, not combined; 0 combines all of them.
     """
 
@@ -226,13 +226,13 @@ def _table(config: Any, dtype: Any) -> _BoundedTable:
     optimizer = getattr(config, "optimizer", None)
     if optimizer not in (None, "adam"):
         raise ValueError(
-            f"`optimizer` of the table {config.name!r} is {optimizer!r}, and the optimizer of the "
-            "model trains all tables: leave it out, and pass the optimizer to model.compile"
+            f"`optimizer` of the table {config.name!r} is {optimizer!r}, but the optimizer of the "
+            "model trains all tables: omit it, and pass the optimizer to model.compile"
         )
     placement = getattr(config, "placement", "auto")
     if placement not in ("auto", "default_device"):
         raise ValueError(
-            f"`placement` of the table {config.name!r} is {placement!r}, and tables are on "
+            f"`placement` of the table {config.name!r} is {placement!r}, but tables are on "
             'parameter servers: use "auto"'
         )
     return _BoundedTable(

@@ -36,7 +36,7 @@ __all__ = [
 _LOOKUP = OWN_ATTRIBUTES + "lookup"
 _TABLE = OWN_ATTRIBUTES + "table"
 _HAS_TABLE = "has_headrace_table"  # sent to workers
-"""Of a variable, also in a worker's copy: its rows are in a table."""
+"""Attribute of variables, also of their copies in workers, whose rows are in a table."""
 
 
 def sparse_embeddings(model: Any) -> dict[int, Any]:

@@ -92,8 +92,8 @@ class ServerTable:
         """
         if self._strategy is None:
             raise FailedPreconditionError(
-                f"the layer {self._layer!r} keeps its rows on parameter servers and belongs to no "
-                "strategy: make it, or its model, in the scope of a ParameterServerStrategy"
+                f"the layer {self._layer!r} has its rows on parameter servers but belongs to no "
+                "strategy: create it, or its model, in the scope of a ParameterServerStrategy"
             )
         with self._lock:
             if self._table is None:
@@ -105,9 +105,9 @@ class ServerTable:
     def refuse_call(self) -> NoReturn:
         """Raise an error: the layer is called where no rows can be looked up."""
         raise FailedPreconditionError(
-            f"the layer {self._layer!r} looks up rows on parameter servers, which happens in fit, "
-            "evaluate and predict of a model of a ParameterServerStrategy: make the model in "
-            "strategy.scope() and call one of these, or read rows with "
+            f"the layer {self._layer!r} looks up rows on parameter servers, which is possible only "
+            "in fit, evaluate and predict of a model of a ParameterServerStrategy: create the "
+            "model in strategy.scope() and call one of these, or read rows with "
             "layer.embeddings.table.gather(ids)"
         )
 
@@ -148,7 +148,7 @@ def check_trains_tables(model: Any, optimizer: Any) -> None:
     if optimizer.use_ema and (layers := table_layers(model)):
         names = ", ".join(repr(layer.name) for layer in layers.values())
         raise FailedPreconditionError(
-            f"the optimizer {optimizer.name!r} has use_ema=True and averages whole weights, and "
+            f"the optimizer {optimizer.name!r} has use_ema=True, which averages whole weights, but "
             f"no step reads all rows of {names}, which are in tables: use an optimizer without "
             "use_ema"
         )
@@ -227,14 +227,14 @@ def loading_tables(file: Any) -> Iterator[None]:
     Raises:
         NotFoundError: The tables are not beside the file.
     """
-    wanted: list[tuple[_TableReference, Any]] = []
-    token = _loaded.set(wanted)
+    references: list[tuple[_TableReference, Any]] = []
+    token = _loaded.set(references)
     try:
         yield
     finally:
         _loaded.reset(token)
     by_checkpoint: dict[str, dict[str, Any]] = {}
-    for reference, variable in wanted:
+    for reference, variable in references:
         by_checkpoint.setdefault(reference.checkpoint, {})[reference.key] = variable.table
     for name, tables in by_checkpoint.items():
         path = f"{_directory(file)}/{name}"
@@ -275,11 +275,11 @@ def load_table(layer: Any, store: Any) -> None:
     Raises:
         FailedPreconditionError: The layer's part of the Keras file has neither.
     """
-    variable, wanted = layer._embeddings, _loaded.get()
+    variable, references = layer._embeddings, _loaded.get()
     names = list(store.keys())
-    if _TABLE in names and wanted is not None:
+    if _TABLE in names and references is not None:
         checkpoint, _, key = np.asarray(store[_TABLE]).tobytes().decode().partition("/")
-        wanted.append((_TableReference(checkpoint, key), variable))
+        references.append((_TableReference(checkpoint, key), variable))
     elif names == ["0"]:
         table_of_variable(variable).assign(store["0"], variable.shape[0])
     else:

@@ -80,7 +80,7 @@ class JaxReplicas(ReplicaModelSteps):
         sums = self._sum_parts((weights, others, slots), metrics, batch, _num_rows(batch))
         return self._apply_sums(state, sums)
 
-    def _sum_parts(self, state: Any, metrics: Any, batch: Any, rows_of_all: Any) -> _Sums:
+    def _sum_parts(self, state: Any, metrics: Any, batch: Any, num_global_rows: Any) -> _Sums:
         model = self._model
         weights, others, slots = state
         seeds = self._seed_indices()
@@ -90,7 +90,7 @@ class JaxReplicas(ReplicaModelSteps):
         with recording_gradients(model.optimizer):
             for number, (begin, end) in enumerate(self.split_rows(_num_rows(batch))):
                 part = jax.tree.map(lambda leaf, a=begin, b=end: leaf[a:b], batch)
-                share = (end - begin) / rows_of_all
+                share = (end - begin) / num_global_rows
                 before = list(others)
                 for index in seeds:
                     before[index] = _offset_seed(before[index], self.seed_offset(number))
@@ -143,43 +143,43 @@ class JaxReplicas(ReplicaModelSteps):
 
     def _train_with_others(self, state: Any, batch: Any) -> Any:
         weights, others, slots, metrics = state
-        here, rows_of_all, batch = self._local_part(batch)
-        if not rows_of_all:
+        num_local_rows, num_global_rows, batch = self._local_part(batch)
+        if not num_global_rows:
             return self._assign_metrics(metrics), state
         zeros = [jnp.zeros_like(each) for each in metrics]
-        sums = self._add_parts((weights, others, slots), zeros, batch, rows_of_all)
-        sums = self._sum_over_workers(sums, here)
+        sums = self._add_parts((weights, others, slots), zeros, batch, num_global_rows)
+        sums = self._sum_over_workers(sums, num_local_rows)
         totals = [old + new for old, new in zip(metrics, sums.metrics, strict=True)]
         return self._finish(state, sums._replace(metrics=totals))
 
     def _test_with_others(self, state: Any, batch: Any) -> Any:
         weights, others, metrics = state
-        here, rows_of_all, batch = self._local_part(batch)
-        if rows_of_all:
+        num_local_rows, num_global_rows, batch = self._local_part(batch)
+        if num_global_rows:
             zeros = [jnp.zeros_like(each) for each in metrics]
             sums = self._sum_over_workers(
-                self._test((weights, others, zeros), batch, rows_of_all), here
+                self._test((weights, others, zeros), batch, num_global_rows), num_local_rows
             )
             metrics = [old + new for old, new in zip(metrics, sums, strict=True)]
         return self._assign_metrics(metrics), (weights, others, metrics)
 
-    def _test_step(self, state: Any, batch: Any, rows_of_all: Any) -> Any:
-        with scaled_sums(self._model, rows_of_all / _num_rows(batch)):
+    def _test_step(self, state: Any, batch: Any, num_global_rows: Any) -> Any:
+        with scaled_sums(self._model, num_global_rows / _num_rows(batch)):
             _, (_, _, metrics) = self._model.test_step(state, batch)
         return list(metrics)
 
     def _local_part(self, batch: Any) -> tuple[int, int, Any]:
         """Return the numbers of local rows and of all rows, and the local rows or one of zeros."""
-        here = _num_rows(batch)
-        if not here:
+        num_local_rows = _num_rows(batch)
+        if not num_local_rows:
             batch = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape[1:]), leaf.dtype), batch)
-        return here, self.total_rows(here), batch
+        return num_local_rows, self.total_rows(num_local_rows), batch
 
-    def _sum_over_workers(self, sums: Any, here: int) -> Any:
+    def _sum_over_workers(self, sums: Any, num_local_rows: int) -> Any:
         """Return sums over all workers. A worker without rows ran a row of zeros for nothing."""
         leaves, structure = jax.tree.flatten(sums)
         arrays = [np.asarray(each) for each in leaves]
-        if not here:
+        if not num_local_rows:
             arrays = [np.zeros_like(each) for each in arrays]
         return jax.tree.unflatten(structure, self.sum_over_workers(arrays))
 

@@ -87,15 +87,15 @@ class JaxEmbeddingRows(EmbeddingRows):
 
 
 class JaxModelSteps(ModelSteps):
-    """Compiles `train_step`, `test_step` and `predict_step` of a model, as `jit_compile` says.
+    """Compiles `train_step`, `test_step` and `predict_step` of a model, depending on `jit_compile`.
 
-    Where rows of `Embedding` layers are looked up, another compiled function computes the ids: it
-    is the step, of which the compiler drops all that ids do not depend on. The rows then come in
-    place of the matrix, padded to a size that only grows, so that few sizes are compiled. The step
-    returns whether all its ids were among them.
+    If rows of `Embedding` layers are looked up, another compiled function computes the ids: the
+    same step, without the operations that ids do not depend on. The rows then replace the matrix,
+    padded to a size that only grows, so that few sizes are compiled. The step returns whether it
+    had the rows of all its ids.
 
     Args:
-        model: Built and compiled; its optimizer records gradients.
+        model: A built and compiled model, whose optimizer records gradients.
     """
 
     rows: dict[int, JaxEmbeddingRows]  # type: ignore[assignment]
@@ -146,8 +146,8 @@ class JaxModelSteps(ModelSteps):
     def _enable_wide_ids(self, batch: Any) -> Iterator[Any]:
         """Keep integers of a batch that have 64 bits, which may be ids of tables.
 
-        JAX truncates all numbers to 32 bits unless it is told otherwise; it still does so with
-        other numbers of the batch.
+        By default JAX truncates all numbers to 32 bits; it still does so with other numbers of the
+        batch.
         """
         has_tables = any(rows.has_table for rows in self.rows.values())
         if jax.config.jax_enable_x64 or not has_tables:
@@ -179,11 +179,11 @@ class JaxModelSteps(ModelSteps):
             for index, rows in self.rows.items():
                 rows.begin(ids[index])
             outputs = step(*args)
-            are_all_here = {index: rows.has_all_rows for index, rows in self.rows.items()}
-            of_tables = {
+            has_all_rows = {index: rows.has_all_rows for index, rows in self.rows.items()}
+            table_ids = {
                 index: rows.requested_ids for index, rows in self.rows.items() if rows.has_table
             }
-            return outputs, are_all_here, of_tables
+            return outputs, has_all_rows, table_ids
 
         return with_rows
 
@@ -194,14 +194,14 @@ class JaxModelSteps(ModelSteps):
             for index, rows in self.rows.items():
                 ids[index], weights[index] = rows.pad_rows(weights[index])
                 set_rows_shape(rows.variable, len(weights[index]))
-            outputs, are_all_here, of_tables = self._call(step, ids, weights, *args[:-1], batch)
+            outputs, has_all_rows, table_ids = self._call(step, ids, weights, *args[:-1], batch)
         # Ids that depend on weights, or on rows of another layer, were not known before.
-        wrong = [index for index, here in are_all_here.items() if not here]
-        if whole := [index for index in wrong if index not in of_tables]:
+        wrong = [index for index, is_complete in has_all_rows.items() if not is_complete]
+        if whole := [index for index in wrong if index not in table_ids]:
             raise WholeWeightNeeded(whole)
         if wrong:
             raise MissingRows(
-                {index: self._distinct_ids(index, of_tables[index]) for index in wrong}
+                {index: self._distinct_ids(index, table_ids[index]) for index in wrong}
             )
         return outputs
 
@@ -295,25 +295,25 @@ def _dtype_with_wide_ids(array: Any) -> Any:
 def check_train_step(
     model: Any, weights: Sequence[Any], new_weights: Sequence[Any], gradients: Sequence[Any]
 ) -> None:
-    """Check what `train_step` returned, with an optimizer that records gradients.
+    """Check the results of `train_step` with an optimizer that records gradients.
 
     Args:
         model: The model.
         weights: The weights passed to the step.
         new_weights: The weights that it returned.
-        gradients: What it returned for the variables of the optimizer.
+        gradients: The optimizer variables that it returned.
 
     Raises:
         FailedPreconditionError: It changed weights itself, or did not call the optimizer.
     """
     if any(new is not old for new, old in zip(new_weights, weights, strict=True)):
         raise FailedPreconditionError(
-            f"train_step of the model {model.name!r} changes weights by other means than "
-            "self.optimizer.stateless_apply: under this strategy only the optimizer does"
+            f"train_step of the model {model.name!r} changes weights without "
+            "self.optimizer.stateless_apply: under this strategy only the optimizer may do so"
         )
     if len(gradients) != len(weights):
         raise FailedPreconditionError(
             f"train_step of the model {model.name!r} returned no gradients: it must end "
             "with self.optimizer.stateless_apply(optimizer_variables, gradients, "
-            "trainable_variables), and return what that returned"
+            "trainable_variables), and return its result"
         )

@@ -82,19 +82,19 @@ def check_back_end() -> str:
     back_end: str = keras.backend.backend()
     if back_end not in BACK_ENDS:
         raise FailedPreconditionError(
-            f"Keras runs on the back end {back_end!r}, and strategies train models on jax and "
-            'torch: set the environment variable KERAS_BACKEND to "jax" or "torch" before Keras '
-            "is imported"
+            f"Keras runs on the back end {back_end!r}, but strategies train models on jax and "
+            'torch only: set the environment variable KERAS_BACKEND to "jax" or "torch" before '
+            "Keras is imported"
         )
     return back_end
 
 
 def build_model(model: Any, batch: Any, *, with_loss: bool) -> None:
-    """Build a model for a batch, and also its loss and its metrics; its optimizer stays as it is.
+    """Build a model, its loss and its metrics for a batch; its optimizer is not built.
 
     Args:
         model: The model.
-        batch: What its steps are called with.
+        batch: Argument of the model's steps.
         with_loss: Whether to build loss and metrics, which may need labels.
     """
     # Slots of the optimizer are on servers.
@@ -224,13 +224,13 @@ def get_or_attach(
     make: Callable[[Any], Any],
     is_current: Callable[[Any], bool] = lambda found: True,
 ) -> Any:
-    """Return what belongs to a Keras object; make it where there is none, or only an old one.
+    """Return an object that is attached to a Keras object; make it if it is missing or outdated.
 
     Args:
         owner: The Keras object.
-        name: Of the attribute, without its prefix.
-        make: Called with what was there before, or None.
-        is_current: Whether what was made before is still the right one.
+        name: Name of the attribute, without its prefix.
+        make: Called with the previous object, or None; returns the new one.
+        is_current: Returns whether the previous object can still be used.
     """
     found = vars(owner).get(OWN_ATTRIBUTES + name)
     if found is None or not is_current(found):
@@ -240,9 +240,9 @@ def get_or_attach(
 
 
 def extend_class(kind: Any, mixin: Any, **attributes: Any) -> type:
-    """Return a subclass of a class of Keras, with methods of `mixin` in place of its own.
+    """Return a subclass of a Keras class in which the methods of `mixin` override its methods.
 
-    It has the same name, because error messages contain it. The class before is its second base.
+    It has the same name, because error messages contain it. The Keras class is its second base.
     """
     return _extend_class(kind, mixin, **attributes)
 

@@ -108,10 +108,8 @@ class ReplicaModelSteps:
         if self.indivisible_reason is not None:
             raise FailedPreconditionError(
                 f"the Keras model {self._model.name!r} has {self.indivisible_reason}, so its loss "
-                "on a "
-                "batch does not follow from those on parts of the batch, and each worker has a "
-                "part: leave it out, or use a MirroredStrategy, which runs such a model on one "
-                "replica"
+                "on a batch cannot be computed from parts of the batch, but each worker has only a "
+                "part: remove it, or use a MirroredStrategy, which runs such a model on one replica"
             )
         return int(self.sum_over_workers([np.array(rows, np.int32)])[0])
 
@@ -209,7 +207,7 @@ class MirroredTrainer:
         if len(devices) > 1 and not all(each.startswith("cpu") for each in devices):
             raise FailedPreconditionError(
                 f"the Keras model {model.name!r} in the scope of {strategy!r}: replicas of a Keras "
-                "model in one process are on logical CPUs. With several accelerators start a "
+                "model in one process must be on logical CPUs. For several accelerators, start one "
                 "worker of a MultiWorkerMirroredStrategy for each, or use "
                 "keras.distribution.DataParallel"
             )
@@ -233,7 +231,7 @@ class MirroredTrainer:
         if several and method in ("train_on_batch", "test_on_batch"):
             raise FailedPreconditionError(
                 f"{method} of the Keras model {self._model.name!r} in the scope of "
-                f"{self._strategy!r}: each worker would have another batch. Use fit or "
+                f"{self._strategy!r}: each worker would train on a different batch. Use fit or "
                 "evaluate, which distribute a dataset"
             )
         if method == "predict":
@@ -285,10 +283,8 @@ class MirroredTrainer:
         if validation is not None:
             if not isinstance(validation, tuple | list):
                 validation = (validation,)
-            rows_of_validation = given.get("validation_batch_size") or size
-            given["validation_data"] = self._local_data(
-                method, opened, validation, rows_of_validation
-            )
+            validation_rows = given.get("validation_batch_size") or size
+            given["validation_data"] = self._local_data(method, opened, validation, validation_rows)
             if are_arrays(validation[0]):
                 given["validation_batch_size"] = None
         parts = (given.get("x"), given.get("y"), given.get("sample_weight"))
@@ -325,8 +321,8 @@ class MirroredTrainer:
             x = x.dataset
         if not isinstance(x, Dataset):
             raise TypeError(
-                f"{method} on several workers takes arrays, a Dataset or an hr.keras.dataset, of "
-                f"which each worker reads its part, but got a {type(x).__name__}"
+                f"{method} on several workers requires arrays, a Dataset or an hr.keras.dataset, "
+                f"so that each worker can read its part, but got a {type(x).__name__}"
             )
         distributed = self._strategy.distribute_dataset(x)
         return opened.enter_context(KerasDataset(distributed, steps, class_weight))

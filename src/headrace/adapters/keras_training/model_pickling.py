@@ -332,28 +332,35 @@ def _torch() -> Any:
 
 
 def _header() -> bytes:
-    mine = own_versions()
-    words = (MODEL_FORMAT, mine.python, keras.__version__, keras.backend.backend())
-    return _MAGIC + " ".join(map(str, words)).encode() + b"\n"
+    versions = own_versions()
+    header_fields = (MODEL_FORMAT, versions.python, keras.__version__, keras.backend.backend())
+    return _MAGIC + " ".join(map(str, header_fields)).encode() + b"\n"
 
 
 def _check_header(data: bytes) -> int:
     """Return the length of a pickled model's header."""
     end = data.find(b"\n", 0, _MAX_HEADER_BYTES)
-    words = data[len(_MAGIC) : end].decode("ascii", "replace").split(" ")
-    if not data.startswith(_MAGIC) or end < 0 or words[0] != str(MODEL_FORMAT) or len(words) != 4:
-        found = f"format {words[0]:.20}" if data.startswith(_MAGIC) else "no model format at all"
+    header_fields = data[len(_MAGIC) : end].decode("ascii", "replace").split(" ")
+    if (
+        not data.startswith(_MAGIC)
+        or end < 0
+        or header_fields[0] != str(MODEL_FORMAT)
+        or len(header_fields) != 4
+    ):
+        found = f"format {header_fields[0]:.20}" if data.startswith(_MAGIC) else "no header"
         raise FailedPreconditionError(
             f"this process ({own_versions()}) reads pickled Keras models of format {MODEL_FORMAT}, "
-            f"and this one has {found}: use the same version of Headrace in both processes"
+            f"but this one has {found}: use the same version of Headrace in both processes"
         )
-    _, python, version, back_end = words
-    here = (own_versions().python, keras.__version__, keras.backend.backend())
-    if python_mismatch(python, here[0]) or (version, back_end) != here[1:]:
+    _, python, version, back_end = header_fields
+    own_python, own_version = own_versions().python, keras.__version__
+    own_back_end = keras.backend.backend()
+    is_same_keras = (version, back_end) == (own_version, own_back_end)
+    if python_mismatch(python, own_python) or not is_same_keras:
         raise FailedPreconditionError(
-            f"the model was pickled by Python {python} with Keras {version} on {back_end}, and "
-            f"this process runs Python {here[0]} with Keras {here[1]} on {here[2]}: use the same "
-            "versions and KERAS_BACKEND in both processes"
+            f"the model was pickled by Python {python} with Keras {version} on {back_end}, but "
+            f"this process runs Python {own_python} with Keras {own_version} on {own_back_end}: "
+            "use the same versions and KERAS_BACKEND in both processes"
         )
     return end + 1
 
@@ -372,8 +379,8 @@ def _find_unpicklable(objects: list[Any]) -> str | None:
     for owner in reversed(objects):
         for name, value in vars(owner).items():
             if (problem := _pickling_error(value)) is not None:
-                held = _captured_values(value)
-                inside = f"holds {held}" if held else f"is {problem}"
+                captured = _captured_values(value)
+                inside = f"holds {captured}" if captured else f"is {problem}"
                 return f"the attribute `{name}` of {_describe_owner(owner)} {inside}"
         for kind in type(owner).__mro__:
             for name, value in vars(kind).items():

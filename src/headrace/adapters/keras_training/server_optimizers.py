@@ -60,10 +60,10 @@ WHOLE_VARIABLE_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
 _UNSUPPORTED = {
     **dict.fromkeys(
         WHOLE_VARIABLE_OPTIMIZERS,
-        "its rule needs a whole variable, and a server may have only a shard of it",
+        "its rule needs a whole variable, but a server may have only a shard of it",
     ),
-    "MultiOptimizer": "all variables of a model are trained by one optimizer there",
-    "ScheduleFreeAdamW": "what it keeps begins as a copy of the variables",
+    "MultiOptimizer": "they train all variables of a model with a single optimizer",
+    "ScheduleFreeAdamW": "its slots start as copies of the variables",
 }
 """By class: why parameter servers do not run it."""
 
@@ -162,7 +162,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> str:
         if method := _find_overridden_method(each):
             raise _unsupported_error(each.__name__, f"it overrides {method}")
     if kind not in _ARGUMENTS:
-        reason = _UNSUPPORTED.get(kind or "", "its rule is not known there")
+        reason = _UNSUPPORTED.get(kind or "", "its rule is not implemented there")
         raise _unsupported_error(type(inner).__name__, reason)
     steps = inner.gradient_accumulation_steps
     if steps:

@@ -260,14 +260,14 @@ class SidecarEvaluator:
         metrics = self._model.evaluate(
             self._data, steps=self._steps, callbacks=self._callbacks, verbose=2, return_dict=True
         )
-        words = ", ".join(f"{name}={float(value):g}" for name, value in metrics.items())
-        _log.info("evaluated the checkpoint %s, step %d: %s", found.path, step, words)
+        summary = ", ".join(f"{name}={float(value):g}" for name, value in metrics.items())
+        _log.info("evaluated the checkpoint %s, step %d: %s", found.path, step, summary)
 
     def _describe_missing(self, waited: float, last: str) -> str:
-        """Return what has not come for so long."""
+        """Describe what the evaluator is waiting for, and for how long."""
         partial = "; ".join(
             f"{os.path.basename(each.path)} is not complete: "
-            f"{self._load_errors.get(each.path, 'it has just changed')}"
+            f"{self._load_errors.get(each.path, 'it was modified a moment ago')}"
             for each in self._watch.candidates()
         )
         text = (

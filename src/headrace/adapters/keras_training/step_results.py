@@ -53,26 +53,26 @@ def run_steps(
     """
     pending: deque[RemoteValue] = deque()
     #: Those of them without a result yet.
-    under_way: list[RemoteValue] = []
+    running: list[RemoteValue] = []
     has_ended = False
-    goes_on = True
+    may_continue = True
     try:
-        while goes_on and not (has_ended and not pending):
-            under_way = [each for each in under_way if not each.is_ready]
-            room = coordinator.capacity - len(under_way)
-            while not has_ended and room > 0 and len(pending) < len(under_way) + _MAX_UNDELIVERED:
+        while may_continue and not (has_ended and not pending):
+            running = [each for each in running if not each.is_ready]
+            num_free = coordinator.capacity - len(running)
+            while not has_ended and num_free > 0 and len(pending) < len(running) + _MAX_UNDELIVERED:
                 value = next(steps, None)
                 if value is None:
                     has_ended = True
                 else:
                     pending.append(value)
-                    under_way.append(value)
-                    room -= 1
+                    running.append(value)
+                    num_free -= 1
             if pending and not pending[0].is_ready:
                 # `pending` may have some that are here and wait for the first one.
-                coordinator.wait_for_any(under_way)
-            while goes_on and pending and pending[0].is_ready:
-                goes_on = deliver(pending.popleft().fetch())
+                coordinator.wait_for_any(running)
+            while may_continue and pending and pending[0].is_ready:
+                may_continue = deliver(pending.popleft().fetch())
         coordinator.join()
     except BaseException:
         for value in pending:
@@ -183,7 +183,7 @@ def check_additive(metrics: Sequence[Any], owner: str) -> None:
                 raise FailedPreconditionError(
                     f"the metric {variable.path.rpartition('/')[0]!r} of {owner} cannot be "
                     f"computed in parts: its variable {variable.name!r} "
-                    + ("does not begin at zero" if is_sum else "is not a sum")
-                    + ". Metrics under this strategy have variables that are sums, as those of "
+                    + ("does not start at zero" if is_sum else "is not a sum")
+                    + ". The variables of metrics under this strategy must be sums, as in "
                     "keras.metrics"
                 )

@@ -167,7 +167,7 @@ class Embedding(keras.layers.Layer):  # type: ignore[misc]
         dtype = self._check_dtype(inputs)
         if weights is not None and combiner is None:
             raise ValueError(
-                f"the layer {self.name!r} got `weights` and has no combiner: make it with "
+                f"the layer {self.name!r} got `weights` but has no combiner: create it with "
                 'combiner="sum", "mean" or "sqrtn"'
             )
         if dtype not in ("int32", "int64"):

@@ -208,13 +208,13 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
             if isinstance(update_freq, str)
             else check_int("update_freq", update_freq, minimum=1)
         )
-        for name, value, cure in (
+        for name, value, hint in (
             ("profile_batch", profile_batch, "use jax.profiler or torch.profiler"),
             ("embeddings_freq", embeddings_freq, "embeddings are not written"),
             ("embeddings_metadata", embeddings_metadata, "embeddings are not written"),
         ):
             if value:
-                raise ValueError(f"`{name}` is not supported: got {value!r}; {cure}")
+                raise ValueError(f"`{name}` is not supported: got {value!r}; {hint}")
         self._train = EventFile(os.path.join(self.log_dir, "train"))
         self._validation = EventFile(os.path.join(self.log_dir, "validation"))
         self._batches = 0
@@ -333,6 +333,6 @@ def _pixels(weight: NDArray[Any]) -> NDArray[np.uint8] | None:
     if not array.size:
         return None
     array = np.nan_to_num(array, posinf=0.0, neginf=0.0)
-    least, most = array.min(), array.max()
-    scaled = (array - least) / ((most - least) or 1.0)
+    minimum, maximum = array.min(), array.max()
+    scaled = (array - minimum) / ((maximum - minimum) or 1.0)
     return np.asarray(np.round(scaled * 255), np.uint8)[..., None]

@@ -33,14 +33,14 @@ class TorchReplicas(ReplicaModelSteps):
 
     def _train(self, batch: Any) -> dict[str, Any]:
         model = self._model
-        here, rows_of_all, batch = self._local_part(batch)
-        if not rows_of_all:
+        num_local_rows, num_global_rows, batch = self._local_part(batch)
+        if not num_global_rows:
             return dict(model.get_metrics_result())
         metrics = self._begin_metrics()
         step = _PartialSums(model, self.state, self.seeds)
         with recording_gradients(model.optimizer) as recorded:
             for number, (begin, end) in enumerate(self.split_rows(_num_rows(batch))):
-                share = (end - begin) / rows_of_all
+                share = (end - begin) / num_global_rows
                 step.begin(self.seed_offset(number))
                 unchanged = check_weights_unchanged(model, model.trainable_variables)
                 with scaled_sums(model, 1 / share), unchanged:
@@ -48,8 +48,8 @@ class TorchReplicas(ReplicaModelSteps):
                 step.end(share, recorded, logs)
                 recorded.clear()
         if self.has_other_workers:
-            step.replace(self._sum_over_workers(step.tensors(), here))
-        self._end_metrics(metrics, here)
+            step.replace(self._sum_over_workers(step.tensors(), num_local_rows))
+        self._end_metrics(metrics, num_local_rows)
         step.assign()
         if step.gradients:
             with torch.no_grad():
@@ -60,22 +60,22 @@ class TorchReplicas(ReplicaModelSteps):
 
     def _test(self, batch: Any) -> dict[str, Any]:
         model = self._model
-        here, rows_of_all, batch = self._local_part(batch)
-        if rows_of_all:
+        num_local_rows, num_global_rows, batch = self._local_part(batch)
+        if num_global_rows:
             metrics = self._begin_metrics()
-            with torch.no_grad(), scaled_sums(model, rows_of_all / _num_rows(batch)):
+            with torch.no_grad(), scaled_sums(model, num_global_rows / _num_rows(batch)):
                 model.test_step(batch)
-            self._end_metrics(metrics, here)
+            self._end_metrics(metrics, num_local_rows)
         return dict(model.get_metrics_result())
 
     def _local_part(self, batch: Any) -> tuple[int, int, Any]:
         """Return the numbers of local rows and of all rows, and the local rows or one of zeros."""
-        here = _num_rows(batch)
-        if not here:
+        num_local_rows = _num_rows(batch)
+        if not num_local_rows:
             batch = keras.tree.map_structure(
                 lambda leaf: None if leaf is None else leaf.new_zeros((1, *leaf.shape[1:])), batch
             )
-        return here, self.total_rows(here), batch
+        return num_local_rows, self.total_rows(num_local_rows), batch
 
     def _begin_metrics(self) -> list[Any]:
         """Set metrics to zero where those of other workers are added; return what they were."""
@@ -85,18 +85,18 @@ class TorchReplicas(ReplicaModelSteps):
             each.assign(torch.zeros_like(each.value))
         return before
 
-    def _end_metrics(self, before: Sequence[Any], here: int) -> None:
+    def _end_metrics(self, before: Sequence[Any], num_local_rows: int) -> None:
         """Add metrics of all workers to what they were."""
         if self.has_other_workers:
             variables = self._model.metrics_variables
-            sums = self._sum_over_workers([each.value for each in variables], here)
+            sums = self._sum_over_workers([each.value for each in variables], num_local_rows)
             for variable, old, new in zip(variables, before, sums, strict=True):
                 variable.assign(old + new)
 
-    def _sum_over_workers(self, tensors: Sequence[Any], here: int) -> list[Any]:
+    def _sum_over_workers(self, tensors: Sequence[Any], num_local_rows: int) -> list[Any]:
         """Return sums over all workers. A worker without rows ran a row of zeros for nothing."""
         arrays = [keras.ops.convert_to_numpy(each) for each in tensors]
-        if not here:
+        if not num_local_rows:
             arrays = [np.zeros_like(each) for each in arrays]
         return [
             torch.from_numpy(np.array(total)).to(tensor)

@@ -68,8 +68,8 @@ class TorchEmbeddingRows(EmbeddingRows):
         """Set the rows of the next step."""
         parameter, self._ids = self._parameter, rows.ids
         parameter.grad = None
-        # The graph of an earlier step may still exist, and its node for gradients of the parameter
-        # expects as many rows as there were: it is dropped where the dtype changes in between.
+        # The graph of an earlier step may still exist, and its gradient node for the parameter
+        # expects the previous number of rows. Changing the dtype in between drops the node.
         parameter.data = parameter.data.new_zeros(0, dtype=torch.complex64)
         parameter.data = torch.from_numpy(rows.values).to(parameter.device)
 
@@ -81,9 +81,9 @@ class TorchEmbeddingRows(EmbeddingRows):
         """Return the rows of ids; zeros if any of them is missing."""
         called = ids.detach().cpu().numpy()
         self._calls.append(called)
-        lacking = np.setdiff1d(self.distinct(called), self._ids, assume_unique=True)
-        if len(lacking):
-            self.missing = np.union1d(self.missing, lacking)
+        missing_ids = np.setdiff1d(self.distinct(called), self._ids, assume_unique=True)
+        if len(missing_ids):
+            self.missing = np.union1d(self.missing, missing_ids)
             return self._parameter.data.new_zeros((*ids.shape, self.dim))
         wanted = called
         if self.count is not None:
@@ -205,10 +205,10 @@ class TorchModelSteps(ModelSteps):
         model.optimizer.scale = scale
         model.optimizer.recorded.clear()
         model.train()
-        weights_here = [
+        local_weights = [
             each for index, each in enumerate(model.trainable_variables) if index not in self.rows
         ]
-        with check_weights_unchanged(model, weights_here):
+        with check_weights_unchanged(model, local_weights):
             logs = self._call("train", model.train_step, batch)
         recorded = {
             id(variable): gradient
@@ -282,8 +282,8 @@ def check_weights_unchanged(model: Any, weights: Sequence[Any]) -> Iterator[None
     yield
     if versions() != before:
         raise FailedPreconditionError(
-            f"train_step of the model {model.name!r} changes weights by other means than "
-            "self.optimizer.apply: under this strategy only the optimizer does"
+            f"train_step of the model {model.name!r} changes weights without "
+            "self.optimizer.apply: under this strategy only the optimizer may do so"
         )
 
 

@@ -180,8 +180,8 @@ class TrainingData:
     ) -> None:
         if isinstance(x, _UNSUPPORTED_INPUTS):
             raise TypeError(
-                f"{method} got a {type(x).__name__}, whose workers read it: pass the Dataset that "
-                "was given to the strategy; each batch is sent to one worker"
+                f"{method} got a {type(x).__name__}, which is read by workers: pass the Dataset "
+                "that was given to the strategy; each batch is sent to one worker"
             )
         #: The dataset that this object made and must close; None if the caller made it.
         self._own_dataset: KerasDataset | None = None
@@ -217,7 +217,7 @@ class TrainingData:
         if steps is None and getattr(x, "is_infinite", False):
             raise ValueError(
                 f"{method} would never end: the dataset is infinite, and `{steps_argument}` is not "
-                f"given. Say {steps_argument}=n"
+                f"given. Pass {steps_argument}=n"
             )
         self._iterator: Iterator[Any] | None = None
         self._peeked: list[Any] = []
@@ -236,7 +236,7 @@ class TrainingData:
         if not self._peeked:
             batch = next(self._open_iterator(), None)
             if batch is None:
-                raise ValueError("the dataset has no batches, and Keras needs one at least")
+                raise ValueError("the dataset has no batches, but Keras needs at least one")
             self._peeked.append(batch)
         return self._peeked[0]
 
@@ -286,8 +286,8 @@ class TrainingData:
 
         Args:
             state: Returned by `get_state` for the same data, maybe in an earlier program.
-            batch: How many batches of the epoch came before it: so many are passed over where the
-                data have no states.
+            batch: Number of batches of the epoch before the state; if the data have no states, this
+                many are skipped.
         """
         self._end_iteration()
         if self._arrays is not None and state["seed"] != self._seed:
@@ -331,13 +331,13 @@ def split_for_validation(
         )
     leaves, _ = flatten(x)
     rows = len(leaves[0])
-    cut = math.floor(rows * (1.0 - fraction))
-    if cut in (0, rows):
+    split_row = math.floor(rows * (1.0 - fraction))
+    if split_row in (0, rows):
         raise ValueError(
             f"`validation_split` is {fraction}, which leaves no rows of {rows} on one side"
         )
-    before = tuple(_rows(each, slice(None, cut)) for each in (x, y, sample_weight))
-    after = tuple(_rows(each, slice(cut, None)) for each in (x, y, sample_weight))
+    before = tuple(_rows(each, slice(None, split_row)) for each in (x, y, sample_weight))
+    after = tuple(_rows(each, slice(split_row, None)) for each in (x, y, sample_weight))
     return (before[0], before[1], before[2]), (after[0], after[1], after[2])
 
 

@@ -41,12 +41,12 @@ class TrainCall(NamedTuple):
     """The arguments of a training call other than the batches.
 
     Attributes:
-        first_step: The number of the first batch among those that the optimizer was given.
-        seed: Of random numbers that have no variable, as on PyTorch.
-        learning_rate: None: that of the optimizer's schedule.
-        scale: Of the loss, for half precision; None: it is not scaled.
-        version: Changes when the coordinator writes variables: those that no step changes are read
-            once a version.
+        first_step: Optimizer step number of the first batch.
+        seed: Seed of random numbers without a Keras variable, as on PyTorch.
+        learning_rate: Learning rate; None uses the optimizer's schedule.
+        scale: Factor of the loss in half precision; None disables scaling.
+        version: Number that changes when the coordinator writes variables. Variables that no step
+            changes are read once per version.
     """
 
     first_step: int

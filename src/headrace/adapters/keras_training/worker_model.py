@@ -150,8 +150,10 @@ class WorkerModel:
     def _ids(self, name: str, state: Any, metrics: Any, batch: Any, known: Ids) -> Ids:
         if not self._steps.rows:
             return {}
-        likely = self._steps.ids(name, self._all[0], state, metrics, batch)
-        return _union_ids(dict.fromkeys(self._steps.rows, _NO_IDS), _union_ids(likely, known))
+        predicted_ids = self._steps.ids(name, self._all[0], state, metrics, batch)
+        return _union_ids(
+            dict.fromkeys(self._steps.rows, _NO_IDS), _union_ids(predicted_ids, known)
+        )
 
     def _refresh(self, version: int) -> bool:
         """Read all values if the version is new; return whether it is."""
@@ -173,21 +175,21 @@ class WorkerModel:
         state = list(self._all[1])
         whole = [] if is_fresh else self._whole_indices
         changing = [] if is_fresh else sorted(self._changing)
-        of_variables = {index: each for index, each in ids.items() if index not in self._tables}
-        of_tables = self._unread_ids(ids)
+        variable_ids = {index: each for index, each in ids.items() if index not in self._tables}
+        table_ids = self._unread_ids(ids)
         values, rows, table_rows = read_with_rows(
             [*(self._trainable[index] for index in whole), *(self._state[i] for i in changing)],
-            [(self._trainable[index], wanted) for index, wanted in of_variables.items()],
-            [self._pull_request(index, wanted, trains) for index, wanted in of_tables.items()],
+            [(self._trainable[index], row_ids) for index, row_ids in variable_ids.items()],
+            [self._pull_request(index, row_ids, trains) for index, row_ids in table_ids.items()],
         )
         for index, value in zip(whole, values, strict=False):
             weights[index] = value
         for index, value in zip(changing, values[len(whole) :], strict=True):
             state[index] = value
-        for (index, wanted), value in zip(of_variables.items(), rows, strict=True):
-            weights[index] = SparseRows(wanted, value)
-        for (index, wanted), value in zip(of_tables.items(), table_rows, strict=True):
-            found = SparseRows(wanted, value)
+        for (index, row_ids), value in zip(variable_ids.items(), rows, strict=True):
+            weights[index] = SparseRows(row_ids, value)
+        for (index, row_ids), value in zip(table_ids.items(), table_rows, strict=True):
+            found = SparseRows(row_ids, value)
             before = self._looked_up.get(index)
             self._looked_up[index] = found if before is None else merge_rows(before, found)
             weights[index] = self._looked_up[index]
@@ -196,10 +198,10 @@ class WorkerModel:
     def _unread_ids(self, ids: Ids) -> Ids:
         """Return the ids of rows in tables that the current step has not looked up yet."""
         return {
-            index: wanted
+            index: row_ids
             if (rows := self._looked_up.get(index)) is None
-            else np.setdiff1d(wanted, rows.ids, assume_unique=True)
-            for index, wanted in ids.items()
+            else np.setdiff1d(row_ids, rows.ids, assume_unique=True)
+            for index, row_ids in ids.items()
             if index in self._tables
         }
 
@@ -208,9 +210,9 @@ class WorkerModel:
 
         A table without bounds, of `keras.layers.Embedding`, has first values where there is no row.
         """
-        often = np.ones(len(ids), np.int64) if trains and self._tables[index] else None
+        counts = np.ones(len(ids), np.int64) if trains and self._tables[index] else None
         initialize = self._steps.rows[index].count is not None
-        return TablePull(self._trainable[index], ids, often, initialize=initialize)
+        return TablePull(self._trainable[index], ids, counts, initialize=initialize)
 
     @property
     def _whole_indices(self) -> list[int]:

@@ -112,20 +112,24 @@ class WorkerVariables(VariableOwner):
 
     def pull(self) -> None:
         """Read the values, once per function call."""
-        here = current_closure.get()
-        now = None if here is None else (here, here.optimizer_steps if self._follows_steps else 0)
-        if self._is_pulling or (now is not None and now == self._call):
+        closure = current_closure.get()
+        call = (
+            None
+            if closure is None
+            else (closure, closure.optimizer_steps if self._follows_steps else 0)
+        )
+        if self._is_pulling or (call is not None and call == self._call):
             return
         raise_if_tracing(
             "a variable of Keras",
             "pass the values of its variables to model.stateless_call(weights, state, x)",
         )
-        if here is not None and not here.is_only_thread:
+        if closure is not None and not closure.is_only_thread:
             raise FailedPreconditionError(
                 "Keras objects in scheduled functions need workers that run one function at a "
                 "time: ClusterCoordinator(strategy, threads_per_worker=1)"
             )
-        if self._changed and self._call is not None and self._call[0] is here:
+        if self._changed and self._call is not None and self._call[0] is closure:
             self.flush()
         self._changed = set()
         self._is_pulling = True
@@ -147,7 +151,7 @@ class WorkerVariables(VariableOwner):
                 variable.assign(value)
         finally:
             self._is_pulling = False
-        self._call = now
+        self._call = call
 
     def before_write(self) -> None:
         """Read the values, to compute the difference later."""
@@ -158,9 +162,9 @@ class WorkerVariables(VariableOwner):
         if self._is_pulling:
             return
         self._changed.add(id(variable))
-        here = current_closure.get()
-        if here is None or here is not self._flushes:
-            self._flushes = here
+        closure = current_closure.get()
+        if closure is None or closure is not self._flushes:
+            self._flushes = closure
             call_at_closure_end(self.flush)
 
     def flush(self) -> None:
@@ -236,8 +240,8 @@ class _SendingMixin:
         sent.applies.apply_gradients(pairs)
         for owner in owners.values():
             owner.flush()
-        if (here := current_closure.get()) is not None:
-            here.optimizer_steps += 1  # all copies of these variables read them again
+        if (closure := current_closure.get()) is not None:
+            closure.optimizer_steps += 1  # all copies of these variables read them again
 
     def apply_gradients(self, grads_and_vars: Any) -> None:
         pairs = list(grads_and_vars)

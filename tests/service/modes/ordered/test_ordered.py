@@ -372,10 +372,10 @@ def test_a_position_of_one_process_is_gone_on_from_over_the_service(service: str
 def test_what_runs_where_is_explained(service: str) -> None:
     dataset = hr.Dataset.range(30).interleave(opened, cycle_length=4).shuffle(30).batch(2)
     text = dataset.apply(distribute(DYNAMIC, service, ordered=True)).explain()
-    assert "order: that of one process" in text
-    assert re.search(r"both +interleave .*taken in turn by the client", text)
+    assert "order: as in a single process" in text
+    assert re.search(r"both +interleave .*the client interleaves them", text)
     assert re.search(r"client +shuffle", text)
-    assert "in which workers finish" in dataset.apply(distribute(DYNAMIC, service)).explain()
+    assert "as workers finish" in dataset.apply(distribute(DYNAMIC, service)).explain()
 
 
 def test_what_would_open_datasets_at_the_client_in_order_is_refused_by_name(service: str) -> None:

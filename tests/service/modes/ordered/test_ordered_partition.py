@@ -37,12 +37,12 @@ def test_a_step_of_unknown_size_sinks_where_a_few_elements_say_that_it_fits() ->
     fn = Called()
     chosen = OrderedPartition(READ.shuffle(10_000).map(fn).batch(4).plan)
     assert fn.count == 0, "nothing is made before somebody asks"
-    assert chosen.mode == "ordered, pushed down, deferred errors"
+    assert chosen.mode == "ordered + pushed down + deferred errors"
     assert fn.count == 4
     assert "map (test_ordered_partition.py:" in chosen.explain()
     assert "100 bytes an element, measured" in chosen.explain()
-    assert "shuffles at the client: 1,000,000 bytes" in chosen.explain()
-    assert (chosen.mode, fn.count) == ("ordered, pushed down, deferred errors", 4)
+    assert "shuffles in the client: 1,000,000 bytes" in chosen.explain()
+    assert (chosen.mode, fn.count) == ("ordered + pushed down + deferred errors", 4)
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def test_the_largest_of_what_was_made_counts_with_all_its_bytes(
 ) -> None:
     chosen = OrderedPartition(READ.shuffle(1000).map(Called(make)).plan)
     assert f" {size:,} bytes an element" in chosen.explain()
-    assert f" {size * 1000:,} bytes of finished elements" in chosen.explain()
+    assert f" {size * 1000:,} bytes of processed elements" in chosen.explain()
 
 
 def test_what_does_not_fit_stays_at_the_client() -> None:
     fn = Called(lambda n: np.zeros(1 << 20, np.uint8))
     assert (
         OrderedPartition(READ.shuffle(1024).map(fn).plan).mode
-        == "ordered, pushed down, deferred errors"
+        == "ordered + pushed down + deferred errors"
     )
     chosen = OrderedPartition(READ.shuffle(1025).map(fn).plan)
     assert chosen.mode == "ordered"
-    assert "does not fit the bound" in chosen.explain()
+    assert "would exceed the memory limit" in chosen.explain()
 
 
 def test_a_function_that_raises_here_stays_at_the_client() -> None:
@@ -113,7 +113,7 @@ NOT_NEEDED = {
 def test_no_function_is_called_where_nothing_hangs_on_it(name: str) -> None:
     fn = Called(lambda n: n)
     chosen = OrderedPartition(NOT_NEEDED[name](fn).plan)
-    assert chosen.mode.startswith("ordered, pushed down")
+    assert chosen.mode.startswith("ordered + pushed down")
     assert "unknown size" not in chosen.explain()
     assert fn.count == 0
 
@@ -134,7 +134,7 @@ def test_no_buffer_is_filled_and_few_functions_are_called() -> None:
     files = Dataset.range(1000).interleave(opening, cycle_length=3, num_parallel_calls=2)
     values = files.filter(filtered).skip(900).take(50).shuffle(500).repeat(3)
     chosen = OrderedPartition(values.map(below, num_parallel_calls=8).cache().prefetch(9).plan)
-    assert chosen.mode == "ordered, pushed down, deferred errors"
+    assert chosen.mode == "ordered + pushed down + deferred errors"
     assert below.count == 4
     assert filtered.count < 20
     assert len(opens) < 9
@@ -154,7 +154,7 @@ def test_what_has_no_elements_near_its_beginning_is_left_alone() -> None:
 def test_two_shuffles_over_each_other_hold_what_the_steps_above_both_make() -> None:
     fn, last = Called(), Called(lambda n: np.zeros(50, np.uint8))
     chosen = OrderedPartition(READ.shuffle(10).map(fn).shuffle(20).map(last).plan)
-    assert f" {30 * 50:,} bytes of finished elements" in chosen.explain()
+    assert f" {30 * 50:,} bytes of processed elements" in chosen.explain()
     assert last.count == 4
 
 
@@ -164,7 +164,7 @@ def test_shuffles_below_an_end_to_end_are_held_too() -> None:
     assert OrderedPartition(both.map(fn).plan).mode == "ordered"
     assert (
         OrderedPartition(both.map(lambda x: x + 1).plan).mode
-        == "ordered, pushed down, deferred errors"
+        == "ordered + pushed down + deferred errors"
     )
 
 
@@ -175,9 +175,9 @@ def test_what_a_place_says_is_kept_where_nothing_was_decided_yet() -> None:
     assert (chosen.mode, fn.count) == ("ordered", 0)
     assert "went on from" in chosen.explain()
     chosen = OrderedPartition(READ.shuffle(10).map(fn).plan)
-    assert chosen.mode == "ordered, pushed down, deferred errors"
+    assert chosen.mode == "ordered + pushed down + deferred errors"
     chosen.fix_mode("ordered")
-    assert chosen.mode == "ordered, pushed down, deferred errors"
+    assert chosen.mode == "ordered + pushed down + deferred errors"
 
 
 def length_of(number: int) -> bytes:
@@ -190,5 +190,5 @@ def test_another_process_has_what_was_decided_here() -> None:
             Dataset.range(8).filter(bool).shuffle(bound_by).map(length_of).plan
         )
         half = chosen.mode
-        assert half == ("ordered, pushed down, deferred errors" if bound_by == 10 else "ordered")
+        assert half == ("ordered + pushed down + deferred errors" if bound_by == 10 else "ordered")
         assert pickle.loads(pickle.dumps(chosen)).mode == half

@@ -27,7 +27,7 @@ from headrace.execution.threads import (
     close_quietly,
 )
 
-__all__ = ["ClosedError", "DatasetReadAhead", "OpenDataset", "OpenResult"]
+__all__ = ["ClosedError", "DatasetReadAhead", "NestedDataset", "OpenResult"]
 
 _logger = logging.getLogger("headrace")
 
@@ -36,7 +36,7 @@ class ClosedError(Exception):
     """Another thread has closed the object of a wait."""
 
 
-class OpenDataset:
+class NestedDataset:
     """An open dataset: its buffered elements, and the state before its next element.
 
     Args:
@@ -105,12 +105,12 @@ class OpenDataset:
 
     def take(self, count: int) -> tuple[BufferedChunk, int]:
         """Take buffered elements; return their chunk and the index of the first."""
-        held, start = self.buffered, self.index
-        assert held is not None
+        buffered, start = self.buffered, self.index
+        assert buffered is not None
         self.index = start + count
-        if self.index == held.chunk.size:
+        if self.index == buffered.chunk.size:
             self.buffered = None
-        return held, start
+        return buffered, start
 
     def read(self, limit: int, may_read_more: bool = False) -> bool:
         """Fill the buffer; return False at the end."""
@@ -134,44 +134,44 @@ class OpenDataset:
     def start_lazy_rows(self) -> bool:
         """Make single elements available in `rows`; return False at the end."""
         if self.rows is None:
-            got = self.iterator.lazy_rows()
-            if got is None:
+            rows_and_states = self.iterator.lazy_rows()
+            if rows_and_states is None:
                 return False
-            (self.rows, self.states), self.index = got, 0
+            (self.rows, self.states), self.index = rows_and_states, 0
         return True
 
     def skip(self, count: int) -> int:
         """Skip elements that are not buffered; return how many were skipped."""
         if self.rows is not None:
             self.set_state(self.states(self.index))
-        passed = self.iterator.skip(count)
+        num_skipped = self.iterator.skip(count)
         self._set_position(self.iterator.get_state())
-        return passed
+        return num_skipped
 
     def receive(self) -> bool:
         """Buffer a thread's result, or raise its error; return False at the end."""
-        item = self.result
-        assert item is not None
-        if item.error is not None:
-            raise item.error
-        if item.chunk is None:
+        result = self.result
+        assert result is not None
+        if result.error is not None:
+            raise result.error
+        if result.chunk is None:
             return False
         self.result = None
-        self._set_buffered(item.chunk)
+        self._set_buffered(result.chunk)
         return True
 
     def _set_buffered(self, chunk: Chunk) -> None:
         if chunk.metadata is not None:
             chunk = chunk.with_metadata(nest_ids(self.outer_id, chunk.metadata))
-            unit = None
+            split = None
         else:
-            unit = self.split  # one number, until the neighbors in the output are known
-        self.buffered, self.states, self.index = BufferedChunk(chunk, unit), chunk.states, 0
+            split = self.split  # one number, until the neighbors in the output are known
+        self.buffered, self.states, self.index = BufferedChunk(chunk, split), chunk.states, 0
 
     def skip_error(self) -> None:
         """Move past an error that is being raised."""
-        item, self.result, self.rows = self.result, None, None
-        self._set_position(self.iterator.get_state() if item is None else item.after)
+        result, self.result, self.rows = self.result, None, None
+        self._set_position(self.iterator.get_state() if result is None else result.after)
 
     def set_state(self, state: State) -> None:
         """Restore a state."""
@@ -192,7 +192,7 @@ class OpenResult:
     outer_states: States
     """Number 0 is the state before the outer element."""
     number: int
-    dataset: OpenDataset | None = None
+    dataset: NestedDataset | None = None
     error: Exception | None = None
     is_end: bool = False
     """Whether the outer input has ended."""
@@ -207,14 +207,14 @@ class DatasetReadAhead:
         self._changed = threading.Condition(self._lock)
         self._is_closed = False
 
-    def read(self, dataset: OpenDataset) -> None:
+    def read(self, dataset: NestedDataset) -> None:
         """Start reading the next chunk of a dataset."""
         if self._is_closed:
             return
         dataset.is_busy = True
         self._threads.submit(lambda: self._read(dataset))
 
-    def _read(self, dataset: OpenDataset) -> None:
+    def _read(self, dataset: NestedDataset) -> None:
         chunk: Chunk | None = None
         error: BaseException | None = None
         after: State = None
@@ -230,23 +230,23 @@ class DatasetReadAhead:
         with self._lock:
             dataset.result = ReadResult(chunk, error, after)
             dataset.is_busy = False
-            is_left = dataset.is_abandoned
+            is_abandoned = dataset.is_abandoned
             self._changed.notify_all()
-        if is_left:
+        if is_abandoned:
             close_quietly(dataset.iterator)
 
-    def wait_for(self, dataset: OpenDataset, step: str) -> None:
+    def wait_for(self, dataset: NestedDataset, step: str) -> None:
         """Wait for the result of a dataset; start reading if necessary."""
         if dataset.result is None and not dataset.is_busy:
             self.read(dataset)
         self._wait(lambda: dataset.is_ready, f"the dataset of element {dataset.number} of {step}")
 
-    def wait_for_any(self, datasets: Sequence[OpenDataset], step: str) -> None:
+    def wait_for_any(self, datasets: Sequence[NestedDataset], step: str) -> None:
         """Wait until one of these datasets has a result."""
-        for inner in datasets:
-            if inner.result is None and not inner.is_busy:
-                self.read(inner)
-        self._wait(lambda: any(inner.is_ready for inner in datasets), f"a dataset of {step}")
+        for dataset in datasets:
+            if dataset.result is None and not dataset.is_busy:
+                self.read(dataset)
+        self._wait(lambda: any(dataset.is_ready for dataset in datasets), f"a dataset of {step}")
 
     def _wait(self, is_over: Callable[[], bool], awaited: str) -> None:
         if is_over():
@@ -258,39 +258,39 @@ class DatasetReadAhead:
         if not is_over():
             raise ClosedError
 
-    def close(self, datasets: Sequence[OpenDataset], step: str) -> None:
+    def close(self, datasets: Sequence[NestedDataset], step: str) -> None:
         """Close these datasets; a thread that does not return closes its dataset later."""
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()
         self._threads.shutdown()
-        left = self._wait_until_idle(datasets)
-        for inner in left:
+        busy = self._wait_until_idle(datasets)
+        for dataset in busy:
             # Closing the iterator from here ends its wait for a peer.
-            close_quietly(inner.iterator)
-        left = self._wait_until_idle(left)
-        if left:
+            close_quietly(dataset.iterator)
+        busy = self._wait_until_idle(busy)
+        if busy:
             _logger.warning(
-                "%s: %d of its datasets do not return; their threads go on until they do, and end "
-                "then",
+                "%s: %d of its datasets are still busy in a function; their threads end when it "
+                "returns",
                 step,
-                len(left),
+                len(busy),
             )
-        for inner in datasets:
-            if inner not in left:
-                inner.close()
+        for dataset in datasets:
+            if dataset not in busy:
+                dataset.close()
 
-    def _wait_until_idle(self, datasets: Sequence[OpenDataset]) -> list[OpenDataset]:
+    def _wait_until_idle(self, datasets: Sequence[NestedDataset]) -> list[NestedDataset]:
         """Return the datasets still in use after a short wait; their threads close them."""
         deadline = time.monotonic() + JOIN_TIMEOUT_SECONDS
         with self._lock:
-            while any(inner.is_busy for inner in datasets) and time.monotonic() < deadline:
+            while any(dataset.is_busy for dataset in datasets) and time.monotonic() < deadline:
                 self._changed.wait(max(0.0, deadline - time.monotonic()))
-            left = [inner for inner in datasets if inner.is_busy]
-            for inner in left:
-                inner.is_abandoned = True
-        return left
+            busy = [dataset for dataset in datasets if dataset.is_busy]
+            for dataset in busy:
+                dataset.is_abandoned = True
+        return busy
 
 
 def _no_states(index: int) -> State:
-    raise AssertionError("no place is known yet")
+    raise AssertionError("the position is not known yet")

@@ -1,4 +1,4 @@
-"""Free order: which step it is, and what its states look like, does not depend on threads."""
+"""Unordered steps: which steps are unordered, and their states, do not depend on threads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def two_maps(threads, last=opaque):
 
 
 @pytest.mark.parametrize("saved", list(itertools.product(THREADS, repeat=2)), ids=str)
-def test_nothing_is_lost_or_comes_twice_with_other_threads(saved):
+def test_no_element_is_lost_or_repeated_with_another_thread_count(saved):
     is_over = threading.Event()
 
     def late(x):
@@ -68,12 +68,12 @@ def test_nothing_is_lost_or_comes_twice_with_other_threads(saved):
 
 @pytest.mark.parametrize("fn", [opaque, lambda x: x + 0], ids=["a call each", "columns"])
 @pytest.mark.parametrize("threads", THREADS)
-def test_a_free_map_goes_on_after_elements_that_came_early(fn, threads):
+def test_an_unordered_map_continues_after_elements_yielded_early(fn, threads):
     dataset = Dataset.range(9).map(fn, num_parallel_calls=threads, deterministic=False)
-    place = {"done": [[0, 1], [2, 4], [6, 8]], "input": 1}
+    position = {"delivered": [[0, 1], [2, 4], [6, 8]], "input": 1}
     iterator = build_iterator(dataset.plan)
-    iterator.set_state(place)
-    assert iterator.get_state() == place
+    iterator.set_state(position)
+    assert iterator.get_state() == position
     rest = []
     while (chunk := iterator.next_chunk(2)) is not None:
         middle = copied(chunk.state_at(1))
@@ -89,7 +89,7 @@ def test_a_free_map_goes_on_after_elements_that_came_early(fn, threads):
     iterator.close()
 
 
-def test_errors_among_elements_that_came_early_count():
+def test_errors_among_elements_yielded_early_count():
     def fails_at_even(x):
         if x % 2 == 0:
             raise ValueError
@@ -97,7 +97,7 @@ def test_errors_among_elements_that_came_early_count():
 
     dataset = Dataset.range(8).map(fails_at_even, deterministic=False)
     iterator = build_iterator(dataset.plan)
-    iterator.set_state({"done": [[1, 2], [4, 5]], "input": 0})
+    iterator.set_state({"delivered": [[1, 2], [4, 5]], "input": 0})
     outcomes = []
     while True:
         try:
@@ -117,7 +117,7 @@ def nested(x):
 
 @pytest.mark.parametrize("saved", THREADS)
 @pytest.mark.parametrize("restored", THREADS)
-def test_a_free_interleave_goes_on_with_other_threads(saved, restored):
+def test_an_unordered_interleave_continues_with_another_thread_count(saved, restored):
     def dataset(threads):
         return (
             Dataset.range(6)
