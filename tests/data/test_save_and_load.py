@@ -314,7 +314,7 @@ def test_save_error_for_varying_elements_names_the_component(tmp_path: Path) -> 
 
     with pytest.raises(InvalidElementError, match=r"cannot save component \['x'\]: it is"):
         Dataset.from_generator(lambda: iter(rows)).save(tmp_path)
-    with pytest.raises(FailedPreconditionError, match=r"save it again: InvalidElementError: .*'x'"):
+    with pytest.raises(FailedPreconditionError, match=r"it again: InvalidElementError: .*'x'"):
         Dataset.load(tmp_path)
 
 
