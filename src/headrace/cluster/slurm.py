@@ -27,6 +27,14 @@ class SlurmClusterResolver(ClusterResolver):
     Tasks are numbered as in Slurm, node after node; types take their numbers in alphabetical order.
     The tasks of a node listen at `port_base`, `port_base + 1` and so on.
 
+    >>> import os
+    >>> os.environ.update(  # srun sets these variables
+    ...     SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NODELIST="node[1-2]",
+    ...     SLURM_STEP_TASKS_PER_NODE="1(x2)",
+    ... )
+    >>> hr.distribute.SlurmClusterResolver(auto_set_gpu=False).cluster_spec().as_dict()
+    {'worker': ['node1:8888', 'node2:8888']}
+
     Args:
         jobs: Number of tasks of each type, as in {"ps": 1, "worker": 2}; None: all are workers.
         port_base: First port on each node.

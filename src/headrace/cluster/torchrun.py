@@ -40,8 +40,11 @@ class KeyValueStore(Protocol):
 class TorchrunClusterResolver(ClusterResolver):
     """Makes each process that torchrun started a worker, numbered by its RANK.
 
-        # train.py, run by: torchrun --nproc-per-node 4 train.py
-        strategy = MultiWorkerMirroredStrategy(TorchrunClusterResolver())
+    >>> import os
+    >>> os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")  # torchrun sets these
+    >>> resolver = hr.distribute.TorchrunClusterResolver(port=8888)
+    >>> resolver.cluster_spec().as_dict(), resolver.task_id
+    ({'worker': ['127.0.0.1:8888']}, 0)
 
     torchrun provides the address of one process only. So the first call of `cluster_spec` puts this
     process's address into the store at MASTER_ADDR:MASTER_PORT, and waits until all processes have

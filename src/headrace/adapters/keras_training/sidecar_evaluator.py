@@ -44,6 +44,14 @@ class BestModelExporter(keras.callbacks.Callback):  # type: ignore[misc]
     file finds a complete model at any time, since it is replaced by renaming. The best value is in
     the file as well, so an evaluator that is started again continues with it.
 
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(loss="mse")
+    >>> exporter = hr.keras.BestModelExporter("best/model.keras", monitor="loss")
+    >>> loss = model.evaluate(np.ones((4, 2)), np.ones((4, 1)), callbacks=[exporter], verbose=0)
+    >>> exporter.best == loss, keras.saving.load_model("best/model.keras").count_params()
+    (True, 3)
+
     Args:
         filepath: The file, which ends with ".keras"; its directory is created.
         monitor: Name of the metric: "loss", or one of `compile`.
@@ -135,6 +143,16 @@ class SidecarEvaluator:
     Before each evaluation `model.optimizer.iterations` is set to the number of training steps: that
     in the checkpoint, else the last whole number in its name, else a count of evaluations.
     `hr.keras.TensorBoard` writes metrics by it.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    >>> model.compile(optimizer="sgd", loss="mse")
+    >>> model.save_weights("epoch_1.weights.h5")  # a training program does this
+    >>> rows = hr.Dataset.from_tensor_slices((np.ones((4, 2)), np.ones((4, 1)))).batch(2)
+    >>> data = hr.keras.dataset(rows)
+    >>> evaluator = hr.keras.SidecarEvaluator(model, data, checkpoint_dir=".", max_evaluations=1)
+    >>> evaluator.start()
+    2/2 - ... - loss: ...
 
     Args:
         model: A built and compiled Keras model.
