@@ -232,7 +232,7 @@ MODULE_ALTERNATIVES["headrace"] |= {
 
 #: Arguments that these functions have in other libraries.
 ARGUMENT_ALTERNATIVES = {
-    "batch_size": "use a step of the dataset: dataset.batch(n)",
+    "batch_size": "create batches with dataset.batch(n)",
     "buffer_size": "leave it out: files are read in large pieces",
     "compression": "leave it out: `save` writes Arrow files",
     "collate_fn": "batch numbers, then map() them to a batch",
@@ -245,9 +245,9 @@ ARGUMENT_ALTERNATIVES = {
     "num_workers": "num_parallel_calls, or a data service with that number of workers",
     "output_shapes": "output_signature=hr.ArraySpec(shape, dtype), or leave it out",
     "output_types": "output_signature=hr.ArraySpec(shape, dtype), or leave it out",
-    "sampler": "use a step of the dataset: dataset.shuffle(buffer_size, seed=...)",
+    "sampler": "shuffle with dataset.shuffle(buffer_size, seed=...)",
     "shard_func": "leave it out: one process saves one stream",
-    "shuffle": "use a step of the dataset: dataset.shuffle(buffer_size, seed=...)",
+    "shuffle": "shuffle with dataset.shuffle(buffer_size, seed=...)",
     "use_unbounded_threadpool": "num_parallel_calls=n",
     "checkpoint_args": "leave it out: an unfinished save resumes where it stopped",
     "dtype": "it is called output_type",
