@@ -1,8 +1,8 @@
-"""How many single elements does a data service deliver?
+"""Throughput of a data service in single elements per second.
 
-range(n) through one worker process on the same host, processing mode OFF, read one int64 at a
-time. There is no work and there are almost no bytes: this is the cost of an element's journey.
-Then the same in batches of 1024, the better case of a service that sends element by element.
+range(n) is read through one worker process on the same host, with sharding policy OFF, one int64 at
+a time. With no work and almost no bytes, this is the overhead per element. The second workload
+reads batches of 1024, the better case for a service that sends elements individually.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -94,7 +94,7 @@ WORKLOADS = (
         targets=(Target(of=("tf.data service",), at_least=100.0),),
     ),
     Workload(
-        name="service, scalars by 1024",
+        name="service, scalars in batches of 1024",
         unit="elements",
         check=_check_batches,
         consume=len,

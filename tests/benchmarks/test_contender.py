@@ -1,4 +1,4 @@
-"""The timed part: every element is counted once, epochs follow one another, wrong data is told."""
+"""Tests of the timed rounds of a contender: counting, epochs, checks and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.contender import Rounds, drain, drain_measured
 from benchmarks.workload import expect
 
 
-def test_items_are_what_consume_saw_in_all_epochs() -> None:
+def test_items_of_all_epochs_are_counted() -> None:
     seen: list[int] = []
 
     def epoch() -> Iterator[int]:
@@ -33,12 +33,12 @@ def test_without_consume_elements_are_counted() -> None:
     assert next(elements) == items
 
 
-def test_an_empty_epoch_is_an_error_and_not_a_hang() -> None:
+def test_an_empty_epoch_is_an_error() -> None:
     with pytest.raises(ValueError, match="no elements"):
         drain(lambda: iter(()), iter(()), None, 10.0)
 
 
-def test_a_reopened_round_starts_at_the_first_element_again() -> None:
+def test_a_reopened_round_starts_at_the_first_element() -> None:
     opened: list[Iterator[int]] = []
 
     def pipeline() -> Iterator[int]:
@@ -51,7 +51,7 @@ def test_a_reopened_round_starts_at_the_first_element_again() -> None:
     assert len(opened) == 2
 
 
-def test_a_kept_iterator_goes_on_where_its_check_ended() -> None:
+def test_rounds_of_one_iterator_continue_after_its_check() -> None:
     opened: list[Iterator[int]] = []
     checked: list[int] = []
 
@@ -74,12 +74,12 @@ def test_a_kept_iterator_goes_on_where_its_check_ended() -> None:
     assert len(opened) == 1
 
 
-def test_wrong_data_is_an_error_that_says_what_is_wrong() -> None:
+def test_wrong_data_is_an_error_with_the_message_of_the_check() -> None:
     with pytest.raises(ValueError, match="wrong data: the order"):
         expect(False, "the order")
 
 
-def test_elements_that_say_what_they_took_are_summed_and_nothing_else_is_timed() -> None:
+def test_measurements_of_contenders_are_summed() -> None:
     def epoch() -> Iterator[tuple[int, float]]:
         yield from ((2, 0.5), (1, 0.25))
 
@@ -90,11 +90,11 @@ def test_elements_that_say_what_they_took_are_summed_and_nothing_else_is_timed()
     assert took >= 0.75
 
 
-def test_an_empty_epoch_of_measured_elements_is_an_error_and_not_a_hang() -> None:
+def test_an_empty_epoch_of_measurements_is_an_error() -> None:
     with pytest.raises(ValueError, match="no elements"):
         drain_measured(lambda: iter(()), iter(()), 10.0)
 
 
-def test_a_round_of_measured_elements_has_a_rate_by_their_own_clock() -> None:
-    rounds = Rounds(lambda: iter([(10, 2.0)] * 1000), None, reopen=True, own_clock=True)
+def test_the_rate_of_self_timed_contenders_uses_their_seconds() -> None:
+    rounds = Rounds(lambda: iter([(10, 2.0)] * 1000), None, reopen=True, self_timed=True)
     assert rounds.run(0.0, ramp=1.0)["rate"] == 5.0

@@ -1,4 +1,4 @@
-"""Processor time is that of all threads and of all processes that were started."""
+"""Tests of processor time: threads, running and ended descendants, and other processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _work(seconds: float) -> None:
         pass
 
 
-def test_it_grows_by_what_a_thread_uses() -> None:
+def test_processor_time_of_threads_is_counted() -> None:
     before = cpu_seconds()
     thread = threading.Thread(target=_work, args=(0.05,))
     thread.start()
@@ -32,7 +32,7 @@ def test_it_grows_by_what_a_thread_uses() -> None:
     assert cpu_seconds() - before >= 0.05
 
 
-def test_a_process_counts_while_it_runs_and_after_it_has_ended() -> None:
+def test_running_and_ended_child_processes_are_counted() -> None:
     before = cpu_seconds()
     with subprocess.Popen(
         [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -44,17 +44,17 @@ def test_a_process_counts_while_it_runs_and_after_it_has_ended() -> None:
     assert cpu_seconds() - before >= 0.15
 
 
-def test_descendants_count_and_others_do_not(tmp_path: Path) -> None:
+def test_only_descendants_are_counted(tmp_path: Path) -> None:
     own = Path("/proc/self").resolve().name
     for number, parent in (("11", own), ("12", "11"), ("13", "1")):
         (tmp_path / number).mkdir()
         fields = ["0"] * 9 + ["100", "50", "0", "0"]
         (tmp_path / number / "stat").write_text(f"{number} (a (b) c) S {parent} {' '.join(fields)}")
-    alone = cpu_seconds(tmp_path / "nowhere")
-    assert 2.9 < cpu_seconds(tmp_path) - alone < 3.5  # at 100 ticks a second
+    own_seconds = cpu_seconds(tmp_path / "nowhere")
+    assert 2.9 < cpu_seconds(tmp_path) - own_seconds < 3.5  # at 100 ticks a second
 
 
-def test_another_process_is_asked_for_what_it_alone_has_used() -> None:
+def test_processor_time_of_another_process_is_read() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
