@@ -48,7 +48,7 @@ def _check(batches: Elements) -> None:
     expect(len(received) == 6, "the stream ended")
     for each in received:
         expect(each.dtype == np.uint8 and each.shape == SHAPE, f"{each.dtype} {each.shape}")
-        expect(np.array_equal(each, expected), "a batch's bytes differ from what was sent")
+        expect(np.array_equal(each, expected), "the bytes of a batch differ from the sent batch")
 
 
 def _headrace(protocol: str) -> Any:

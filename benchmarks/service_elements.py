@@ -39,7 +39,7 @@ def _check(size: int) -> Check:
         received = [np.asarray(element) for element in islice(elements, 2 * NUM_ARRAYS)]
         expect(len(received) == 2 * NUM_ARRAYS, "the stream ended")
         for number, (element, row) in enumerate(zip(received, [*_rows(size)] * 2, strict=True)):
-            expect(np.array_equal(element, row), f"element {number} differs from what was sent")
+            expect(np.array_equal(element, row), f"element {number} differs from the sent element")
 
     return check
 

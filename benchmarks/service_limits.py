@@ -33,7 +33,7 @@ def _check(batches: Elements) -> None:
     expected = batch()
     # All are kept: a batch must not change when later ones arrive.
     for each in list(islice(batches, 6)):
-        expect(np.array_equal(np.asarray(each), expected), "a batch differs from what was sent")
+        expect(np.array_equal(np.asarray(each), expected), "a batch differs from the sent batch")
 
 
 def _assembled(_: Path) -> Any:
