@@ -29,8 +29,8 @@ def _check(batches: Elements) -> None:
 
     seen = []
     for batch in islice(batches, ROWS // BATCH):
-        expect(isinstance(batch, jax.Array), f"a {type(batch).__name__}")
-        expect(batch.shape == (BATCH, SIDE, SIDE), f"shape {batch.shape}")
+        expect(isinstance(batch, jax.Array), f"a batch is a {type(batch).__name__}")
+        expect(batch.shape == (BATCH, SIDE, SIDE), f"a batch has shape {batch.shape}")
         seen += np.asarray(batch[:, 0, 0]).tolist()
     expect(sorted(seen) == list(range(ROWS)), "the first epoch is not every row once")
 

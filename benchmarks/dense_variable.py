@@ -102,7 +102,7 @@ def _copy_and_step(_: Path, __: ExitStack) -> Pipeline:
 
 
 def _check_push(elements: Elements) -> None:
-    expect(list(islice(elements, 3)) == [1, 2, 3], "steps are not counted one by one")
+    expect(list(islice(elements, 3)) == [1, 2, 3], "steps are not numbered 1, 2, 3")
 
 
 # --- sparse --------------------------------------------------------------------------------------

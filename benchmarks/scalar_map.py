@@ -41,7 +41,7 @@ def _check(expected: Callable[[Any], Any]) -> Callable[[Elements], None]:
         for number, batch in enumerate(islice(batches, 50)):
             batch = np.asarray(batch)
             x = np.arange(number * BATCH, (number + 1) * BATCH)
-            expect(batch.dtype == np.int64, f"dtype {batch.dtype}")
+            expect(batch.dtype == np.int64, f"a batch is {batch.dtype}, not int64")
             expect(np.array_equal(batch, expected(x)), f"wrong values in batch {number}")
 
     return check

@@ -47,7 +47,9 @@ def _check(batches: Elements) -> None:
     received = [np.asarray(each) for each in islice(batches, 6)]
     expect(len(received) == 6, "the stream ended")
     for each in received:
-        expect(each.dtype == np.uint8 and each.shape == SHAPE, f"{each.dtype} {each.shape}")
+        expect(
+            each.dtype == np.uint8 and each.shape == SHAPE, f"a batch is {each.dtype}, {each.shape}"
+        )
         expect(np.array_equal(each, expected), "the bytes of a batch differ from the sent batch")
 
 

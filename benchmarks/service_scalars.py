@@ -32,8 +32,14 @@ def _check(elements: Elements) -> None:
 
 def _check_batches(batches: Elements) -> None:
     found = list(islice(batches, 20))
-    expect(all(b.dtype == np.int64 and b.shape == (BATCH,) for b in found), "dtype or shape")
-    expect(np.array_equal(np.concatenate(found), np.arange(20 * BATCH)), "not 0, 1, 2, ...")
+    expect(
+        all(b.dtype == np.int64 and b.shape == (BATCH,) for b in found),
+        f"a batch is not int64 of shape ({BATCH},)",
+    )
+    expect(
+        np.array_equal(np.concatenate(found), np.arange(20 * BATCH)),
+        "the elements are not 0, 1, 2, ...",
+    )
 
 
 def _headrace(batch: int | None) -> Any:

@@ -37,7 +37,9 @@ def _check(batches: Elements) -> None:
     rows, seen = _rows(), []
     for batch in batches:
         batch = np.asarray(batch)
-        expect(batch.dtype == np.uint8 and batch.ndim == 2, f"{batch.dtype} {batch.shape}")
+        expect(
+            batch.dtype == np.uint8 and batch.ndim == 2, f"a batch is {batch.dtype}, {batch.shape}"
+        )
         numbers = np.ascontiguousarray(batch[:, :4]).view("<u4")[:, 0]
         expect(bool((rows[numbers] == batch).all()), "a row's bytes differ from its source")
         seen.append(numbers)
