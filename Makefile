@@ -1,4 +1,4 @@
-# make demo | make demo-flights | make demo-keras | make demo-chaos | make test: each works as the first and only command on a fresh clone.
+# Each of `make demo`, `make demo-flights`, `make demo-keras`, `make demo-chaos` and `make test` works in a fresh clone.
 # Needs make, git and Python 3.11 or newer (choose one with `make test PYTHON=python3.13`).
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ DEMO_READY := $(VENV)/.ready-demo
 FLIGHTS_READY := $(VENV)/.ready-demo-flights
 KERAS_READY := $(VENV)/.ready-demo-keras
 BENCH_READY := $(BENCH_VENV)/.ready
-# In variables, since a comma would part the arguments of $(call ...).
+# Variables, because a comma would separate arguments of $(call ...).
 EXTRAS := demo,demo-flights,demo-keras,dev,docs
 DEMO_EXTRAS := demo
 FLIGHTS_EXTRAS := demo-flights
@@ -29,21 +29,21 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := test
 
 help:
-	@echo "make setup   a virtual environment in .venv, with everything that is needed"
+	@echo "make setup   create a virtual environment in .venv with all dependencies"
 	@echo "make demo    train a classifier through a dispatcher and two worker processes"
 	@echo "make demo-flights"
-	@echo "             train a model of late flights on two workers and two parameter servers"
+	@echo "             train a model of flight delays on two workers and two parameter servers"
 	@echo "make demo-keras"
-	@echo "             train a Keras model on as many, kill one of each, and compare the weights"
+	@echo "             train a Keras model on two of each, kill one of each, compare the weights"
 	@echo "make demo-chaos"
-	@echo "             kill a process every second, and compare with what one process reads"
+	@echo "             kill a process every second, and compare with reading in one process"
 	@echo "make test    all checks, and all tests but the slow ones (WORKERS=3 processes)"
 	@echo "make test-all"
 	@echo "             all checks and tests"
-	@echo "make check   format, lint, types, floors"
-	@echo "make soak    crowds in the simulation, the tests of the service many times over (TIMES=20)"
-	@echo "make bench   the benchmarks, in an environment of their own"
-	@echo "make docs    draw the pictures in docs/ again, and build the documentation in build/docs"
+	@echo "make check   format, lint, types, import rules"
+	@echo "make soak    simulation with many peers, and the service tests many times (TIMES=20)"
+	@echo "make bench   the benchmarks, in a separate environment"
+	@echo "make docs    redraw the pictures in docs/, and build the documentation in build/docs"
 	@echo "make clean   remove environments and caches"
 
 setup: $(READY)
@@ -94,15 +94,15 @@ clean:
 	    .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# An environment that has a stamp is brought up to date; one without (new, or left half made by an
-# interrupted run) is made from nothing. The stamps go first and come back last.
+# An environment with a stamp file is updated; one without (new, or incomplete after an interrupted
+# run) is created from scratch. Stamps are removed first and written last.
 define make_environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	    echo "Headrace needs Python 3.11 or newer, and '$(PYTHON)' is not (or is not there);" \
-	        "name another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	    echo "Headrace needs Python 3.11 or newer, but '$(PYTHON)' is older or missing;" \
+	        "choose another one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "'$(PYTHON)' lacks the venv module; install it (on Debian and Ubuntu the package" \
-	        "python3-venv) or name another Python: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
+	        "python3-venv) or choose another Python: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
 	@echo "setting up $(1) (the first time takes a minute or two)"
 	@if ls $(1)/.ready* >/dev/null 2>&1; then rm -f $(1)/.ready*; else $(PYTHON) -m venv --clear $(1); fi
 	@$(1)/bin/python -m pip install $(PIP_FLAGS) $(2)

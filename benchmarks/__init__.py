@@ -1,20 +1,24 @@
-"""How fast is it, beside what people use today and beside what the machine can do?
+"""Benchmarks of Headrace against other libraries and against the limits of the machine.
 
-One file a question; each lists its contenders: Headrace, the peers, and the physical limits.
+One module per benchmark; each lists its contenders: Headrace, its peers, and upper limits.
 
-    python -m benchmarks                   all questions, one table; writes RESULTS.md, results.json
+    python -m benchmarks                   all benchmarks; writes RESULTS.md and results.json
     python -m benchmarks small_rows jpeg   only these
-    python -m benchmarks --quick           short rounds, to see that all runs; writes nothing
-    python -m benchmarks --list            the questions and their contenders
+    python -m benchmarks --quick           short rounds, a smoke test; writes nothing
+    python -m benchmarks --list            the benchmarks and their contenders
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
 
-    workload      the records: Workload, Contender, Target, Bound
-    measure       rounds in turn, one process a contender; medians and ratios
-    contender     what runs inside such a process
-    cpu_time      what a contender and the processes that it started have used
-    inputs        synthetic files, from a seed
-    local_service  a service of worker processes on this host; dispatcher_process, tfdata_server
-    simulated_peers  a thousand peers of a dispatcher in one thread, those that ask for splits by
-                  raw_connection; held_requests: without sockets
-    report        the machine, the table, RESULTS.md
+    workload             the records: Workload, Contender, Target, Bound
+    measure              rounds in turn, one process per contender; medians and ratios
+    contender            the program of a contender's process
+    cpu_time             processor time of a process and its descendants
+    inputs               synthetic files, generated from a seed
+    local_service        a service of worker processes on this host
+    dispatcher_process   a dispatcher, or a worker, in its own process
+    tfdata_server        a tf.data service in its own process
+    tf_cluster           workers and parameter servers of tf.distribute
+    simulated_peers      a thousand clients and workers of a dispatcher, in one thread
+    raw_connection       a connection to a server without ZeroMQ and without a thread
+    in_process_requests  requests to a dispatcher's core, without sockets
+    report               the machine, the table, RESULTS.md
 """

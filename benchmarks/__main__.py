@@ -1,4 +1,4 @@
-"""Run the benchmarks; see the package's docstring for the ways to call it."""
+"""Command line of the benchmarks; the docstring of the package describes its use."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from types import ModuleType
 
 from benchmarks.measure import FULL, QUICK, measure, write_inputs
 from benchmarks.report import Result, results_table, store
+from benchmarks.workload import Workload
 
 __all__ = ["main"]
 
-QUESTIONS = (
+BENCHMARKS = (
     "adapters_jax",
     "small_rows",
     "scalar_map",
@@ -46,49 +47,59 @@ QUESTIONS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run what was asked for; returns 1 when a contender failed, 0 otherwise."""
+    """Run the names benchmarks; return 1 if a contender failed, else 0."""
     options = _parser().parse_args(arguments)
-    chosen = options.question or list(QUESTIONS)
-    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in QUESTIONS}
+    names = options.benchmark or list(BENCHMARKS)
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in BENCHMARKS}
     if options.list:
-        for name in chosen:
+        for name in names:
             _describe(name, modules[name])
         return 0
     effort = QUICK if options.quick else FULL
-    how = (
-        f"{effort.rounds} rounds; in each, every contender in turn reads for {effort.ramp:g} s "
-        f"untimed and {effort.seconds:g} s timed, in a process of its own."
+    method = (
+        f"{effort.rounds} rounds. In each, the contenders take turns, each in its own process, "
+        f"with {effort.ramp:g} s of untimed and {effort.seconds:g} s of timed reading."
     )
     workloads = [workload for module in modules.values() for workload in module.WORKLOADS]
-    for workload in workloads:
-        if workload.stretch != 1:
-            how += f" {workload.name}: {workload.stretch:g} times as long."
-        if workload.times_rounds != 1:
-            how += f" {workload.name}: {workload.times_rounds} times as many rounds."
-        if workload.renew_after:
-            how += f" {workload.name}: in new processes after each {workload.renew_after} rounds."
+    method += _exceptions_text(workloads)
     order = [workload.name for workload in workloads]
     results: list[Result] = []
     failed = False
-    for name in chosen:
+    for name in names:
         with tempfile.TemporaryDirectory() as inputs:
             if hasattr(modules[name], "write_inputs"):
                 write_inputs(name, Path(inputs))
             for workload in modules[name].WORKLOADS:
-                measurements = measure(name, workload, effort, Path(inputs), say=_say)
+                measurements = measure(name, workload, effort, Path(inputs), log=_log)
                 results.append(Result.of(workload, measurements))
                 failed |= any((m.problem or "").startswith("failed") for m in measurements)
-                if not options.quick:  # after each, so that an interrupted run keeps what it has
-                    store(Path(__file__).parent, results, order, how)
+                if not options.quick:  # after each, so that an interrupted run keeps its results
+                    store(Path(__file__).parent, results, order, method)
     print(results_table(results))
     return int(failed)
 
 
+def _exceptions_text(workloads: list[Workload]) -> str:
+    """List the workloads with rounds of another length or number, grouped by the difference."""
+    groups: dict[str, list[str]] = {}
+    for workload in workloads:
+        if workload.duration_factor != 1:
+            text = f"{workload.duration_factor:g} times the duration"
+            groups.setdefault(text, []).append(workload.name)
+        if workload.rounds_factor != 1:
+            text = f"{workload.rounds_factor} times the rounds"
+            groups.setdefault(text, []).append(workload.name)
+        if workload.restart_every:
+            text = f"New processes every {workload.restart_every} rounds"
+            groups.setdefault(text, []).append(workload.name)
+    return "".join(f"\n* {text}: {'; '.join(names)}." for text, names in groups.items())
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("question", nargs="*", choices=[[], *QUESTIONS], help="default: all")
-    parser.add_argument("--quick", action="store_true", help="short rounds, nothing is written")
-    parser.add_argument("--list", action="store_true", help="name the contenders and stop")
+    parser.add_argument("benchmark", nargs="*", choices=[[], *BENCHMARKS], help="default: all")
+    parser.add_argument("--quick", action="store_true", help="run short rounds and write nothing")
+    parser.add_argument("--list", action="store_true", help="list the contenders and exit")
     return parser
 
 
@@ -98,7 +109,7 @@ def _describe(name: str, module: ModuleType) -> None:
         print(f"    {workload.name}: {', '.join(c.name for c in workload.contenders)}")
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

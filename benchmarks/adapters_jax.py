@@ -1,7 +1,8 @@
-"""What does it cost to have batches on devices of JAX?
+"""Cost of placing batches on JAX devices.
 
-A shuffled array in batches of 9.4 MB, each waited for until it is on its device: one CPU device,
-and one array over eight. By hand: `jax.device_put` of what the same dataset yields, read ahead.
+A shuffled array is read in batches of 9.4 MB onto one CPU device, or as arrays sharded over eight;
+the reader waits until each batch is on its devices. "By hand" calls `jax.device_put` for each batch
+of the same dataset with a prefetch of two.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -28,10 +29,10 @@ def _check(batches: Elements) -> None:
 
     seen = []
     for batch in islice(batches, ROWS // BATCH):
-        expect(isinstance(batch, jax.Array), f"a {type(batch).__name__}")
-        expect(batch.shape == (BATCH, SIDE, SIDE), f"shape {batch.shape}")
+        expect(isinstance(batch, jax.Array), f"a batch is a {type(batch).__name__}")
+        expect(batch.shape == (BATCH, SIDE, SIDE), f"a batch has shape {batch.shape}")
         seen += np.asarray(batch[:, 0, 0]).tolist()
-    expect(sorted(seen) == list(range(ROWS)), "rows of the first pass")
+    expect(sorted(seen) == list(range(ROWS)), "the first epoch is not every row once")
 
 
 def _rows(_: Any) -> int:
@@ -57,12 +58,12 @@ def _build(devices: int, by_hand: bool) -> Callable[[Path, ExitStack], Pipeline]
                 for batch in batches:
                     yield jax.block_until_ready(jax.device_put(batch, sharding))
 
-        def given() -> Iterator[Any]:
+        def device_iterator() -> Iterator[Any]:
             with hr.jax.device_iterator(dataset, sharding) as batches:
                 for batch in batches:
                     yield jax.block_until_ready(batch)
 
-        return put if by_hand else given
+        return put if by_hand else device_iterator
 
     return build
 
@@ -80,12 +81,12 @@ def _workload(name: str, devices: int) -> Workload:
         check=_check,
         consume=_rows,
         targets=(Target(of=("by hand",), at_least=0.95),),
-        times_rounds=4,
+        rounds_factor=4,
         item_bytes=SIDE * SIDE * 4,
     )
 
 
 WORKLOADS = (
-    _workload("batches on a device of JAX", 1),
-    _workload("batches over eight devices of JAX", 8),
+    _workload("JAX, batches on one device", 1),
+    _workload("JAX, batches on eight devices", 8),
 )

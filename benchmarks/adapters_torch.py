@@ -1,7 +1,7 @@
-"""What does a loader for PyTorch cost over a loop that calls torch.from_numpy by hand?
+"""Overhead of the PyTorch loader over a loop that calls torch.from_numpy.
 
-Batches of 64 x 224 x 224 x 3 uint8 (9.6 MB), gathered from memory, or ready in one worker process.
-Whoever reads a batch touches one byte of each of its 4 KiB pages. Both read two batches ahead.
+Batches of 64 x 224 x 224 x 3 uint8 (9.6 MB) are gathered from memory, or precomputed in one worker
+process. The reader touches one byte of each 4 KiB page. Both contenders read two batches ahead.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -39,9 +39,9 @@ def _service(read: Read) -> Callable[[Path, ExitStack], Pipeline]:
         import headrace as hr
 
         cluster = stack.enter_context(hr.service.LocalCluster(num_workers=1, processes=True))
-        one = hr.Dataset.from_tensors(batch()).repeat()
+        dataset = hr.Dataset.from_tensors(batch()).repeat()
         mode = hr.service.ShardingPolicy.OFF
-        return read(one.apply(hr.service.distribute(mode, cluster.target)))
+        return read(dataset.apply(hr.service.distribute(mode, cluster.target)))
 
     return build
 
@@ -59,7 +59,7 @@ def _by_hand(dataset: Any) -> Pipeline:
     return lambda: map(torch.from_numpy, iter(dataset))
 
 
-def _by_hand_ahead(dataset: Any) -> Pipeline:
+def _by_hand_with_prefetch(dataset: Any) -> Pipeline:
     return _by_hand(dataset.prefetch(2))
 
 
@@ -67,24 +67,24 @@ def _check(batches: Elements) -> None:
     import torch
 
     expected = torch.from_numpy(batch())
-    held = list(islice(batches, 4))
-    expect(all(each.dtype == torch.uint8 for each in held), "a batch is not of uint8")
-    expect(all(torch.equal(each, expected) for each in held), "a batch's bytes differ")
-    held[0].zero_()
-    expect(torch.equal(held[1], expected), "two batches share memory")
+    received = list(islice(batches, 4))
+    expect(all(each.dtype == torch.uint8 for each in received), "a batch is not uint8")
+    expect(all(torch.equal(each, expected) for each in received), "a batch's bytes differ")
+    received[0].zero_()
+    expect(torch.equal(received[1], expected), "two batches share memory")
 
 
-def _workload(where: str, source: Callable[[Read], Any], by_hand: Read) -> Workload:
+def _workload(origin: str, source: Callable[[Read], Any], by_hand: Read) -> Workload:
     needs = ("headrace", "torch")
     return Workload(
-        name=f"torch, 9.6 MB batches, {where}",
+        name=f"torch, 9.6 MB batches, {origin}",
         unit="batches",
         item_bytes=BYTES,
         check=_check,
         consume=touch,
         reopen=False,
-        times_rounds=4,
-        stretch=0.5,
+        rounds_factor=4,
+        duration_factor=0.5,
         contenders=(
             Contender(name="headrace", build=source(_by_loader), needs=needs, role="headrace"),
             Contender(
@@ -99,6 +99,6 @@ def _workload(where: str, source: Callable[[Read], Any], by_hand: Read) -> Workl
 
 
 WORKLOADS = (
-    _workload("from memory", _memory, _by_hand_ahead),
+    _workload("from memory", _memory, _by_hand_with_prefetch),
     _workload("over the service", _service, _by_hand),
 )

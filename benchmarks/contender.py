@@ -1,8 +1,8 @@
-"""The process of one contender: build, check, warm up, then a timed round whenever asked.
+"""Program of one contender's process: build, check, warm up, then timed rounds on request.
 
-Started by `measure` as `python -m benchmarks.contender QUESTION WORKLOAD CONTENDER INPUTS`; reads
-one JSON command a line and answers with one JSON line. With only QUESTION and INPUTS it writes
-the question's input files.
+Started by `measure` as `python -m benchmarks.contender BENCHMARK WORKLOAD CONTENDER INPUTS`; reads
+a JSON command per line and replies with a line of JSON. With only BENCHMARK and INPUTS it writes
+the benchmark's input files.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from benchmarks.workload import Check, Consume, Contender, Elements, Pipeline, W
 
 __all__ = ["Rounds", "drain", "drain_measured", "main"]
 
-#: The clock is read once a stride; a stride is kept between these two lengths (seconds).
-_STRIDE_AT_LEAST, _STRIDE_AT_MOST = 0.002, 0.02
+#: The clock is read once per stride of elements; bounds of the duration of a stride, in seconds.
+_MIN_STRIDE_SECONDS, _MAX_STRIDE_SECONDS = 0.002, 0.02
 
 
 def main(arguments: list[str]) -> int:
-    """Serve one contender until told to stop, or write a question's inputs."""
-    question = importlib.import_module(f"benchmarks.{arguments[0]}")
+    """Serve one contender until a stop command arrives, or write the inputs of a benchmark."""
+    benchmark = importlib.import_module(f"benchmarks.{arguments[0]}")
     if len(arguments) == 2:
-        question.write_inputs(Path(arguments[1]))
+        benchmark.write_inputs(Path(arguments[1]))
         return 0
     _, workload_name, contender_name, inputs = arguments
-    workload = next(w for w in question.WORKLOADS if w.name == workload_name)
+    workload = next(w for w in benchmark.WORKLOADS if w.name == workload_name)
     contender = next(c for c in workload.contenders if c.name == contender_name)
-    with _answers() as answers, ExitStack() as stack:
-        _serve(workload, contender, Path(inputs), stack, answers)
+    with _replies() as replies, ExitStack() as stack:
+        _serve(workload, contender, Path(inputs), stack, replies)
     return 0
 
 
 def _serve(
-    workload: Workload, contender: Contender, inputs: Path, stack: ExitStack, answers: TextIO
+    workload: Workload, contender: Contender, inputs: Path, stack: ExitStack, replies: TextIO
 ) -> None:
     rounds: Rounds | None = None
     for line in sys.stdin:
@@ -62,19 +62,19 @@ def _serve(
                         contender.build(inputs, stack),
                         contender.consume or workload.consume,
                         workload.reopen,
-                        own_clock=workload.own_clock,
+                        self_timed=workload.self_timed,
                     )
                     rounds.check(contender.check or workload.check)
                     answer = rounds.run(command["seconds"], ramp=0.0)
             elif rounds is None:
-                answer = {"failed": "asked for a round before it was built"}
+                answer = {"failed": "received a round command before a build command"}
             else:
                 answer = rounds.run(command["seconds"], command["ramp"])
         except Exception as error:
-            # Reported, never hidden: it becomes "failed: ..." in the table.
+            # Shown as "failed: ..." in the table.
             answer = {"failed": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        replies.write(json.dumps(answer) + "\n")
+        replies.flush()
     if rounds is not None:
         rounds.close()
 
@@ -83,10 +83,10 @@ class Rounds:
     """The timed rounds of one pipeline.
 
     Args:
-        pipeline: Opens an iterator; opened again whenever one ends, and that is timed too.
-        consume: Uses an element and returns its items; None counts elements.
-        reopen: Open a fresh iterator for each round, or go on with the one that was checked.
-        own_clock: Elements say how many items they stand for, and what these took.
+        pipeline: Opens an iterator. An exhausted iterator is reopened, which is timed as well.
+        consume: Uses an element and returns its number of items; None counts elements.
+        reopen: Whether each round opens a fresh iterator or continues the one that was checked.
+        self_timed: Whether elements are pairs of a number of items and the seconds they took.
     """
 
     def __init__(
@@ -95,17 +95,17 @@ class Rounds:
         consume: Consume | None,
         reopen: bool,
         *,
-        own_clock: bool = False,
+        self_timed: bool = False,
     ) -> None:
         self._pipeline = pipeline
         self._consume = consume
         self._reopen = reopen
-        self._own_clock = own_clock
+        self._own_clock = self_timed
         self._elements: Elements | None = None
         self._first = 0.0
 
     def check(self, check: Check) -> None:
-        """Check the elements of a fresh iterator, its first one included."""
+        """Check the elements of a fresh iterator, including the first."""
         first, elements = self._open()
         check(chain([first], elements))
 
@@ -113,13 +113,13 @@ class Rounds:
         """Time one round.
 
         Args:
-            seconds: How long to time.
-            ramp: Seconds to read before the clock starts, so that buffers filled while nobody
-                was reading are not counted.
+            seconds: Seconds to time.
+            ramp: Seconds to read before the clock starts, to drain buffers that were filled between
+                rounds.
 
         Returns:
             `first` (seconds from opening the iterator to its first element), `items`, `seconds`,
-            `rate`, and `cpu` (seconds of processor time for an item).
+            `rate`, and `cpu` (seconds of processor time per item).
         """
         gc.collect()
         if self._reopen or self._elements is None:
@@ -150,7 +150,7 @@ class Rounds:
         }
 
     def close(self) -> None:
-        """Close the iterator in hand; may be called twice."""
+        """Close the current iterator. Idempotent."""
         elements, self._elements = self._elements, None
         _close(elements)
 
@@ -165,10 +165,10 @@ class Rounds:
 def drain(
     pipeline: Pipeline, elements: Elements, consume: Consume | None, seconds: float
 ) -> tuple[int, float, Elements]:
-    """Read for about `seconds`, epoch after epoch; returns items, seconds taken and the iterator.
+    """Read epochs for about `seconds`; return the number of items, the time and the iterator.
 
     Raises:
-        ValueError: An epoch has no elements.
+        ValueError: If an epoch has no elements.
     """
     items, stride, fresh = 0, 1, False
     start = now = time.perf_counter()
@@ -191,9 +191,9 @@ def drain(
             now = time.perf_counter()
             continue
         fresh = False
-        if now - before < _STRIDE_AT_LEAST:
+        if now - before < _MIN_STRIDE_SECONDS:
             stride *= 2
-        elif now - before > _STRIDE_AT_MOST:
+        elif now - before > _MAX_STRIDE_SECONDS:
             stride = max(1, stride // 2)
     return items, now - start, elements
 
@@ -201,13 +201,13 @@ def drain(
 def drain_measured(
     pipeline: Pipeline, elements: Elements, seconds: float
 ) -> tuple[int, float, Elements]:
-    """Read elements that say what they took, for about `seconds` and at least one.
+    """Read elements with their own measurements, for about `seconds` and at least one.
 
     Returns:
-        Their items and their seconds, both summed, and the iterator.
+        The sums of their items and of their seconds, and the iterator.
 
     Raises:
-        ValueError: An epoch has no elements.
+        ValueError: If an epoch has no elements.
     """
     items, took, fresh = 0, 0.0, False
     end = time.perf_counter() + seconds
@@ -231,11 +231,11 @@ def _close(elements: Elements | None) -> None:
 
 
 @contextmanager
-def _answers() -> Iterator[TextIO]:
-    # Frameworks print to standard output; answers get a descriptor of their own.
-    own = os.dup(1)
+def _replies() -> Iterator[TextIO]:
+    # Frameworks print to standard output, so replies use a duplicate of its descriptor.
+    descriptor = os.dup(1)
     os.dup2(2, 1)
-    with os.fdopen(own, "w") as stream:
+    with os.fdopen(descriptor, "w") as stream:
         yield stream
 
 

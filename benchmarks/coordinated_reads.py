@@ -1,13 +1,13 @@
-"""How much shorter is a synchronous step if all its batches are of one bucket of lengths?
+"""Speed-up of synchronous steps by coordinated reads of batches of one length bucket.
 
-Sentences of log-normal length are batched by length, for four consumers that step together. A step
-takes as long as its dearest batch needs on the device: that is waited for (a sleep in proportion to
-the batch's padded tokens), so that the rate is one of steps, and the machine's cores do not matter.
-Coordinated, all batches of a step are of one bucket; else each consumer takes the next batch that
-comes, as readers of one job do. The limit is a step of as many tokens without any padding.
+Sentences of log-normal length are batched by length, for four consumers in synchronous training. A
+step takes as long as its most expensive batch needs on the device, which a sleep in proportion to
+the padded tokens simulates, so that the number of cores does not matter. With coordinated reads all
+batches of a step are of one bucket; without, each consumer takes the next batch of the job. The
+limit is a step of the same number of tokens without padding.
 
-The second workload has no device: the rate of rounds of small batches, against the same batches
-first come, first served, is what a round costs.
+The second workload has no device. It compares the rate of rounds of small batches with FIFO
+delivery of the same batches, and so shows the cost of a round.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -80,13 +80,13 @@ def _headrace(dataset: Any, *, coordinated: bool, steps: bool) -> Any:
             readers = []
             for index in range(CONSUMERS):
                 consumer = {"consumer_index": index, "num_consumers": CONSUMERS}
-                share = hr.service.distribute(
+                distribute = hr.service.distribute(
                     hr.service.ShardingPolicy.OFF,
                     service=cluster.target,
                     job_name="training",
                     **(consumer if coordinated else {}),
                 )
-                readers.append(stack.enter_context(iter(batches.apply(share))))
+                readers.append(stack.enter_context(iter(batches.apply(distribute))))
             while True:
                 found = list(pool.map(next, readers))
                 yield _step(found) if steps else found
@@ -109,14 +109,14 @@ def _unpadded(_: Path, __: ExitStack) -> Pipeline:
 
 def _check_buckets(steps: Elements) -> None:
     for batches in islice(steps, 20):
-        expect(len(batches) == CONSUMERS, "a consumer got nothing")
+        expect(len(batches) == CONSUMERS, "a consumer received no batch")
         buckets = {int(np.searchsorted(BOUNDARIES, each.shape[1], "right")) for each in batches}
         expect(len(buckets) == 1, f"a round has batches of buckets {buckets}")
 
 
 def _check_any(steps: Elements) -> None:
     for batches in islice(steps, 20):
-        expect(len(batches) == CONSUMERS, "a consumer got nothing")
+        expect(len(batches) == CONSUMERS, "a consumer received no batch")
 
 
 WORKLOADS = (
@@ -125,7 +125,7 @@ WORKLOADS = (
         unit="steps",
         check=_check_any,
         reopen=False,
-        stretch=3.0,  # of a hundred steps the mean is known to a tenth of it
+        duration_factor=3.0,  # the mean of a hundred steps is accurate to a tenth
         contenders=(
             Contender(
                 name="headrace",

@@ -1,6 +1,7 @@
-"""Processor time of a contender: all of its threads, and all processes that it started.
+"""Processor time of a contender: of all its threads and of all its descendant processes.
 
-Where others use the machine, a rate says how much of it was left, and this what the work costs.
+On a shared machine a rate depends on the load of others; processor time measures the cost of the
+work itself.
 """
 
 from __future__ import annotations
@@ -14,31 +15,30 @@ __all__ = ["cpu_seconds", "cpu_seconds_of"]
 
 
 def cpu_seconds(processes: Path = Path("/proc")) -> float:
-    """Return the seconds used so far, user and system, by this process and those that it started.
+    """Return the user and system seconds used so far by this process and its descendants.
 
     Args:
-        processes: Where the system describes running processes; where it does not, only those that
-            have ended are counted.
+        processes: The proc file system. Without one, only descendants that have ended are counted.
     """
     used = 0.0
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        usage = resource.getrusage(who)
+    for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        usage = resource.getrusage(scope)
         used += usage.ru_utime + usage.ru_stime
     return used + sum(_of_running(processes, os.getpid()))
 
 
 def cpu_seconds_of(process: int) -> float:
-    """Return the seconds that one running process and its threads have used, user and system."""
+    """Return the user and system seconds used by all threads of one running process."""
     return time.clock_gettime(_clock_of(process))
 
 
 def _clock_of(process: int) -> int:
-    # As clock_getcpuclockid(3) has it on Linux: exact, where /proc counts ticks of 10 ms.
+    # The value of clock_getcpuclockid(3) on Linux: exact, while /proc counts ticks of 10 ms.
     return (~process << 3) | 2
 
 
 def _of_running(processes: Path, parent: int) -> list[float]:
-    """Return the seconds of each process that descends from `parent` and still runs."""
+    """Return the seconds of each running descendant of `parent`."""
     children: dict[int, list[int]] = {}
     seconds: dict[int, float] = {}
     for entry in processes.glob("[0-9]*"):
@@ -46,8 +46,8 @@ def _of_running(processes: Path, parent: int) -> list[float]:
             text = (entry / "stat").read_text()
         except OSError:  # it has ended
             continue
-        # After the name, which may hold blanks: state, parent, ..., and the times from the 12th on,
-        # of the process and of its children that have ended.
+        # Fields after the name, which may contain blanks: state, parent, ..., and from the 12th the
+        # times of the process and of its ended children.
         fields = text.rpartition(")")[2].split()
         number = int(entry.name)
         children.setdefault(int(fields[1]), []).append(number)

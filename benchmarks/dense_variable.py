@@ -1,9 +1,9 @@
-"""What does it cost to pull a large variable from a server and to push a step to it?
+"""Cost of reading a large variable from a parameter server and of pushing a step to it.
 
-64 MB of float32 on one server, a process of this machine, and one client. A pull is compared with
-one copy of as many bytes, a push with that and the same arithmetic in place, by blocks. The last
-workload is a sparse step of Adam: 16,384 rows of a table of a million on two servers, against
-torch.optim.SparseAdam, which has the table in its own process.
+One server, a process of this machine, holds 64 MB of float32 for one client. A read is compared
+with one copy of the same size; a push, with a copy and the same arithmetic in place, in blocks. The
+last workload is a sparse step of Adam on 16,384 rows of a table of a million on two servers,
+compared with torch.optim.SparseAdam, which has the table in its own process.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -37,7 +37,7 @@ def _strategy(stack: ExitStack, servers: int) -> Any:
     return strategy
 
 
-def _again(step: Any) -> Pipeline:
+def _repeat(step: Any) -> Pipeline:
     def results() -> Iterator[Any]:
         while True:
             yield step()
@@ -56,23 +56,26 @@ def _variable(stack: ExitStack) -> Any:
 
 
 def _pull(_: Path, stack: ExitStack) -> Pipeline:
-    return _again(_variable(stack).read)
+    return _repeat(_variable(stack).read)
 
 
 def _copy(_: Path, __: ExitStack) -> Pipeline:
-    # Written, as a server's value was: zeros that nobody wrote are one page, in a cache.
-    value, own = np.full(_ELEMENTS, 0, np.float32), np.ones(_ELEMENTS, np.float32)
+    # Filled explicitly: untouched zeros would all map to one cached page.
+    value, copy = np.full(_ELEMENTS, 0, np.float32), np.ones(_ELEMENTS, np.float32)
 
     def step() -> NDArray[np.float32]:
-        np.copyto(own, value)
-        return own
+        np.copyto(copy, value)
+        return copy
 
-    return _again(step)
+    return _repeat(step)
 
 
 def _check_pull(elements: Elements) -> None:
     for value in islice(elements, 2):
-        expect(value.shape == (_ELEMENTS,) and not value[::4096].any(), "another value")
+        expect(
+            value.shape == (_ELEMENTS,) and not value[::4096].any(),
+            "a value differs from zero, or has another shape",
+        )
 
 
 def _push(_: Path, stack: ExitStack) -> Pipeline:
@@ -80,34 +83,34 @@ def _push(_: Path, stack: ExitStack) -> Pipeline:
 
     variable, sgd = _variable(stack), hr.optimizers.SGD(_RATE, non_finite="apply")
     gradient = np.ones(_ELEMENTS, np.float32)
-    return _again(lambda: sgd.apply_gradients([(gradient, variable)]))
+    return _repeat(lambda: sgd.apply_gradients([(gradient, variable)]))
 
 
 def _copy_and_step(_: Path, __: ExitStack) -> Pipeline:
     value, gradient = np.zeros(_ELEMENTS, np.float32), np.ones(_ELEMENTS, np.float32)
-    own, change = np.empty_like(gradient), np.empty(_BLOCK, np.float32)
+    copy, change = np.empty_like(gradient), np.empty(_BLOCK, np.float32)
     steps = iter(range(1, 1 << 62))
 
     def step() -> int:
-        np.copyto(own, gradient)
+        np.copyto(copy, gradient)
         for start in range(0, _ELEMENTS, _BLOCK):
-            np.multiply(own[start : start + _BLOCK], _RATE, out=change)
+            np.multiply(copy[start : start + _BLOCK], _RATE, out=change)
             value[start : start + _BLOCK] -= change
         return next(steps)
 
-    return _again(step)
+    return _repeat(step)
 
 
 def _check_push(elements: Elements) -> None:
-    expect(list(islice(elements, 3)) == [1, 2, 3], "steps are not counted")
+    expect(list(islice(elements, 3)) == [1, 2, 3], "steps are not numbered 1, 2, 3")
 
 
 # --- sparse --------------------------------------------------------------------------------------
 
 
 def _batches() -> list[NDArray[np.int64]]:
-    chance = np.random.default_rng(0)
-    return [chance.choice(_ROWS, _STEP_ROWS, replace=False) for _ in range(_BATCHES)]
+    rng = np.random.default_rng(0)
+    return [rng.choice(_ROWS, _STEP_ROWS, replace=False) for _ in range(_BATCHES)]
 
 
 def _sparse_adam(_: Path, stack: ExitStack) -> Pipeline:
@@ -138,7 +141,7 @@ def _torch_sparse_adam(_: Path, __: ExitStack) -> Pipeline:
     def results() -> Iterator[Any]:
         while True:
             for rows in _batches():
-                # It sums doubled ids itself, and so has to look for them.
+                # Not coalesced: torch has to sum duplicate ids itself, as the server does.
                 table.grad = torch.sparse_coo_tensor(
                     torch.from_numpy(rows)[None], gradient, table.shape
                 )
@@ -149,8 +152,8 @@ def _torch_sparse_adam(_: Path, __: ExitStack) -> Pipeline:
 
 
 def _check_adam(elements: Elements) -> None:
-    # The first step of Adam is one learning rate.
-    expect(abs(float(next(elements)) + _RATE) < 1e-5, "the first step is another")
+    # The first step of Adam equals the learning rate.
+    expect(abs(float(next(elements)) + _RATE) < 1e-5, "the first step is not one learning rate")
 
 
 def _dense(name: str, check: Any, build: Any, limit: str, build_limit: Any) -> Workload:
@@ -162,12 +165,12 @@ def _dense(name: str, check: Any, build: Any, limit: str, build_limit: Any) -> W
         consume=lambda _: 4 * _ELEMENTS,
         contenders=(
             Contender(name="headrace", build=build, needs=("headrace",), role="headrace"),
-            # No limit: a large copy is made by two threads.
+            # A peer, not a limit: Headrace makes a large copy with two threads.
             Contender(name=limit, build=build_limit),
         ),
         targets=(Target(of=(limit,), at_least=0.8),),
         reopen=False,
-        stretch=2.0,
+        duration_factor=2.0,
     )
 
 
@@ -185,6 +188,6 @@ WORKLOADS = (
         ),
         targets=(Target(of=("torch SparseAdam",), at_least=0.4),),
         reopen=False,
-        stretch=2.0,
+        duration_factor=2.0,
     ),
 )

@@ -1,18 +1,18 @@
-"""How much does one dispatcher bear, and does it matter how many peers it has?
+"""Capacity of one dispatcher, and its dependence on the number of peers.
 
-The real dispatcher in a process of its own, with connections to light peers (`simulated_peers`):
-they send over real sockets what real workers and clients send, and do nothing else.
+A dispatcher in its own process serves simulated workers and clients (`simulated_peers`), which send
+the messages of real ones over sockets and do no work.
 
-Splits: 256 workers ask for one unit each, and for the next as soon as they have it; each grant is
-in the journal on a disk before it is answered. The core is the same without sockets: batches of 256
-requests are handed to it in this process.
+Splits: each of 256 workers requests one split at a time. The dispatcher writes each assignment to
+its journal on disk before it replies. "Core only" passes batches of 256 requests to the core in
+this process, without sockets.
 
-Idle: 1,000 workers and 1,000 clients of one job send their heartbeats and nothing else. What is
-measured is the processor time of the dispatcher's process for a second of them, the threads of its
-sockets included; and that of the core alone, to which as many are handed by eight.
+Idle: 1,000 workers and 1,000 clients of one job only send heartbeats. The figure is the processor
+time of the dispatcher's process, its socket threads included, per second of heartbeats. "Core only"
+passes the same number of heartbeats to the core, eight at a time.
 
-Heartbeats: workers and clients send one heartbeat at a time, each in turn. What is measured is the
-processor time of the dispatcher's process for a heartbeat.
+Heartbeats: workers and clients send one heartbeat at a time, in rotation. The figure is the
+processor time of the dispatcher's process per heartbeat.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -30,41 +30,41 @@ from benchmarks.cpu_time import cpu_seconds_of
 from benchmarks.dispatcher_process import start_dispatcher
 from benchmarks.workload import Bound, Contender, Elements, Pipeline, Target, Workload, expect
 
-__all__ = ["WORKLOADS", "granted", "heartbeats", "idle_seconds"]
+__all__ = ["WORKLOADS", "assigned_splits", "heartbeats", "idle_seconds"]
 
-_ASKING, _CROWD = 256, 1000
+_NUM_REQUESTING, _NUM_PEERS = 256, 1000
 
 
-def granted(asking: int) -> Callable[[Path, ExitStack], Pipeline]:
-    """Return what builds a stream of grants, which so many workers ask for over sockets."""
+def assigned_splits(workers: int) -> Callable[[Path, ExitStack], Pipeline]:
+    """Return the builder of a stream of assignments that workers request over sockets."""
 
     def build(_: Path, stack: ExitStack) -> Pipeline:
         from benchmarks.simulated_peers import SimulatedPeers
 
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         _process, address = start_dispatcher(stack, directory)
-        crowd = SimulatedPeers(stack, address, asking)
-        return crowd.splits
+        peers = SimulatedPeers(stack, address, workers)
+        return peers.splits
 
     return build
 
 
 def idle_seconds(count: int, seconds: float = 1.0) -> Callable[[Path, ExitStack], Pipeline]:
-    """Return what builds a stream of seconds in which so many of each only send heartbeats."""
+    """Return the builder of measurements of `count` idle workers and as many idle clients."""
 
     def build(_: Path, stack: ExitStack) -> Pipeline:
         from benchmarks.simulated_peers import SimulatedPeers
 
         process, address = start_dispatcher(stack)
-        crowd = SimulatedPeers(stack, address, count)
-        # Until each was told by a heartbeat when to send the next one.
-        crowd.idle(crowd.longest_interval)
+        peers = SimulatedPeers(stack, address, count)
+        # The first interval: until each peer has received its heartbeat interval.
+        peers.idle(peers.longest_interval)
 
         def measured() -> Iterator[Any]:
             while True:
                 before = cpu_seconds_of(process.pid)
-                lasted = crowd.idle(seconds)
-                yield lasted, cpu_seconds_of(process.pid) - before
+                elapsed = peers.idle(seconds)
+                yield elapsed, cpu_seconds_of(process.pid) - before
 
         return measured
 
@@ -72,18 +72,18 @@ def idle_seconds(count: int, seconds: float = 1.0) -> Callable[[Path, ExitStack]
 
 
 def heartbeats(count: int) -> Callable[[Path, ExitStack], Pipeline]:
-    """Return what builds a stream of heartbeats where there are so many of each."""
+    """Return the builder of measurements of single heartbeats, with `count` peers per kind."""
 
     def build(_: Path, stack: ExitStack) -> Pipeline:
         from benchmarks.simulated_peers import SimulatedPeers
 
         process, address = start_dispatcher(stack)
-        crowd = SimulatedPeers(stack, address, count)
+        peers = SimulatedPeers(stack, address, count)
 
         def measured() -> Iterator[Any]:
             while True:
                 before = cpu_seconds_of(process.pid)
-                crowd.beat(200)
+                peers.heartbeat(200)
                 yield 200, cpu_seconds_of(process.pid) - before
 
         return measured
@@ -91,29 +91,29 @@ def heartbeats(count: int) -> Callable[[Path, ExitStack], Pipeline]:
     return build
 
 
-def _core_grants(asking: int) -> Callable[[Path, ExitStack], Pipeline]:
+def _core_splits(workers: int) -> Callable[[Path, ExitStack], Pipeline]:
     def build(_: Path, stack: ExitStack) -> Pipeline:
-        from benchmarks.held_requests import HeldCrowd
+        from benchmarks.in_process_requests import InProcessPeers
         from headrace.service import DispatcherConfig
 
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         config = DispatcherConfig(work_dir=directory, fault_tolerant_mode=True)
-        return HeldCrowd(stack, config, asking).grants
+        return InProcessPeers(stack, config, workers).splits
 
     return build
 
 
 def _core_idle(count: int) -> Callable[[Path, ExitStack], Pipeline]:
     def build(_: Path, stack: ExitStack) -> Pipeline:
-        from benchmarks.held_requests import HeldCrowd
+        from benchmarks.in_process_requests import InProcessPeers
         from headrace.service import DispatcherConfig
 
-        crowd = HeldCrowd(stack, DispatcherConfig(), count, count)
+        peers = InProcessPeers(stack, DispatcherConfig(), count, count)
 
         def measured() -> Iterator[Any]:
             while True:
                 before = time.thread_time()
-                crowd.idle_second()
+                peers.idle_second()
                 yield 1, time.thread_time() - before
 
         return measured
@@ -121,13 +121,13 @@ def _core_idle(count: int) -> Callable[[Path, ExitStack], Pipeline]:
     return build
 
 
-def _check_grants(found: Elements) -> None:
-    expect(all(count == 1 for count in islice(found, 1000)), "a grant is not one unit")
+def _check_splits(found: Elements) -> None:
+    expect(all(count == 1 for count in islice(found, 1000)), "an assignment is not one split")
 
 
 def _check_measured(measured: Elements) -> None:
     for items, seconds in islice(measured, 1):
-        expect(items > 0 and seconds > 0, "nothing was measured")
+        expect(items > 0 and seconds > 0, "a measurement is empty")
 
 
 def _heartbeats_by(counts: Sequence[int]) -> tuple[Contender, ...]:
@@ -146,60 +146,63 @@ WORKLOADS = (
     Workload(
         name="dispatcher, durable splits",
         unit="splits",
-        check=_check_grants,
+        check=_check_splits,
         reopen=False,
-        stretch=0.5,
+        duration_factor=0.5,
         contenders=(
             Contender(
-                name=f"headrace, {_ASKING} workers",
-                build=granted(_ASKING),
+                name=f"headrace, {_NUM_REQUESTING} workers",
+                build=assigned_splits(_NUM_REQUESTING),
                 needs=("headrace",),
                 role="headrace",
             ),
             Contender(
-                name=f"headrace, the core, {_ASKING} in hand",
-                build=_core_grants(_ASKING),
+                name=f"headrace, core only, {_NUM_REQUESTING} requests",
+                build=_core_splits(_NUM_REQUESTING),
                 needs=("headrace",),
                 role="headrace",
             ),
         ),
         targets=(
-            Target(by=f"headrace, {_ASKING} workers", of=(), at_least=25_000.0),
-            Target(by=f"headrace, the core, {_ASKING} in hand", of=(), at_least=25_000.0),
+            Target(by=f"headrace, {_NUM_REQUESTING} workers", of=(), at_least=25_000.0),
+            Target(by=f"headrace, core only, {_NUM_REQUESTING} requests", of=(), at_least=25_000.0),
         ),
     ),
     Workload(
-        name=f"dispatcher, {_CROWD:,} + {_CROWD:,} idle, CPU a second",
+        name=f"dispatcher, {_NUM_PEERS:,} + {_NUM_PEERS:,} idle peers, CPU per second",
         unit="seconds",
         check=_check_measured,
         reopen=False,
-        own_clock=True,
-        stretch=0.8,
+        self_timed=True,
+        duration_factor=0.8,
         contenders=(
             Contender(
-                name="headrace", build=idle_seconds(_CROWD), needs=("headrace",), role="headrace"
+                name="headrace",
+                build=idle_seconds(_NUM_PEERS),
+                needs=("headrace",),
+                role="headrace",
             ),
             Contender(
-                name="headrace, the core",
-                build=_core_idle(_CROWD),
+                name="headrace, core only",
+                build=_core_idle(_NUM_PEERS),
                 needs=("headrace",),
                 role="headrace",
             ),
         ),
-        targets=(Bound(at_most=0.1), Bound(at_most=0.1, by="headrace, the core")),
+        targets=(Bound(at_most=0.1), Bound(at_most=0.1, by="headrace, core only")),
     ),
     Workload(
-        name="dispatcher, CPU of a heartbeat",
+        name="dispatcher, CPU per heartbeat",
         unit="heartbeats",
         check=_check_measured,
         reopen=False,
-        own_clock=True,
-        stretch=0.3,
-        contenders=_heartbeats_by((1, 10, 100, _CROWD)),
-        # Independent of their number: within a quarter.
+        self_timed=True,
+        duration_factor=0.3,
+        contenders=_heartbeats_by((1, 10, 100, _NUM_PEERS)),
+        # Independent of the number of peers, within a quarter.
         targets=(
             Target(
-                by=f"headrace, {_CROWD:,} + {_CROWD:,} peers",
+                by=f"headrace, {_NUM_PEERS:,} + {_NUM_PEERS:,} peers",
                 of=("headrace, 10 + 10 peers",),
                 at_least=0.8,
             ),

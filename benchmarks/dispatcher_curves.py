@@ -1,12 +1,12 @@
-"""What a dispatcher bears with 1 to 1,000 peers of each kind: measured, kept as JSON, and drawn.
+"""Curves of a dispatcher's load with 1 to 1,000 peers of each kind, stored as JSON and SVG.
 
     python -m benchmarks.dispatcher_curves           measure, then draw; about three minutes
-    python -m benchmarks.dispatcher_curves --quick   a few counts; keeps nothing
-    python -m benchmarks.dispatcher_curves --draw    draw again what was kept
+    python -m benchmarks.dispatcher_curves --quick   a few counts; stores nothing
+    python -m benchmarks.dispatcher_curves --draw    draw the stored figures
 
-What is measured is said at the top of `dispatcher`: durable splits per second, the processor time
-of a heartbeat, and the share of a core that peers cost which only send heartbeats. Each point is
-the median of rounds, in which all counts come in turn.
+The docstring of `dispatcher` describes the measurements: durable splits per second, processor time
+per heartbeat, and the fraction of a core used by heartbeats of idle peers. Each point is the median
+of several rounds, which measure all counts in turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.dispatcher import granted, heartbeats, idle_seconds
+from benchmarks.dispatcher import assigned_splits, heartbeats, idle_seconds
 from benchmarks.report import machine
 from benchmarks.workload import Elements, Pipeline
 
@@ -33,7 +33,7 @@ _ROUNDS, _SECONDS = 3, 1.0
 _DIRECTORY = Path(__file__).parent / "curves"
 
 Point = Callable[[Elements, float], float]
-"""Reads for so many seconds; returns what is drawn."""
+"""Reads for a number of seconds; returns the value of a point."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +41,12 @@ class Curve:
     """One plot.
 
     Attributes:
-        name: Its files' name.
-        title: What it shows.
-        unit: Of the vertical axis.
-        build: Given a count, returns what builds what is read.
-        point: What is drawn of it.
-        target: A line that was aimed at; None: there is none.
+        name: Name of its files.
+        title: Title of the plot.
+        unit: Unit of the vertical axis.
+        build: Returns the builder of the pipeline, given the number of peers of each kind.
+        point: Measures the value of a point.
+        target: Target value, drawn as a line; None draws no line.
     """
 
     name: str
@@ -59,56 +59,56 @@ class Curve:
 
 def _per_second(elements: Elements, seconds: float) -> float:
     count, began = 0, time.perf_counter()
-    while (passed := time.perf_counter() - began) < seconds:
+    while (elapsed := time.perf_counter() - began) < seconds:
         count += sum(next(elements) for _ in range(50))
-    return count / passed
+    return count / elapsed
 
 
-def _seconds_an_item(elements: Elements, seconds: float) -> float:
+def _seconds_per_item(elements: Elements, seconds: float) -> float:
     items, took, end = 0.0, 0.0, time.perf_counter() + seconds
     while not items or time.perf_counter() < end:
-        count, lasted = next(elements)
+        count, duration = next(elements)
         items += count
-        took += lasted
+        took += duration
     return took / items
 
 
-def _microseconds_an_item(elements: Elements, seconds: float) -> float:
-    return _seconds_an_item(elements, seconds) * 1e6
+def _microseconds_per_item(elements: Elements, seconds: float) -> float:
+    return _seconds_per_item(elements, seconds) * 1e6
 
 
 CURVES = (
     Curve(
         name="splits",
-        title="Durable splits that workers are granted",
+        title="Durable splits assigned per second",
         unit="splits per second",
-        build=granted,
+        build=assigned_splits,
         point=_per_second,
         target=25_000.0,
     ),
     Curve(
         name="heartbeat",
-        title="Processor time of the dispatcher for a heartbeat",
+        title="Processor time of the dispatcher per heartbeat",
         unit="microseconds",
         build=heartbeats,
-        point=_microseconds_an_item,
+        point=_microseconds_per_item,
     ),
     Curve(
         name="idle",
-        title="Processor time of the dispatcher while peers only send heartbeats",
+        title="Processor time of the dispatcher with idle peers",
         unit="cores",
         build=lambda count: idle_seconds(count, 0.5),
-        point=_seconds_an_item,
+        point=_seconds_per_item,
         target=0.1,
     ),
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Measure and draw, as the module's docstring says."""
+    """Measure and draw the curves; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dispatcher_curves")
-    parser.add_argument("--quick", action="store_true", help="a few counts, keep nothing")
-    parser.add_argument("--draw", action="store_true", help="draw what was kept")
+    parser.add_argument("--quick", action="store_true", help="measure a few counts, store nothing")
+    parser.add_argument("--draw", action="store_true", help="draw the stored figures")
     options = parser.parse_args(arguments)
     if options.draw:
         draw(_DIRECTORY)
@@ -137,12 +137,12 @@ def main(arguments: list[str]) -> int:
 def points(
     curve: Curve, counts: Sequence[int], *, rounds: int, seconds: float
 ) -> dict[int, list[float]]:
-    """Measure a curve: for each count, what was found in each round."""
+    """Measure a curve; return the values of each round by count."""
     found: dict[int, list[float]] = {count: [] for count in counts}
     with ExitStack() as stack:
         ready = {count: curve.build(count)(Path(), stack)() for count in counts}
         for elements in ready.values():
-            curve.point(elements, 0.0)  # whatever the first look makes
+            curve.point(elements, 0.0)  # warm-up
         for _ in range(rounds):
             for count, elements in ready.items():
                 found[count].append(curve.point(elements, seconds))
@@ -150,11 +150,11 @@ def points(
 
 
 def draw(directory: Path) -> None:
-    """Draw each JSON file of a folder as an SVG file beside it."""
-    import matplotlib as mpl  # noqa: PLC0415  (only the benchmarks' environment has it)
+    """Draw each JSON file of a directory as an SVG file of the same name."""
+    import matplotlib as mpl  # noqa: PLC0415  (installed in the environment of the benchmarks only)
 
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "headrace"  # the same picture for the same figures
+    mpl.rcParams["svg.hashsalt"] = "headrace"  # makes the output deterministic
     mpl.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot  # noqa: PLC0415  (as above)
 
@@ -171,7 +171,7 @@ def draw(directory: Path) -> None:
             axes.legend()
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
-        axes.set(title=content["title"], xlabel="workers, and as many clients")
+        axes.set(title=content["title"], xlabel="workers (and the same number of clients)")
         axes.set_ylabel(content["unit"])
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         pyplot.close(figure)

@@ -1,7 +1,7 @@
-"""A Headrace dispatcher for the benchmarks, in a process of its own: to be killed, or watched.
+"""A Headrace dispatcher in a separate process, which benchmarks can kill or measure.
 
-`python -m benchmarks.dispatcher_process [DIRECTORY [PORT]]` prints its address when it listens, and
-serves until standard input closes. With a directory it keeps its journal there.
+`python -m benchmarks.dispatcher_process [DIRECTORY PORT]` prints its address when it listens, and
+serves until standard input closes. With a directory it writes a journal there.
 """
 # ruff: noqa: PLC0415  (only the serving process loads Headrace)
 
@@ -21,7 +21,10 @@ _HOUR_MS = 3_600_000
 def start_dispatcher(
     stack: ExitStack, directory: Path | None = None, port: int = 0
 ) -> tuple[subprocess.Popen[str], str]:
-    """Start one, to end with `stack`; return its process and its address, when it listens."""
+    """Start a dispatcher and wait until it listens; return its process and address.
+
+    Closing `stack` kills the process.
+    """
     arguments = [] if directory is None else [str(directory), str(port)]
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.dispatcher_process", *arguments],
@@ -33,12 +36,12 @@ def start_dispatcher(
     assert process.stdout is not None
     address = process.stdout.readline().strip()
     if not address:
-        raise RuntimeError("the dispatcher did not start")
+        raise RuntimeError("the dispatcher process ended before it printed its address")
     return process, address
 
 
 def start_worker(stack: ExitStack, dispatcher: str, *options: str) -> subprocess.Popen[bytes]:
-    """Start a worker process of a dispatcher, to end with `stack`; return it."""
+    """Start a worker process of a dispatcher; closing `stack` kills it."""
     process = subprocess.Popen(
         [
             sys.executable, "-m", "headrace", "worker", "--dispatcher", dispatcher, "--port", "0",
@@ -63,7 +66,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def _serve(arguments: list[str]) -> None:
     from headrace.service import DispatcherConfig, DispatchServer
 
-    # Light peers are silent from one round to the next.
+    # Simulated peers send no heartbeats between rounds.
     config = DispatcherConfig(worker_timeout_ms=_HOUR_MS, client_timeout_ms=_HOUR_MS)
     if arguments:
         directory, port = arguments

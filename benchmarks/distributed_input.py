@@ -1,9 +1,9 @@
-"""What does it cost to share batches among replicas, and to run a step on each?
+"""Cost of distributing batches to replicas and of running a step on each.
 
-range(n).batch(16) over eight logical CPUs: each step gives a replica two rows, and runs a function
-on each that returns them. tf.distribute's MirroredStrategy does the same, with the step in a
-tf.function, as its guide says. In the second workload a batch costs a millisecond to make;
-the limit is the dataset itself, in a loop without replicas.
+range(n).batch(16) on eight logical CPUs: in each step a replica receives two rows and runs the
+identity function on them. tf.distribute's MirroredStrategy does the same, with the step in a
+tf.function, as its guide recommends. In the second workload a batch takes a millisecond to compute.
+The limit is a loop over the dataset without replicas.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -26,14 +26,14 @@ _WORK = np.random.default_rng(0).random(500)
 
 
 def slow(x: Any) -> Any:
-    """Return a batch after a millisecond of work that NumPy does, however fast the processor is."""
+    """Return a batch after a millisecond of NumPy work, independent of the processor's speed."""
     stop = time.perf_counter() + 1e-3
     while time.perf_counter() < stop:
         np.sort(_WORK)
     return x
 
 
-def _same(x: Any) -> Any:
+def _identity(x: Any) -> Any:
     return x
 
 
@@ -41,7 +41,7 @@ def _check(steps: Elements) -> None:
     for number, rows in enumerate(islice(steps, 20)):
         found = np.concatenate([np.asarray(part) for part in rows])
         expected = np.arange(number * BATCH, (number + 1) * BATCH)
-        expect(np.array_equal(found, expected), f"rows of step {number}")
+        expect(np.array_equal(found, expected), f"wrong rows in step {number}")
 
 
 def _headrace(function: Any) -> Any:
@@ -54,7 +54,7 @@ def _headrace(function: Any) -> Any:
 
         def steps() -> Elements:
             for batch in distributed:
-                yield strategy.run(_same, args=(batch,)).values
+                yield strategy.run(_identity, args=(batch,)).values
 
         return steps
 
@@ -80,7 +80,7 @@ def _mirrored(function: Any) -> Any:
         tf.config.set_logical_device_configuration(cpu, parts)
         strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(REPLICAS)])
         dataset = tf.data.Dataset.range(N).batch(BATCH)
-        if function is not _same:
+        if function is not _identity:
 
             def call(x: Any) -> Any:
                 return tf.ensure_shape(tf.numpy_function(function, [x], tf.int64), [None])
@@ -90,7 +90,7 @@ def _mirrored(function: Any) -> Any:
 
         @tf.function
         def step(batch: Any) -> Any:
-            return strategy.run(_same, args=(batch,))
+            return strategy.run(_identity, args=(batch,))
 
         def steps() -> Elements:
             for batch in distributed:
@@ -122,7 +122,7 @@ def _workload(name: str, function: Any, targets: tuple[Target | Bound, ...]) -> 
 WORKLOADS = (
     _workload(
         "distributed_no_op",
-        _same,
+        _identity,
         (Target(of=("tf.distribute MirroredStrategy",), at_least=10.0), Bound(at_most=120e-6)),
     ),
     _workload(

@@ -1,10 +1,11 @@
-"""What does it cost that each element comes exactly once, whichever worker dies?
+"""Cost of exactly-once delivery, compared with at-most-once delivery.
 
-The same dataset through one worker process on the same host, dealt by the dispatcher, in both
-visitations: with origins, by which what is missing is known, and without. Rows cost next to nothing
-themselves, one by one or in batches; in an interleave of single elements each is of another unit
-than the one before, in one of blocks every sixteenth; and what a shuffle mixes is told element by
-element, which is reported and has no target. Larger elements are in `exactly_once_bytes`.
+The same dataset is read through one worker process on the same host, with dynamic sharding, in both
+visitations. Exactly once needs element ids, by which undelivered elements of a lost worker are
+identified. Rows cost almost nothing themselves, singly or in batches. In an interleave of single
+elements consecutive elements belong to different splits, in blocks of 16 only every sixteenth does.
+A shuffle needs one id per element; its cost is reported without a target. `exactly_once_bytes` has
+larger elements.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -20,9 +21,9 @@ import numpy as np
 from benchmarks.local_service import local_service
 from benchmarks.workload import Check, Consume, Contender, Elements, Target, Workload, expect
 
-__all__ = ["WORKLOADS", "in_both_visitations"]
+__all__ = ["WORKLOADS", "compare_visitations"]
 
-_ROWS, _FILES, _ROWS_A_FILE = 1_000_000_000, 1_000, 20_000
+_ROWS, _FILES, _ROWS_PER_FILE = 1_000_000_000, 1_000, 20_000
 _BATCH = 256
 
 
@@ -40,7 +41,7 @@ def _interleave(_: Path, block_length: int = 1) -> Any:
     import headrace as hr
 
     return hr.Dataset.range(_FILES).interleave(
-        lambda file: hr.Dataset.range(_ROWS_A_FILE).map(_parsed),
+        lambda file: hr.Dataset.range(_ROWS_PER_FILE).map(_parsed),
         cycle_length=4,
         block_length=block_length,
     )
@@ -55,7 +56,7 @@ def _shuffle(inputs: Path) -> Any:
 
 
 def _parsed(row: Any) -> Any:
-    return np.int64(int(row))  # a call for each
+    return np.int64(int(row))  # a call for each row
 
 
 def _check(elements: Elements) -> None:
@@ -68,7 +69,7 @@ def _check_batches(batches: Elements) -> None:
         expect(batch.shape == (_BATCH,), f"a batch is {batch.shape}")
 
 
-def in_both_visitations(
+def compare_visitations(
     name: str,
     dataset: Callable[[Path], Any],
     check: Check,
@@ -78,17 +79,17 @@ def in_both_visitations(
     consume: Consume | None = None,
     needs: tuple[str, ...] = ("headrace",),
 ) -> Workload:
-    """Return the workload that compares exactly once with at most once for a dataset."""
-    both = (("headrace", "exactly_once"), ("at most once", "at_most_once"))
+    """Return a workload that compares both visitations for a dataset."""
+    visitations = (("headrace", "exactly_once"), ("at most once", "at_most_once"))
     return Workload(
         name=f"exactly once, {name}",
         unit=unit,
         check=check,
         consume=consume,
         reopen=False,
-        stretch=0.4,
-        times_rounds=4,  # 0.90 or 1
-        renew_after=2,
+        duration_factor=0.4,
+        rounds_factor=4,  # to tell 0.90 from 1
+        restart_every=2,
         contenders=tuple(
             Contender(
                 name=contender,
@@ -96,16 +97,16 @@ def in_both_visitations(
                 needs=needs,
                 role="headrace" if contender == "headrace" else "peer",
             )
-            for contender, visitation in both
+            for contender, visitation in visitations
         ),
         targets=() if at_least is None else (Target(of=("at most once",), at_least=at_least),),
     )
 
 
 WORKLOADS = (
-    in_both_visitations("rows", _rows, _check),
-    in_both_visitations("batches of rows", _batches, _check_batches, unit="rows", consume=len),
-    in_both_visitations("interleave", _interleave, _check),
-    in_both_visitations("interleave by blocks", _blocks, _check),
-    in_both_visitations("shuffle of values", _shuffle, _check, at_least=None),
+    compare_visitations("rows", _rows, _check),
+    compare_visitations("batches of rows", _batches, _check_batches, unit="rows", consume=len),
+    compare_visitations("interleave", _interleave, _check),
+    compare_visitations("interleave in blocks of 16", _blocks, _check),
+    compare_visitations("shuffle", _shuffle, _check, at_least=None),
 )

@@ -1,7 +1,7 @@
-"""What does exactly once cost where elements have a size, or work in them?
+"""Cost of exactly-once delivery for large elements, and for elements that are costly to compute.
 
-As `exactly_once`, for arrays of 64 KiB and of 1 MiB, in passes of 64 MiB, and for photographs in
-record files that are read in turn, decoded, resized and batched by 32.
+Like `exactly_once`, for arrays of 64 KiB and of 1 MiB in epochs of 64 MiB, and for photographs from
+interleaved record files that are decoded, resized and batched by 32.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.exactly_once import in_both_visitations
+from benchmarks.exactly_once import compare_visitations
 from benchmarks.inputs import write_tfrecord
 from benchmarks.jpeg import decode, one_threaded_cv2, photographs
 from benchmarks.workload import Check, Elements, expect
@@ -22,15 +22,15 @@ from benchmarks.workload import Check, Elements, expect
 __all__ = ["WORKLOADS", "write_inputs"]
 
 IMAGES, SHARDS, SIDE, BATCH = 128, 8, 112, 32
-PASS_BYTES = 64 << 20
-"""Of the arrays, each of which is another one: a chunk of large rows ends with its pass, and passes
-of a few rows are no epochs that anybody trains on."""
+EPOCH_BYTES = 64 << 20
+"""Size of an epoch of distinct arrays. Chunks of large rows end with the epoch, so epochs of a few
+rows would not be representative."""
 _CHECKED = 16
 _PAGE = 4096
 
 
 def write_inputs(directory: Path) -> None:
-    """Write shards of photographs of half the size."""
+    """Write shards of photographs of half the usual width and height."""
     encoded = list(photographs(IMAGES, height=188, width=250))
     for shard in range(SHARDS):
         write_tfrecord(directory / f"{shard}.tfrecord", encoded[shard::SHARDS])
@@ -40,7 +40,9 @@ def _arrays(size: int) -> Callable[[Path], Any]:
     def dataset(_: Path) -> Any:
         import headrace as hr
 
-        rows = np.random.default_rng(0).integers(0, 256, (PASS_BYTES // size, size), dtype=np.uint8)
+        rows = np.random.default_rng(0).integers(
+            0, 256, (EPOCH_BYTES // size, size), dtype=np.uint8
+        )
         return hr.Dataset.from_tensor_slices(rows).repeat()
 
     return dataset
@@ -76,10 +78,10 @@ def _check_images(batches: Elements) -> None:
 
 WORKLOADS = (
     *(
-        in_both_visitations(f"{name} elements", _arrays(size), _check_arrays(size), consume=_touch)
+        compare_visitations(f"{name} elements", _arrays(size), _check_arrays(size), consume=_touch)
         for name, size in (("64 KiB", 1 << 16), ("1 MiB", 1 << 20))
     ),
-    in_both_visitations(
+    compare_visitations(
         "JPEG files",
         _decoded,
         _check_images,

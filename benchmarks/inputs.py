@@ -1,7 +1,7 @@
-"""Synthetic input files, made from a seed, written without any of the contenders.
+"""Synthetic input files, generated from a seed without the libraries under test.
 
-The TFRecord frame and the tf.Example message are short enough to write down here; a file that
-Headrace or TensorFlow had written could hide a mistake that both sides of it share.
+A file written by Headrace or TensorFlow could hide an error that its reader shares; the TFRecord
+frame and the tf.Example message are short enough to encode here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["encode_example", "write_tfrecord"]
 
 
 def write_tfrecord(path: Path, records: Iterable[bytes]) -> None:
-    """Write records in TensorFlow's frame: length, its CRC, the bytes, their CRC."""
+    """Write a TFRecord file; a frame is the length, its CRC, the bytes and their CRC."""
     with path.open("wb") as file:
         for record in records:
             length = struct.pack("<Q", len(record))

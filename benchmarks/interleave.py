@@ -1,12 +1,14 @@
-"""How fast are elements taken in turn from several datasets?
+"""Throughput of interleaving several datasets.
 
-One dataset of consecutive numbers for each outer element, `cycle_length` of them open at a time,
-`block_length` elements from each in its turn; read by single elements, and in batches of 256. The
-numbers are there for the asking: what is timed is the interleaving, and the hand-over.
+There is a dataset of consecutive numbers for each outer element, `cycle_length` of them are open at
+a time, and `block_length` elements are taken from each in turn; they are read as single elements or
+in batches of 256. Numbers cost almost nothing, so the interleaving and the cost per element
+dominate.
 
-Datasets of 10 000 elements are files of records, say; of 20, windows, or what is known about one
-user. Of those, each is opened for little: a function returns it, and in Headrace and Grain that is
-a Python function, while tf.data traces it once and opens datasets in C++. So they have no target.
+Datasets of 10,000 elements stand for record files; datasets of 20, for windows or the records of a
+user. The cost of opening a dataset dominates with the latter: in Headrace and Grain a Python
+function returns it, while tf.data traces the function once and opens datasets in C++. These
+workloads have no target.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -24,25 +26,25 @@ import numpy as np
 
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
-__all__ = ["WORKLOADS", "in_turn"]
+__all__ = ["WORKLOADS", "expected_order"]
 
 BATCH = 256
 _ENDLESS = 1 << 40
 
-#: The most single elements that are checked: some take 100 µs for each. Of batches, so many are
-#: that every slot has had a second dataset in it.
-_MOST_CHECKED_ONE_BY_ONE = 2_000
+#: Maximum number of single elements to check, some of which take 100 µs each. The check of batches
+#: goes on until each slot has opened a second dataset.
+_MAX_CHECKED_SINGLY = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """One way to interleave.
+    """Parameters of an interleave.
 
     Attributes:
-        cycle: Datasets that are open.
-        block: Elements in a turn.
-        length: Elements of a dataset.
-        batch: Elements that are read at once; None: single ones.
+        cycle: Number of open datasets.
+        block: Number of consecutive elements from a dataset.
+        length: Number of elements of a dataset.
+        batch: Batch size; None reads single elements.
     """
 
     cycle: int
@@ -52,20 +54,20 @@ class _Case:
 
     @property
     def name(self) -> str:
-        way = "one by one" if self.batch is None else f"by {self.batch}"
-        short = "" if self.length > 1000 else f" of {self.length}"
-        return f"interleave {self.cycle}{short}, blocks of {self.block}, {way}"
+        reading = "single elements" if self.batch is None else f"batches of {self.batch}"
+        length = "" if self.length > 1000 else f" datasets of {self.length}"
+        return f"interleave {self.cycle}{length}, blocks of {self.block}, {reading}"
 
 
-def in_turn(cycle: int, block: int, length: int) -> Iterator[int]:
-    """Yield the numbers in the order in which they are due, by the rule and not by speed."""
+def expected_order(cycle: int, block: int, length: int) -> Iterator[int]:
+    """Yield the numbers in the specified order; written for clarity, not speed."""
     slots = [iter(range(slot * length, (slot + 1) * length)) for slot in range(cycle)]
     opened = cycle
     while True:
         for slot in range(cycle):
-            given = list(islice(slots[slot], block))
-            yield from given
-            if not given:  # the slot is taken by the next dataset in the turn that finds it empty
+            found = list(islice(slots[slot], block))
+            yield from found
+            if not found:  # an exhausted dataset is replaced, and the new one takes this turn
                 slots[slot] = iter(range(opened * length, (opened + 1) * length))
                 opened += 1
                 yield from islice(slots[slot], block)
@@ -73,16 +75,16 @@ def in_turn(cycle: int, block: int, length: int) -> Iterator[int]:
 
 def _check(case: _Case) -> Callable[[Elements], None]:
     def check(elements: Elements) -> None:
-        wanted = case.cycle * case.length + 4 * BATCH
+        count = case.cycle * case.length + 4 * BATCH
         if case.batch is None:
-            wanted = min(wanted, _MOST_CHECKED_ONE_BY_ONE)
-        due = np.fromiter(in_turn(case.cycle, case.block, case.length), np.int64, wanted)
+            count = min(count, _MAX_CHECKED_SINGLY)
+        expected = np.fromiter(expected_order(case.cycle, case.block, case.length), np.int64, count)
         if case.batch is None:
-            found = np.array(list(islice(elements, wanted)))
+            found = np.array(list(islice(elements, count)))
         else:
-            found = np.concatenate([np.asarray(b) for b in islice(elements, wanted // case.batch)])
+            found = np.concatenate([np.asarray(b) for b in islice(elements, count // case.batch)])
         expect(found.dtype == np.int64, f"elements are {found.dtype}")
-        expect(bool((found == due[: len(found)]).all()), "elements come out of turn")
+        expect(bool((found == expected[: len(found)]).all()), "elements are out of order")
 
     return check
 
@@ -138,11 +140,11 @@ def _grain(case: _Case) -> Any:
 
 
 def _numpy(case: _Case) -> Any:
-    """The same by arithmetic, where a dataset is a whole number of blocks."""
+    """Return the builder of the same numbers by arithmetic; `block` must divide `length`."""
 
     def groups() -> Iterator[Any]:
         size = case.cycle * case.length
-        cycles = BATCH // gcd(size, BATCH)  # so that a group is cut into whole batches
+        cycles = BATCH // gcd(size, BATCH)  # a group is a whole number of batches
         shape = (cycles, case.cycle, case.length // case.block, case.block)
         first = 0
         while True:
@@ -170,9 +172,9 @@ def _workload(case: _Case, at_least: float | None) -> Workload:
         Contender(name="headrace", build=_headrace(case), needs=("headrace",), role="headrace"),
         Contender(name="tf.data", build=_tf_data(case), needs=("tensorflow",)),
     ]
-    if case.block == 1:  # Grain has no other blocks
+    if case.block == 1:  # Grain supports no other block length
         contenders.append(Contender(name="grain", build=_grain(case), needs=("grain",)))
-    contenders.append(Contender(name="NumPy, by arithmetic", build=_numpy(case), role="limit"))
+    contenders.append(Contender(name="NumPy arithmetic", build=_numpy(case), role="limit"))
     return Workload(
         name=case.name,
         unit="elements",

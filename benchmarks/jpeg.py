@@ -1,15 +1,15 @@
-"""How fast are photographs decoded, resized and batched?
+"""Throughput of decoding, resizing and batching photographs.
 
-1024 synthetic JPEGs of 500 x 375 (about 76 kB each), decoded, resized to 224 x 224 (bilinear) and
-batched by 64. Headrace and tf.data read them from 8 TFRecord shards of tf.Example; Grain and
-torch, to which TFRecord is foreign, from one file an image. All files are in the page cache.
-OpenCV is held to one thread a call for everybody: the contender brings the parallelism.
+1024 synthetic JPEGs of 500 x 375 (about 76 kB each) are decoded, resized to 224 x 224 (bilinear)
+and batched by 64. Headrace and tf.data read 8 TFRecord shards of tf.Example; Grain and torch, which
+do not read TFRecord, one file per image. All files are in the page cache. OpenCV uses one thread
+per call for all contenders, which parallelize the calls themselves.
 
-All but tf.data decode and resize by the same OpenCV calls; tf.data has its own, of the same JPEG
-library. Grain's threads work on a batch each, so that by default sixteen batches, 1024 images, come
-at about the same time: rounds are four times as long as elsewhere, or what was decoded before the
-clock started would be a large part of what is counted. It also runs with a thread a core, as the
-others do.
+All contenders use the same OpenCV calls except tf.data, which has its own operations on the same
+JPEG library. Each thread of Grain works on its own batch, so by default sixteen batches (1024
+images) arrive at about the same time. Rounds are therefore four times as long as elsewhere;
+otherwise images decoded before the clock started would be a large part of the count. Grain also
+runs with one thread per core, as the others do.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -32,12 +32,12 @@ __all__ = ["WORKLOADS", "decode", "one_threaded_cv2", "photographs", "write_inpu
 IMAGES, SHARDS, BATCH, SIDE = 1024, 8, 64, 224
 _HEIGHT, _WIDTH, _QUALITY = 375, 500, 90
 
-#: Decoders may round differently (fast and exact inverse transforms): mean levels of 255.
+#: Allowed mean difference, of 255 levels: decoders round differently (fast or exact transforms).
 _TOLERANCE = 3.0
 
 
 def write_inputs(directory: Path) -> None:
-    """Write every image as a file, and all of them into TFRecord shards."""
+    """Write each image as a file, and all of them as TFRecord shards."""
     from benchmarks.inputs import encode_example, write_tfrecord
 
     encoded = list(photographs(IMAGES))
@@ -65,7 +65,7 @@ def photographs(count: int, *, height: int = _HEIGHT, width: int = _WIDTH) -> It
 def _synthetic_image(
     cv2: Any, generator: np.random.Generator, height: int = _HEIGHT, width: int = _WIDTH
 ) -> Any:
-    """Smooth colours, some shapes, and enough grain for the size of a photograph."""
+    """Return an image with smooth colours, shapes, and as much grain as a photograph has."""
     coarse = generator.integers(0, 256, (12, 16, 3), dtype=np.uint8)
     image = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
     for _ in range(8):
@@ -76,7 +76,7 @@ def _synthetic_image(
     return np.clip(image + grain, 0, 255).astype(np.uint8)
 
 
-#: Half the width of the grain, in levels; sets the files' size.
+#: Amplitude of the grain in levels; determines the size of the files.
 _GRAIN = 19
 
 
@@ -89,7 +89,7 @@ def _shards(inputs: Path) -> list[str]:
 
 
 def one_threaded_cv2() -> Any:
-    """Return OpenCV, held to one thread a call."""
+    """Return the OpenCV module, limited to one thread per call."""
     import cv2
 
     cv2.setNumThreads(1)
@@ -97,13 +97,13 @@ def one_threaded_cv2() -> Any:
 
 
 def decode(cv2: Any, data: bytes, side: int = SIDE) -> Any:
-    """Return a photograph as RGB, uint8, (side, side, 3)."""
+    """Decode a photograph; return RGB as uint8 of shape (side, side, 3)."""
     image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
     return cv2.resize(image, (side, side), interpolation=cv2.INTER_LINEAR)
 
 
 class _Check:
-    """One epoch holds every image once, and a sample of them looks as it should."""
+    """Checks that an epoch has each image once, and compares the first with their sources."""
 
     def __init__(self, sample: int = 16) -> None:
         self.sample = sample
@@ -125,13 +125,16 @@ class _Check:
             expect(labels.shape == (BATCH,), f"labels are {labels.shape}")
             for image, label in zip(images, labels.tolist(), strict=True):
                 if label in expected:
-                    gap = np.abs(image.astype(np.int16) - expected[label]).mean()
-                    expect(gap < _LOSS + _TOLERANCE, f"image {label} is off by {gap:.1f} levels")
+                    difference = np.abs(image.astype(np.int16) - expected[label]).mean()
+                    expect(
+                        difference < _LOSS + _TOLERANCE,
+                        f"image {label} is off by {difference:.1f} levels",
+                    )
             seen.extend(labels.tolist())
         expect(sorted(seen) == list(range(IMAGES)), "an epoch is not every image once")
 
 
-#: What JPEG at this quality itself loses of the grain, in mean levels.
+#: Mean difference, in levels, caused by JPEG compression of the grain at this quality.
 _LOSS = 6.0
 
 
@@ -206,7 +209,7 @@ def _torch(inputs: Path, _: ExitStack) -> Pipeline:
 
     class Images(Dataset[Any]):
         def __len__(self) -> int:
-            return 1000 * IMAGES  # the others repeat; an end of epoch would drain the workers
+            return 1000 * IMAGES  # like the others, never ends: workers would drain
 
         def __getitem__(self, number: int) -> Any:
             number %= IMAGES
@@ -257,8 +260,8 @@ WORKLOADS = (
         unit="images",
         check=_Check(),
         consume=_count,
-        stretch=4.0,
-        times_rounds=3,
+        duration_factor=4.0,
+        rounds_factor=3,
         contenders=(
             Contender(name="headrace", build=_headrace, needs=("headrace", "cv2"), role="headrace"),
             Contender(name="tf.data", build=_tf_data, needs=("tensorflow",)),
@@ -266,7 +269,7 @@ WORKLOADS = (
             Contender(name="grain, 2 threads", build=_grain(2), needs=("grain", "cv2")),
             Contender(name="torch DataLoader, 2 workers", build=_torch, needs=("torch", "cv2")),
             Contender(
-                name="OpenCV, 2 threads, a batch each",
+                name="OpenCV, 2 threads, one batch each",
                 build=_two_threads,
                 needs=("cv2",),
                 role="limit",

@@ -1,14 +1,13 @@
-"""How much memory does a large embedding take in the coordinator and in the workers?
+"""Memory of the coordinator and of the workers with a large embedding.
 
     python -m benchmarks.keras_embedding_memory [--rows 100000000] [--used 1000000]
 
 Trains `keras.layers.Embedding(rows, 16)` under a `ParameterServerStrategy` of two workers and two
-servers, all of them processes of this machine, on batches that use so many distinct ids in all.
-The same model with 1,000 rows is trained on batches of the same size. The figures are the highest
-resident memory of the coordinator and of the larger worker, after `fit`, `evaluate`, `summary` and
-`save`.
+servers, all processes of this machine, on batches with `--used` distinct ids in total. The same
+model with 1,000 rows is trained on batches of the same size. The figures are the peak resident
+memory of the coordinator and of the larger worker, after `fit`, `evaluate`, `summary` and `save`.
 """
-# ruff: noqa: PLC0415  (Keras is imported where its back end is known)
+# ruff: noqa: PLC0415  (Keras is imported after its back end is set)
 
 from __future__ import annotations
 
@@ -26,18 +25,18 @@ import numpy as np
 __all__ = ["main"]
 
 DIM, BATCH, IDS = 16, 4096, 8
-FEW = 1_000
+FEW_ROWS = 1_000
 
 
-def memory(what: str) -> float:
-    """Return the memory of this process in MB: VmHWM, the highest, or VmRSS, that of now."""
+def memory(field: str) -> float:
+    """Return the memory of this process in MiB: "VmHWM", the peak, or "VmRSS", the current."""
     with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith(what))
+        line = next(line for line in status if line.startswith(field))
     return int(line.split()[1]) / 1024
 
 
 def train(rows: int, used: int) -> dict[str, Any]:
-    """Train a model in this process and its workers; return the memory of each kind of process."""
+    """Train a model in a local cluster; return the memory of the coordinator and of a worker."""
     import keras
 
     import headrace as hr
@@ -71,32 +70,32 @@ def train(rows: int, used: int) -> dict[str, Any]:
                 )
             )
         table = getattr(model.layers[0].embeddings, "table", None)
-        made = sum(len(part) for part, _ in table.export()) if table is not None else rows
-        own = memory("VmHWM")
+        created = sum(len(part) for part, _ in table.export()) if table is not None else rows
+        peak = memory("VmHWM")
         strategy.close()
-    return {"coordinator": own, "worker": highest, "rows on servers": made}
+    return {"coordinator": peak, "worker": highest, "rows on servers": created}
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the memory of both models."""
+    """Print the memory with both models."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10**8)
     parser.add_argument("--used", type=int, default=10**6)
     parser.add_argument("--of", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args(arguments)
-    if given.of is not None:
-        print(json.dumps(train(given.of, given.used)))
+    options = parser.parse_args(arguments)
+    if options.of is not None:
+        print(json.dumps(train(options.of, options.used)))
         return
     found = {}
-    for rows in (FEW, given.rows):
+    for rows in (FEW_ROWS, options.rows):
         command = [sys.executable, "-m", "benchmarks.keras_embedding_memory", "--of", str(rows)]
         done = subprocess.run(
-            [*command, "--used", str(given.used)], check=True, stdout=subprocess.PIPE, text=True
+            [*command, "--used", str(options.used)], check=True, stdout=subprocess.PIPE, text=True
         )
         found[rows] = json.loads(done.stdout.splitlines()[-1])
         print(f"{rows:>11,} rows: {found[rows]}")
     for process in ("coordinator", "worker"):
-        print(f"{process}: {found[given.rows][process] - found[FEW][process]:+.0f} MB")
+        print(f"{process}: {found[options.rows][process] - found[FEW_ROWS][process]:+.0f} MB")
 
 
 if __name__ == "__main__":

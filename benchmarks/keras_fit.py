@@ -1,12 +1,12 @@
-"""What does a step of `fit` cost on two workers and two parameter servers?
+"""Cost of a step of `fit` on two workers and two parameter servers.
 
-A dense model (32 inputs, 64 units, one output) is trained by Adam on batches of 64, which
-the coordinator reads. The hand-written loop does the same with the same model: a copy on each
-worker, variables that are read and gradients that are pushed once a step. Under tf.distribute
-workers read their own batches. The model with an embedding has 100,000 rows of 32 numbers and 16
-ids in each of 256 rows of a batch. Evaluation is of a wider model, on two workers and on one.
-Workers and servers are processes of this machine in all of them, and a worker computes with one
-thread. Mirrored training has one replica, in the process that calls `fit`.
+A dense model (32 inputs, 64 units, one output) is trained with Adam on batches of 64, which the
+coordinator reads. The hand-written loop trains the same model: each worker has a copy, and reads
+the variables and pushes the gradients once per step. Under tf.distribute, workers read their own
+batches. The model with an embedding has 100,000 rows of 32 numbers; a batch has 256 rows of 16 ids.
+Evaluation uses a wider model, on two workers and on one. Workers and servers are processes of this
+machine in all workloads, and a worker computes with one thread. Mirrored training has one replica,
+in the process that calls `fit`.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -31,14 +31,14 @@ SERVERS = 2
 INPUTS, UNITS, BATCH, ROWS = 32, 64, 64, 6400
 RATE = 0.001
 _STEPS, _EMBEDDING_STEPS = 500, 100
-"""Steps of a call of `fit`, without and with an embedding."""
+"""Steps per call of `fit`, without and with an embedding."""
 IDS, DIM, EMBEDDING_BATCH = 100_000, 32, 256
 _WIDE, _EVALUATED = 1024, 200
-"""Units, and steps of a call of `evaluate`."""
+"""Units, and steps per call of `evaluate`."""
 
 Build = Callable[[Path, ExitStack], Pipeline]
 
-#: Read by JAX, by XLA and by TensorFlow when they start, in the processes of workers as well.
+#: Read by JAX, XLA and TensorFlow at startup, also in the processes of workers.
 _ONE_THREAD = {
     "KERAS_BACKEND": "jax",
     "JAX_PLATFORMS": "cpu",
@@ -77,7 +77,7 @@ def _model_with_embedding(keras: Any) -> Any:
 
 
 def _data(embedding: bool) -> tuple[Any, int, int]:
-    """Return rows, the size of a batch, and steps of a call of `fit`."""
+    """Return rows, the batch size, and the steps per call of `fit`."""
     if embedding:
         return rows_of_ids(), EMBEDDING_BATCH, _EMBEDDING_STEPS
     return rows(), BATCH, _STEPS
@@ -104,8 +104,8 @@ def _headrace(steps: int, embedding: bool = False) -> Build:
         with strategy.scope():
             model = _model_with_embedding(keras) if embedding else _model(keras)
         model.compile(keras.optimizers.Adam(RATE), "mse", steps_per_execution=steps)
-        found, batch, count = _data(embedding)
-        data = hr.Dataset.from_tensor_slices(found).batch(batch).repeat()
+        arrays, batch, count = _data(embedding)
+        data = hr.Dataset.from_tensor_slices(arrays).batch(batch).repeat()
 
         def losses() -> Iterator[float]:
             while True:
@@ -181,10 +181,10 @@ def _tf_keras(steps: int, embedding: bool = False) -> Build:
             optimizer = tf_keras.optimizers.Adam(RATE)
             model.compile(optimizer, "mse", steps_per_execution=steps)
 
-        found, batch, count = _data(embedding)
+        arrays, batch, count = _data(embedding)
 
         def read(_context: Any) -> Any:
-            return tf.data.Dataset.from_tensor_slices(found).batch(batch).repeat().prefetch(2)
+            return tf.data.Dataset.from_tensor_slices(arrays).batch(batch).repeat().prefetch(2)
 
         data = tf_keras.utils.experimental.DatasetCreator(read)
 
@@ -200,19 +200,19 @@ def _tf_keras(steps: int, embedding: bool = False) -> Build:
 
 def _check_training(elements: Elements) -> None:
     first, *_, last = (float(loss) for loss in islice(elements, 3))
-    expect(last < first and last < 0.02, f"the loss was {first}, and is {last}")
+    expect(last < first and last < 0.02, f"the loss changed from {first} to {last}")
 
 
 def _check_embedding(elements: Elements) -> None:
     first, last = (float(loss) for loss in islice(elements, 2))
-    expect(last < first, f"the loss was {first}, and is {last}")
+    expect(last < first, f"the loss changed from {first} to {last}")
 
 
 # --- mirrored -------------------------------------------------------------------------------------
 
 
 def _mirrored(replicas: int) -> Build:
-    """Return plain Keras, or a strategy with this many replicas."""
+    """Return the builder of training by plain Keras (0), or by a strategy with `replicas`."""
 
     def build(_: Path, stack: ExitStack) -> Pipeline:
         os.environ.update(_ONE_THREAD)
@@ -285,7 +285,7 @@ def _embedding_workload(name: str, steps: int) -> Workload:
         consume=lambda _: _EMBEDDING_STEPS,
         targets=(Target(of=(_TF_KERAS,), at_least=5.0),),
         reopen=False,
-        stretch=4.0,
+        duration_factor=4.0,
     )
 
 
@@ -305,15 +305,15 @@ def _training_workload(name: str, steps: int) -> Workload:
             Target(of=(_BY_HAND,), at_least=0.8),
         ),
         reopen=False,
-        stretch=4.0,
+        duration_factor=4.0,
     )
 
 
 WORKLOADS = (
     _training_workload("Keras fit", 1),
-    _training_workload("Keras fit, ten steps a call", 10),
+    _training_workload("Keras fit, ten steps per call", 10),
     _embedding_workload("Keras fit with an embedding", 1),
-    _embedding_workload("Keras fit with an embedding, ten steps a call", 10),
+    _embedding_workload("Keras fit with an embedding, ten steps per call", 10),
     Workload(
         name="Keras fit, mirrored",
         unit="steps",
@@ -325,7 +325,7 @@ WORKLOADS = (
         consume=lambda _: _STEPS,
         targets=(Target(of=("keras",), at_least=0.95),),
         reopen=False,
-        stretch=2.0,
+        duration_factor=2.0,
     ),
     Workload(
         name="Keras evaluation on two workers",
@@ -337,6 +337,6 @@ WORKLOADS = (
         check=_check_evaluation,
         consume=lambda _: _EVALUATED,
         reopen=False,
-        stretch=2.0,
+        duration_factor=2.0,
     ),
 )

@@ -1,11 +1,11 @@
-"""How long does one wait: for an epoch of one element, and after the SIGKILL of a dispatcher?
+"""Latency of an epoch of one element, and of a client after the SIGKILL of a dispatcher.
 
-One element: an epoch of `range(1)`, opened, read to its end and closed, through a worker process.
+One element: an epoch of `range(1)` is opened, read to its end and closed, through a worker process.
 
-The dispatcher is killed: short epochs are read one after another, and each has to be opened by a
-dispatcher that keeps a journal. It is killed and started again at once. What is measured is the
-time from when it listens again to the first element of an epoch that was opened after the kill:
-the restart itself, which is mostly the start of a Python process, is not counted.
+Killed dispatcher: short epochs are read one after another; opening each one needs a reply of the
+dispatcher, which writes a journal. The dispatcher is killed and restarted at once. The figure is
+the time from when it listens again to the first element of an epoch that was opened after the kill;
+the restart itself, mostly the start of a Python process, is not counted.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -25,11 +25,11 @@ from benchmarks.workload import Bound, Contender, Elements, Pipeline, Workload, 
 
 __all__ = ["WORKLOADS"]
 
-_SHORT, _SECONDS_AN_ELEMENT = 4, 0.005
+_ELEMENTS, _SECONDS_PER_ELEMENT = 4, 0.005
 
 
 def _slow(element: Any) -> Any:
-    time.sleep(_SECONDS_AN_ELEMENT)
+    time.sleep(_SECONDS_PER_ELEMENT)
     return element
 
 
@@ -55,12 +55,12 @@ def _killed_dispatcher(_: Path, stack: ExitStack) -> Pipeline:
 
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     pool = stack.enter_context(ThreadPoolExecutor(1))
-    process, address = start_dispatcher(stack, directory, _lasting_port())
+    process, address = start_dispatcher(stack, directory, _stable_port())
     start_worker(stack, address)
     read = hr.service.distribute(hr.service.ShardingPolicy.DYNAMIC, address)
-    remote = hr.Dataset.range(_SHORT).map(_slow).apply(read)
+    remote = hr.Dataset.range(_ELEMENTS).map(_slow).apply(read)
 
-    def again() -> tuple[Any, float]:
+    def restart() -> tuple[Any, float]:
         started, _address = start_dispatcher(stack, directory, int(address.rpartition(":")[2]))
         return started, time.perf_counter()
 
@@ -68,10 +68,10 @@ def _killed_dispatcher(_: Path, stack: ExitStack) -> Pipeline:
         nonlocal process
         while True:
             for _epoch in range(3):
-                expect(sorted(map(int, remote)) == list(range(_SHORT)), "an epoch is not whole")
+                expect(sorted(map(int, remote)) == list(range(_ELEMENTS)), "an epoch is incomplete")
             process.kill()
             process.wait()
-            restarted = pool.submit(again)
+            restarted = pool.submit(restart)
             with iter(remote) as epoch:
                 next(epoch)
                 arrived = time.perf_counter()
@@ -81,8 +81,8 @@ def _killed_dispatcher(_: Path, stack: ExitStack) -> Pipeline:
     return waits
 
 
-def _lasting_port() -> int:
-    """Return a port that nobody is given by chance, so that a server can come back to it."""
+def _stable_port() -> int:
+    """Return a port outside the ephemeral range, which a restarted server can bind again."""
     from headrace.transport.address import find_stable_port
 
     return find_stable_port()
@@ -103,7 +103,7 @@ WORKLOADS = (
         unit="epochs",
         check=_check_epochs,
         reopen=False,
-        stretch=0.5,
+        duration_factor=0.5,
         contenders=tuple(
             Contender(
                 name=f"headrace, {mode}",
@@ -120,8 +120,8 @@ WORKLOADS = (
         unit="kills",
         check=_check_waits,
         reopen=False,
-        own_clock=True,
-        stretch=0.5,
+        self_timed=True,
+        duration_factor=0.5,
         contenders=(
             Contender(
                 name="headrace", build=_killed_dispatcher, needs=("headrace",), role="headrace"

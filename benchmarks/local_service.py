@@ -1,4 +1,4 @@
-"""A Headrace service of worker processes on this host, as contenders of many questions use it."""
+"""A Headrace data service of worker processes on this host, shared by many benchmarks."""
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["local_service"]
 def local_service(
     dataset: Callable[[Path], Any], *, workers: int = 1, mode: str = "DYNAMIC", **options: Any
 ) -> Callable[[Path, ExitStack], Pipeline]:
-    """Return what builds a contender: a dataset read through worker processes.
+    """Return the `build` function of a contender that reads a dataset through worker processes.
 
     Args:
-        dataset: Makes the dataset, from the folder of input files.
-        workers: How many processes work.
-        mode: The name of the sharding policy.
-        options: More of what `distribute` takes.
+        dataset: Returns the dataset, given the directory of input files.
+        workers: Number of worker processes.
+        mode: Name of the sharding policy.
+        options: Further arguments of `distribute`.
     """
 
     def build(inputs: Path, stack: ExitStack) -> Pipeline:

@@ -1,11 +1,11 @@
-"""Time contenders in turn, in the same run: A, B, C, A, B, C, ...
+"""Measurement of contenders in interleaved rounds: A, B, C, A, B, C, ...
 
-Machines drift: other work, clocks, caches. A contender is therefore compared with another only
-round by round, and a ratio is the median of the rounds' ratios, never a ratio of two runs. Each
-contender lives in its own process, so that no thread pool or allocator of one disturbs another;
-while one is timed the others wait for a command. Where pages lie in memory makes two processes
-of the same program differ by some percent for as long as they live: where as little is looked for,
-they are begun anew after a few rounds.
+The speed of a machine drifts with other load, clocks and caches. Contenders are therefore compared
+within a round only, and a ratio is the median of the rounds' ratios, never a ratio of two runs.
+Each contender runs in its own process, so that its thread pools and allocators do not disturb the
+others, which are idle while it is timed. The memory layout makes two processes of the same program
+differ by a few percent for their whole lifetime; to detect differences that small, a workload
+restarts its processes after a few rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How long and how often: seconds a round, seconds of ramp before it, number of rounds."""
+    """Seconds per round, seconds of warm-up before each round, and number of rounds."""
 
     seconds: float
     ramp: float
@@ -45,21 +45,21 @@ class Effort:
 FULL = Effort(seconds=1.2, ramp=0.4, rounds=5)
 QUICK = Effort(seconds=0.3, ramp=0.1, rounds=2)
 
-#: Seconds after which a contender that does not answer has failed.
+#: Seconds to wait for a contender's reply before it counts as failed.
 _BUILD_DEADLINE, _ROUND_DEADLINE, _STOP_DEADLINE = 120.0, 60.0, 15.0
 
 
 @dataclass(kw_only=True)
 class Measurement:
-    """What one contender did: a rate a round, or the reason why there is none.
+    """Measurements of one contender in each round, or the reason why there are none.
 
     Attributes:
-        contender: Its name.
+        contender: Name of the contender.
         role: "headrace", "peer" or "limit".
         rates: Items per second, by round.
-        firsts: Seconds from opening an iterator to its first element, by round.
-        cpus: Seconds of processor time for an item, by round.
-        problem: "not installed" or "failed: ..."; None when it ran.
+        firsts: Seconds from opening the iterator to the first element, by round.
+        cpus: Seconds of processor time per item, by round.
+        problem: "not installed", "failed: ...", or None if it ran.
     """
 
     contender: str
@@ -71,46 +71,49 @@ class Measurement:
 
     @property
     def rate(self) -> float | None:
-        """The median rate, None when it did not run."""
+        """The median rate, or None if it did not run."""
         return statistics.median(self.rates) if self.rates and self.problem is None else None
 
     @property
     def first(self) -> float | None:
-        """The median seconds to the first element, None when it did not run."""
+        """The median seconds to the first element, or None if it did not run."""
         return statistics.median(self.firsts) if self.firsts and self.problem is None else None
 
     @property
     def cpu(self) -> float | None:
-        """The median processor time for an item, None when it did not run."""
+        """The median processor time per item, or None if it did not run."""
         return statistics.median(self.cpus) if self.cpus and self.problem is None else None
 
 
 def measure(
-    question: str,
+    benchmark: str,
     workload: Workload,
     effort: Effort,
     inputs: Path,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> list[Measurement]:
-    """Run all contenders of a workload in turn; returns a measurement each, in their order.
+    """Run the contenders of a workload in turn; return their measurements, in the same order.
 
     Args:
-        question: The module of the workload inside this package.
-        workload: What to run.
-        effort: How long and how often.
-        inputs: The folder that the question's `write_inputs` has filled.
-        say: Is told what goes on.
+        benchmark: Name of the module of the workload in this package.
+        workload: The workload to run.
+        effort: Duration and number of rounds.
+        inputs: Directory with the input files that the benchmark's `write_inputs` has written.
+        log: Called with each progress message.
     """
     results = [Measurement(contender=c.name, role=c.role) for c in workload.contenders]
-    seconds, ramp = effort.seconds * workload.stretch, effort.ramp * workload.stretch
+    seconds, ramp = (
+        effort.seconds * workload.duration_factor,
+        effort.ramp * workload.duration_factor,
+    )
     command = {"do": "round", "seconds": seconds, "ramp": ramp}
     running: list[tuple[_Process, Measurement]] = []
-    rounds = effort.rounds * workload.times_rounds
+    rounds = effort.rounds * workload.rounds_factor
     try:
         for number in range(rounds):
-            if number % (workload.renew_after or rounds) == 0:
+            if number % (workload.restart_every or rounds) == 0:
                 _stop(running)
-                _begin(question, workload, inputs, seconds / 2, results, running, say)
+                _start(benchmark, workload, inputs, seconds / 2, results, running, log)
             for process, result in running:
                 if result.problem is not None:
                     continue
@@ -119,28 +122,28 @@ def measure(
                     result.rates.append(answer["rate"])
                     result.firsts.append(answer["first"])
                     result.cpus.append(answer["cpu"])
-            say(f"{workload.name} · round {number + 1} of {rounds}")
+            log(f"{workload.name} · round {number + 1} of {rounds}")
     finally:
         _stop(running)
     return results
 
 
-def _begin(
-    question: str,
+def _start(
+    benchmark: str,
     workload: Workload,
     inputs: Path,
     seconds: float,
     results: list[Measurement],
     running: list[tuple[_Process, Measurement]],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
-    """Begin the contenders that have no problem, each in a process that is added to `running`."""
+    """Start a process for each contender without a problem, and append it to `running`."""
     for contender, result in zip(workload.contenders, results, strict=True):
         if result.problem is None:
-            process = _Process(question, workload, contender, inputs)
+            process = _Process(benchmark, workload, contender, inputs)
             running.append((process, result))
             process.ask({"do": "build", "seconds": seconds}, _BUILD_DEADLINE, result)
-            say(f"{workload.name} · {contender.name}: {result.problem or 'ready'}")
+            log(f"{workload.name} · {contender.name}: {result.problem or 'ready'}")
 
 
 def _stop(running: list[tuple[_Process, Measurement]]) -> None:
@@ -153,7 +156,7 @@ def _stop(running: list[tuple[_Process, Measurement]]) -> None:
 def ratio(ours: Measurement, theirs: list[Measurement]) -> float | None:
     """Our rate over that of the fastest of `theirs`, the median over rounds; None if unknown.
 
-    Unknown also when one of several did not run: the best of them would be a guess.
+    None also if only one of several peers did not run: the fastest of them is unknown.
     """
     if ours.rate is None or not theirs or any(m.rate is None for m in theirs):
         return None
@@ -161,30 +164,30 @@ def ratio(ours: Measurement, theirs: list[Measurement]) -> float | None:
     return float(statistics.median(own / max(others) for own, *others in rounds))
 
 
-def write_inputs(question: str, inputs: Path) -> None:
-    """Write a question's input files, in a process of its own.
+def write_inputs(benchmark: str, inputs: Path) -> None:
+    """Write the input files of a benchmark, in a separate process.
 
     Raises:
-        RuntimeError: They could not be written.
+        RuntimeError: If the process failed.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.contender", question, str(inputs)],
+        [sys.executable, "-m", "benchmarks.contender", benchmark, str(inputs)],
         cwd=_ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(f"cannot write the inputs of {question}: {_last_line(done.stderr)}")
+        raise RuntimeError(f"cannot write the inputs of {benchmark}: {_last_line(done.stderr)}")
 
 
 class _Process:
-    """One contender in its own process, and in its own process group so that none is left."""
+    """Process of one contender, in its own process group, which `stop` kills."""
 
     def __init__(
-        self, question: str, workload: Workload, contender: Contender, inputs: Path
+        self, benchmark: str, workload: Workload, contender: Contender, inputs: Path
     ) -> None:
-        # Closed by stop(), not here: the process writes to it as long as it lives.
+        # Closed by stop(): the process writes to it for its whole lifetime.
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.contender", question, workload.name,
+            [sys.executable, "-m", "benchmarks.contender", benchmark, workload.name,
              contender.name, str(inputs)],
             cwd=_ROOT, env=os.environ | _QUIET, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._errors, start_new_session=True, bufsize=0,
@@ -205,15 +208,15 @@ class _Process:
     def ask(
         self, command: dict[str, Any], deadline: float, result: Measurement
     ) -> dict[str, Any] | None:
-        """Send a command; returns the answer, or notes the problem in `result`."""
+        """Send a command; return the reply, or record the problem in `result` and return None."""
         try:
             self._send(command)
             answer = self._receive(deadline)
         except (OSError, EOFError):
             code = self._process.wait(_STOP_DEADLINE)
-            result.problem = f"failed: ended with status {code}: {self._last_words()}"
+            result.problem = f"failed: exit status {code}: {self._last_error_line()}"
         except TimeoutError:
-            result.problem = f"failed: no answer within {deadline:.0f} s: {self._last_words()}"
+            result.problem = f"failed: no reply within {deadline:.0f} s: {self._last_error_line()}"
         else:
             if "missing" in answer:
                 result.problem = "not installed"
@@ -225,7 +228,7 @@ class _Process:
         return None
 
     def stop(self) -> None:
-        """End the process and whatever it started; may be called twice."""
+        """End the process and its descendants. Idempotent."""
         if self._errors.closed:
             return
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -259,13 +262,13 @@ class _Process:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _last_words(self) -> str:
+    def _last_error_line(self) -> str:
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - 4096))
         return _last_line(self._errors.read().decode(errors="replace"))
 
 
-#: Peers that log to standard error, or look for accelerators, by default.
+#: Environment variables that turn off log messages and the search for accelerators.
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_VERBOSITY": "ERROR", "CUDA_VISIBLE_DEVICES": ""}
 
 

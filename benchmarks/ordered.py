@@ -1,10 +1,11 @@
-"""What does it cost that a service gives elements in the order of one process, and does it scale?
+"""Cost and scaling of ordered reading, which delivers elements in the order of a single process.
 
-Rows in batches: the plan is cut above the batch, so that workers make whole batches. Photographs in
-record files, read in turn: `list_files().interleave(TFRecordDataset).map(decode).batch(32)`; the
-same with `.shuffle(10_000)` before the map is in `ordered_shuffled`. Each is read in order and in
-any order, exactly once, through two worker processes, and the photographs also through one. The map
-has one thread, so that a second worker has something to add where a core is left for it.
+Whole batches: the plan is partitioned after the batch, so that workers compute whole batches of
+rows. Photographs from interleaved record files:
+`list_files().interleave(TFRecordDataset).map(decode).batch(32)`; `ordered_shuffled` adds
+`.shuffle(10_000)` before the map. Each is read ordered and unordered, exactly once, through two
+worker processes, and the photographs also through one. The map uses one thread, so that a second
+worker can increase the rate if a core is free for it.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -22,14 +23,14 @@ from benchmarks.jpeg import decode, one_threaded_cv2, photographs
 from benchmarks.local_service import local_service
 from benchmarks.workload import Check, Contender, Elements, Target, Workload, expect
 
-__all__ = ["WORKLOADS", "beside_any_order", "check_images", "decoded", "write_inputs"]
+__all__ = ["WORKLOADS", "check_images", "compare_orders", "decoded", "write_inputs"]
 
 IMAGES, SHARDS, SIDE, BATCH = 512, 16, 112, 32
-ROWS, ROWS_A_BATCH, WIDTH = 1_000_000_000, 256, 1024
+ROWS, ROWS_PER_BATCH, WIDTH = 1_000_000_000, 256, 1024
 
 
 def write_inputs(directory: Path) -> None:
-    """Write shards of photographs of half the size."""
+    """Write shards of photographs of half the usual width and height."""
     encoded = list(photographs(IMAGES, height=188, width=250))
     for shard in range(SHARDS):
         write_tfrecord(directory / f"{shard:02}.tfrecord", encoded[shard::SHARDS])
@@ -39,9 +40,9 @@ def _rows(_: Path) -> Any:
     import headrace as hr
 
     def made(number: Any) -> Any:
-        return np.full(WIDTH, int(number), np.int32)  # a call for each
+        return np.full(WIDTH, int(number), np.int32)  # a call for each row
 
-    return hr.Dataset.range(ROWS).map(made).batch(ROWS_A_BATCH)
+    return hr.Dataset.range(ROWS).map(made).batch(ROWS_PER_BATCH)
 
 
 def decoded(inputs: Path, *, shuffled: bool) -> Any:
@@ -67,13 +68,13 @@ def _files(inputs: Path) -> Any:
 
 def _check_rows(batches: Elements) -> None:
     for batch in islice(batches, 20):
-        expect(batch.shape == (ROWS_A_BATCH, WIDTH), f"a batch is {batch.shape}")
+        expect(batch.shape == (ROWS_PER_BATCH, WIDTH), f"a batch is {batch.shape}")
         expect(bool((np.diff(batch[:, 0]) == 1).all()), "a batch has gaps")
 
 
 def _check_rows_in_order(batches: Elements) -> None:
     first = [int(batch[0, 0]) for batch in islice(batches, 20)]
-    expect(first == [n * ROWS_A_BATCH for n in range(20)], f"batches start with {first}")
+    expect(first == [n * ROWS_PER_BATCH for n in range(20)], f"batches start with {first}")
 
 
 def check_images(batches: Elements) -> None:
@@ -82,7 +83,7 @@ def check_images(batches: Elements) -> None:
         expect(batch.shape == (BATCH, SIDE, SIDE, 3), f"a batch is {batch.shape}")
 
 
-def beside_any_order(
+def compare_orders(
     name: str,
     dataset: Callable[[Path], Any],
     *,
@@ -91,15 +92,24 @@ def beside_any_order(
     at_least: float,
     one_worker: bool,
 ) -> Workload:
-    """Ordered and not, with two workers and, where that is asked, with one."""
+    """Return a workload that compares ordered and unordered reading.
+
+    Args:
+        name: Name in the table, after "ordered, ".
+        dataset: Returns the dataset, given the directory of input files.
+        check: Check of unordered elements.
+        in_order: Check of ordered elements.
+        at_least: Minimum ratio of the rate of ordered to that of unordered reading.
+        one_worker: Whether to measure one worker as well as two.
+    """
     counts = (2, 1) if one_worker else (2,)
     contenders = [
         Contender(
-            name=("headrace" if is_ordered else "headrace, any order")
+            name=("headrace" if is_ordered else "headrace, unordered")
             + (", 1 worker" if workers == 1 else ""),
             build=local_service(dataset, workers=workers, ordered=is_ordered),
             needs=("headrace", "cv2") if one_worker else ("headrace",),
-            # Each is compared with the same of one worker.
+            # Both modes with two workers are compared with one worker.
             role="headrace" if workers == 2 and (is_ordered or one_worker) else "peer",
             check=in_order if is_ordered else check,
         )
@@ -112,22 +122,22 @@ def beside_any_order(
         check=check,
         consume=len,
         reopen=False,
-        stretch=0.6,
+        duration_factor=0.6,
         contenders=tuple(contenders),
-        targets=(Target(of=("headrace, any order",), at_least=at_least),),
+        targets=(Target(of=("headrace, unordered",), at_least=at_least),),
     )
 
 
 WORKLOADS = (
-    beside_any_order(
-        "cut above the batch",
+    compare_orders(
+        "whole batches",
         _rows,
         check=_check_rows,
         in_order=_check_rows_in_order,
         at_least=0.95,
         one_worker=False,
     ),
-    beside_any_order(
+    compare_orders(
         "JPEG files interleaved",
         _files,
         check=check_images,

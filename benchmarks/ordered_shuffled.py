@@ -1,8 +1,10 @@
-"""What does order cost, and does it scale, where records are shuffled before they are decoded?
+"""Cost and scaling of ordered reading with a shuffle of records before they are decoded.
 
-As `ordered`, for `list_files().interleave(TFRecordDataset).shuffle(10_000).map(decode).batch(32)`:
-what a shuffle of values holds is known to who runs the plan from its beginning alone, and the map,
-where the work is, stands after it. Workers run that below the shuffle, which then holds images.
+Like `ordered`, for
+`list_files().interleave(TFRecordDataset).shuffle(10_000).map(decode).batch(32)`.
+A shuffle of values can only be computed from the beginning of the dataset, so it runs in the
+client. The expensive map after it still runs on workers, before the shuffle, whose buffer then
+holds decoded images.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ordered import beside_any_order, check_images, decoded, write_inputs
+from benchmarks.ordered import check_images, compare_orders, decoded, write_inputs
 
 __all__ = ["WORKLOADS", "write_inputs"]
 
@@ -20,7 +22,7 @@ def _shuffled(inputs: Path) -> Any:
 
 
 WORKLOADS = (
-    beside_any_order(
+    compare_orders(
         "JPEG files interleaved, shuffled",
         _shuffled,
         check=check_images,

@@ -1,11 +1,11 @@
-"""What does a step cost on two workers and two parameter servers?
+"""Cost of training steps on two workers and two parameter servers.
 
-Each worker takes a batch of its own: 1,024 lists of 16 ids. It reads their rows from a table of a
-million (32 floats each, one half on each server), means each list's rows, multiplies with a vector,
-and pushes the gradients of a squared error by SGD. The vector is named, so that it comes with the
-rows; the graph of tf.distribute reads both at a time, too. A step is pushed in the background: the
-next read has it, as in that graph. In the second workload a scheduled
-function does ten such steps. Of empty functions there is nothing to count but the functions.
+Each worker takes its own batch of 1,024 lists of 16 ids. It reads their rows from a table of a
+million rows of 32 floats, half of them on each server, averages the rows of each list, multiplies
+by a vector, and pushes the gradients of a squared error by SGD. The vector is named in
+`cache_variable_reads`, so that one request reads it with the rows, as the graph of tf.distribute
+does. Gradients are pushed in the background; the next read sees them, as in that graph. In the
+second workload a scheduled function performs ten such steps. The third schedules empty functions.
 Workers and servers are processes of this machine in both libraries.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
@@ -30,22 +30,22 @@ __all__ = ["WORKLOADS", "start_headrace", "start_tensorflow"]
 WORKERS = SERVERS = 2
 ROWS, DIM, BATCH, IDS, BATCHES = 1_000_000, 32, 1024, 16, 16
 RATE = np.float32(0.5)
-_STEPS_AT_ONCE, _EMPTY_AT_ONCE, _SHORT_AT_ONCE = 40, 1000, 400
+_NUM_STEPS, _NUM_EMPTY, _NUM_SHORT = 40, 1000, 400
 _SHORT = 0.001
-"""Seconds of a short function."""
+"""Duration of a short function in seconds."""
 
 Build = Callable[[Path, ExitStack], Pipeline]
 
 
 def batches_of_ids(worker: int = 0) -> NDArray[np.int64]:
-    """Return what a worker reads, again and again."""
+    """Return the batches of ids that a worker reads repeatedly."""
     return np.random.default_rng(worker).integers(0, ROWS, (BATCHES, BATCH, IDS))
 
 
 def start_headrace(
     stack: ExitStack, *, workers: int = WORKERS, servers: int = SERVERS, shards: int | None = None
 ) -> tuple[Any, Any]:
-    """Start a cluster, and cut variables in `shards`; return its strategy and its coordinator."""
+    """Start a cluster with variables in `shards` shards; return its strategy and coordinator."""
     import headrace as hr
 
     cluster = stack.enter_context(hr.distribute.LocalCluster(workers, servers))
@@ -60,7 +60,7 @@ def start_headrace(
 def start_tensorflow(
     stack: ExitStack, *, servers: int = SERVERS, shards: int | None = None
 ) -> tuple[Any, Any]:
-    """Start a cluster of tf.distribute, likewise; return its strategy and its coordinator."""
+    """Start a tf.distribute cluster; return its strategy and its coordinator."""
     import tensorflow as tf
 
     spec = tf.train.ClusterSpec(start_tf_cluster(stack, workers=WORKERS, servers=servers))
@@ -105,7 +105,7 @@ def _headrace(steps: int) -> Build:
             return hr.Dataset.from_tensor_slices(ids).repeat().prefetch(2)
 
         batches = iter(coordinator.create_per_worker_dataset(data))
-        return _scheduled(coordinator, step, (batches,), _STEPS_AT_ONCE // steps)
+        return _scheduled(coordinator, step, (batches,), _NUM_STEPS // steps)
 
     return build
 
@@ -147,17 +147,17 @@ def _tensorflow(steps: int) -> Build:
             return tf.data.Dataset.from_tensor_slices(batches_of_ids()).repeat().prefetch(2)
 
         batches = iter(coordinator.create_per_worker_dataset(data))
-        return _scheduled(coordinator, step, (batches,), _STEPS_AT_ONCE // steps)
+        return _scheduled(coordinator, step, (batches,), _NUM_STEPS // steps)
 
     return build
 
 
-def _scheduled(coordinator: Any, function: Any, args: Any, at_once: int) -> Pipeline:
-    """Schedule so many functions, wait for all, again; an element is the last one's result."""
+def _scheduled(coordinator: Any, function: Any, args: Any, count: int) -> Pipeline:
+    """Schedule `count` functions and wait for all, repeatedly; yield the result of the last."""
 
     def results() -> Iterator[Any]:
         while True:
-            for _ in range(at_once):
+            for _ in range(count):
                 value = coordinator.schedule(function, args=args)
             coordinator.join()
             yield value.fetch()
@@ -173,24 +173,27 @@ def _check_steps(elements: Elements) -> None:
 # --- functions -----------------------------------------------------------------------------------
 
 
-def _nothing() -> int:
+def _no_op() -> int:
     return 7
 
 
 def _empty(_: Path, stack: ExitStack) -> Pipeline:
     _, coordinator = start_headrace(stack)
-    return _scheduled(coordinator, _nothing, None, _EMPTY_AT_ONCE)
+    return _scheduled(coordinator, _no_op, None, _NUM_EMPTY)
 
 
 def _empty_tensorflow(_: Path, stack: ExitStack) -> Pipeline:
     import tensorflow as tf
 
     _, coordinator = start_tensorflow(stack)
-    return _scheduled(coordinator, tf.function(_nothing), (), _EMPTY_AT_ONCE)
+    return _scheduled(coordinator, tf.function(_no_op), (), _NUM_EMPTY)
 
 
 def _check_empty(elements: Elements) -> None:
-    expect([int(value) for value in islice(elements, 2)] == [7, 7], "another result")
+    expect(
+        [int(value) for value in islice(elements, 2)] == [7, 7],
+        "a function returned another value than 7",
+    )
 
 
 def _short() -> int:
@@ -205,7 +208,7 @@ def _busy(_: Path, stack: ExitStack) -> Pipeline:
     def results() -> Iterator[tuple[int, float]]:
         while True:
             began = perf_counter()
-            values = [coordinator.schedule(_short) for _ in range(_SHORT_AT_ONCE)]
+            values = [coordinator.schedule(_short) for _ in range(_NUM_SHORT)]
             coordinator.join()
             took = perf_counter() - began
             yield sum(coordinator.fetch(values)), took
@@ -215,7 +218,7 @@ def _busy(_: Path, stack: ExitStack) -> Pipeline:
 
 def _check_busy(elements: Elements) -> None:
     work, _ = next(elements)
-    expect(work >= _SHORT_AT_ONCE * _SHORT * 1e6, "functions ended too early")
+    expect(work >= _NUM_SHORT * _SHORT * 1e6, "functions returned too early")
 
 
 def _step_workload(name: str, steps: int, at_least: float) -> Workload:
@@ -231,16 +234,16 @@ def _step_workload(name: str, steps: int, at_least: float) -> Workload:
             ),
         ),
         check=_check_steps,
-        consume=lambda _: _STEPS_AT_ONCE,
+        consume=lambda _: _NUM_STEPS,
         targets=(Target(of=("tf.distribute ParameterServerStrategy",), at_least=at_least),),
         reopen=False,
-        stretch=4.0,
+        duration_factor=4.0,
     )
 
 
 WORKLOADS = (
     _step_workload("embedding steps", 1, 3.0),
-    _step_workload("embedding steps, ten a call", 10, 2.5),
+    _step_workload("embedding steps, ten per call", 10, 2.5),
     Workload(
         name="empty functions",
         unit="functions",
@@ -253,10 +256,10 @@ WORKLOADS = (
             ),
         ),
         check=_check_empty,
-        consume=lambda _: _EMPTY_AT_ONCE,
+        consume=lambda _: _NUM_EMPTY,
         targets=(Target(of=("tf.distribute ParameterServerStrategy",), at_least=10.0),),
         reopen=False,
-        stretch=2.0,
+        duration_factor=2.0,
     ),
     Workload(
         name="functions of 1 ms on two workers",
@@ -265,6 +268,6 @@ WORKLOADS = (
         check=_check_busy,
         targets=(Target(of=(), at_least=0.9 * WORKERS * 1e6),),
         reopen=False,
-        own_clock=True,
+        self_timed=True,
     ),
 )

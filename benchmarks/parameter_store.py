@@ -1,7 +1,7 @@
-"""What does a parameter server's store cost beside the arithmetic that it does?
+"""Overhead of a parameter server's store over its arithmetic.
 
-No wire and no process: operations are handed to a store, as its server would. Rows are 32 floats
-(4 in the largest table), and a step names 16,384 of them.
+Operations are passed to a store in this process, without a network. Rows have 32 floats (4 in the
+largest table), and a step updates 16,384 rows.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -23,19 +23,19 @@ __all__ = ["WORKLOADS"]
 _ROWS, _DIM, _STEP_ROWS, _BATCHES = 1_000_000, 32, 16_384, 12
 _DENSE = 16 << 20
 _FEW_IDS, _MANY_IDS, _VERY_MANY_IDS = 100_000, 3_000_000, 10_000_000
-_SHORT_DIM, _AT_A_TIME = 4, 1 << 20
+_SHORT_DIM, _INSERTED_AT_ONCE = 4, 1 << 20
 
 Build = Callable[[Path, ExitStack], Pipeline]
 Step = Callable[[NDArray[np.int64]], Any]
 
 
 def _batches(ids: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    chance = np.random.default_rng(0)
-    return [np.sort(chance.choice(ids, _STEP_ROWS, replace=False)) for _ in range(_BATCHES)]
+    rng = np.random.default_rng(0)
+    return [np.sort(rng.choice(ids, _STEP_ROWS, replace=False)) for _ in range(_BATCHES)]
 
 
 def _steps(batches: list[NDArray[np.int64]], step: Step) -> Pipeline:
-    """A step a batch, again and again; an element is what the first rows are then."""
+    """Return a pipeline that performs a step per batch, repeatedly, and yields its result."""
 
     def results() -> Iterator[Any]:
         for batch in cycle(batches):
@@ -101,8 +101,8 @@ def _torch_sparse_adam(_: Path, __: ExitStack) -> Pipeline:
 
 
 def _check_adam(elements: Elements) -> None:
-    # The first step of Adam is one learning rate.
-    expect(abs(float(next(elements)) + 0.01) < 1e-5, "the first step is another")
+    # The first step of Adam equals the learning rate.
+    expect(abs(float(next(elements)) + 0.01) < 1e-5, "the first step is not one learning rate")
 
 
 # --- a dense step, and a gather ------------------------------------------------------------------
@@ -142,7 +142,7 @@ def _blocked_sgd(_: Path, __: ExitStack) -> Pipeline:
 
 
 def _check_sgd(elements: Elements) -> None:
-    expect(abs(float(next(elements)) + 0.01) < 1e-6, "the first step is another")
+    expect(abs(float(next(elements)) + 0.01) < 1e-6, "the first step is not one learning rate")
 
 
 def _gather(_: Path, __: ExitStack) -> Pipeline:
@@ -166,7 +166,7 @@ def _take(_: Path, __: ExitStack) -> Pipeline:
 
 def _check_gather(elements: Elements) -> None:
     for rows, found in zip(_batches(np.arange(_ROWS)), islice(elements, 3), strict=False):
-        expect(bool((found[:, 0] == np.float32(rows * _DIM)).all()), "rows of others")
+        expect(bool((found[:, 0] == np.float32(rows * _DIM)).all()), "wrong rows")
 
 
 # --- rows of a table -----------------------------------------------------------------------------
@@ -180,9 +180,9 @@ def _table(rows: int) -> Build:
 
         store, gradient, numbers = ShardStore(), _gradient(), count()
         store.execute(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_DIM)))
-        chance = np.random.default_rng(1)
-        ids = np.unique(chance.integers(-(2**63), 2**63 - 1, rows))
-        mixed = chance.permutation(ids)
+        rng = np.random.default_rng(1)
+        ids = np.unique(rng.integers(-(2**63), 2**63 - 1, rows))
+        mixed = rng.permutation(ids)
         for start in range(0, rows, _STEP_ROWS):
             store.execute(ops.LookupIds(table="t"), [np.sort(mixed[start : start + _STEP_ROWS])])
 
@@ -203,7 +203,7 @@ def _table(rows: int) -> Build:
 
 
 def _lookups(rows: int) -> Build:
-    """Rows of 4 in a large table: all that a look-up costs is to find them."""
+    """Return the builder of look-ups of rows of 4 floats; the cost is that of finding the rows."""
 
     def build(_: Path, __: ExitStack) -> Pipeline:
         from headrace.parameter_server import operations as ops
@@ -212,11 +212,11 @@ def _lookups(rows: int) -> Build:
 
         store, lookup = ShardStore(), ops.LookupIds(table="t")
         store.execute(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_SHORT_DIM)))
-        # All differ, and are in no order: the factor is odd.
+        # Distinct because the factor is odd, and not sorted.
         ids = (np.arange(rows, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)).view(np.int64)
-        for start in range(0, rows, _AT_A_TIME):
-            store.execute(lookup, [np.sort(ids[start : start + _AT_A_TIME])])
-        # A million, where there are as many: rows of some batches would stay in a cache.
+        for start in range(0, rows, _INSERTED_AT_ONCE):
+            store.execute(lookup, [np.sort(ids[start : start + _INSERTED_AT_ONCE])])
+        # A million ids, if there are as many: rows of a few batches would stay in a CPU cache.
         mixed = np.random.default_rng(0).permutation(ids)[: 64 * _STEP_ROWS]
         whole = mixed[: len(mixed) // _STEP_ROWS * _STEP_ROWS].reshape(-1, _STEP_ROWS)
         batches = list(np.sort(whole, axis=1))
@@ -227,7 +227,7 @@ def _lookups(rows: int) -> Build:
 
 def _check_table(elements: Elements) -> None:
     for found in islice(elements, 3):
-        expect(bool((np.abs(found) < 0.2).all() and found.any(axis=1).all()), "rows are not there")
+        expect(bool((np.abs(found) < 0.2).all() and found.any(axis=1).all()), "rows are missing")
 
 
 def _rows(_: Any) -> int:

@@ -1,8 +1,8 @@
-"""Do two worker processes do twice as much where the work is Python's?
+"""Scaling of a Python-bound function from one worker process to two.
 
-A function that holds the interpreter's lock for about half a millisecond: threads would not help,
-a second process on a core of its own does. Elements are small, so that reading them costs little.
-The same loop in two bare processes and in one says what the machine has to give.
+The function holds the interpreter lock for about half a millisecond: more threads do not help, a
+second process on another core does. Elements are small and cheap to read. The same loop in one and
+in two plain processes shows how far the machine itself scales.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -29,7 +29,7 @@ __all__ = ["WORKLOADS"]
 _ELEMENTS, _STEPS = 1_000_000_000, 10_000
 
 
-def _worked(number: Any) -> Any:
+def _compute(number: Any) -> Any:
     total = int(number)
     for step in range(_STEPS):
         total ^= step
@@ -39,10 +39,10 @@ def _worked(number: Any) -> Any:
 def _dataset(_: Path) -> Any:
     import headrace as hr
 
-    return hr.Dataset.range(_ELEMENTS).map(_worked)
+    return hr.Dataset.range(_ELEMENTS).map(_compute)
 
 
-def _bare(processes: int) -> Callable[[Path, ExitStack], Pipeline]:
+def _plain_processes(processes: int) -> Callable[[Path, ExitStack], Pipeline]:
     def build(_: Path, stack: ExitStack) -> Pipeline:
         command = [sys.executable, "-m", "benchmarks.python_bound"]
         pipes = []
@@ -58,7 +58,7 @@ def _bare(processes: int) -> Callable[[Path, ExitStack], Pipeline]:
             while True:
                 while not waiting:
                     for pipe in select.select(pipes, [], [])[0]:
-                        # A byte for each element that is done.
+                        # One byte per completed element.
                         waiting.extend(os.read(pipe.fileno(), 1024))
                 yield waiting.popleft()
 
@@ -69,16 +69,16 @@ def _bare(processes: int) -> Callable[[Path, ExitStack], Pipeline]:
 
 def _check(elements: Elements) -> None:
     found = [int(element) for element in islice(elements, 200)]
-    expect(len(set(found)) == 200, "an element came twice")
+    expect(len(set(found)) == 200, "an element is duplicated")
 
 
-def _check_bare(elements: Elements) -> None:
+def _check_plain(elements: Elements) -> None:
     expect(len(list(islice(elements, 20))) == 20, "the loop ended")
 
 
-def _work_for_ever() -> None:
+def _run_forever() -> None:
     for number in count():
-        _worked(number)
+        _compute(number)
         os.write(1, b".")
 
 
@@ -88,7 +88,7 @@ WORKLOADS = (
         unit="elements",
         check=_check,
         reopen=False,
-        stretch=0.6,
+        duration_factor=0.6,
         contenders=(
             Contender(
                 name="headrace",
@@ -99,12 +99,12 @@ WORKLOADS = (
             Contender(
                 name="headrace, 1 worker", build=local_service(_dataset), needs=("headrace",)
             ),
-            Contender(name="2 bare processes", build=_bare(2), check=_check_bare),
-            Contender(name="1 bare process", build=_bare(1), check=_check_bare),
+            Contender(name="2 plain processes", build=_plain_processes(2), check=_check_plain),
+            Contender(name="1 plain process", build=_plain_processes(1), check=_check_plain),
         ),
         targets=(Target(of=("headrace, 1 worker",), at_least=1.8),),
     ),
 )
 
 if __name__ == "__main__":
-    _work_for_ever()
+    _run_forever()

@@ -1,7 +1,7 @@
-"""A connection to a server of Headrace without ZeroMQ: its frames on a socket, and no thread.
+"""A connection to a Headrace server without ZeroMQ: frames on a socket, and no thread.
 
-Where a benchmark asks how much a server bears, whoever asks should take as little of the machine as
-can be. This speaks ZMTP 3.0 as a DEALER without keys: https://rfc.zeromq.org/spec/23.
+In benchmarks of a server's capacity the load generator must use as little processor time as
+possible. This implements ZMTP 3.0 as a DEALER without keys: https://rfc.zeromq.org/spec/23.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _CHUNK = 1 << 16
 
 
 class RawConnection:
-    """One connection, for messages of one frame.
+    """Client connection for messages of one frame.
 
     Args:
         address: "host:port" of the server.
-        timeout: Seconds to wait for an answer.
+        timeout: Seconds to wait for a reply.
     """
 
     def __init__(self, address: str, timeout: float) -> None:
@@ -36,17 +36,17 @@ class RawConnection:
             self._receive()
         self._received = self._received[len(_GREETING) :]
         identity = b"H" + secrets.token_bytes(16) + bytes(4)
-        said = (
+        ready = (
             b"\x05READY" + _property(b"Socket-Type", b"DEALER") + _property(b"Identity", identity)
         )
-        self._socket.sendall(_frame(_COMMAND, said))
+        self._socket.sendall(_frame(_COMMAND, ready))
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def fileno(self) -> int:
-        """Return the number to wait for."""
+        """Return the file descriptor of the socket."""
         return self._socket.fileno()
 
     def send(self, message: bytes) -> None:
@@ -54,23 +54,25 @@ class RawConnection:
         self._socket.sendall(_frame(0, message))
 
     def messages(self) -> list[bytes]:
-        """Return the messages that have come, after waiting for something to come."""
+        """Wait for data; return the messages received."""
         self._receive()
         found = []
         while (frame := self._next_frame()) is not None:
             flags, body = frame
             if flags & _MORE:
-                raise RuntimeError("the server answered with buffers")
+                raise RuntimeError("unexpected reply with buffers from the server")
             if not flags & _COMMAND:
                 found.append(body)
-            elif body.startswith(b"\x04PING"):  # and what is to come back, after two bytes
+            elif body.startswith(
+                b"\x04PING"
+            ):  # the PONG returns the context of the PING, after two bytes
                 self._socket.sendall(_frame(_COMMAND, b"\x04PONG" + body[7:]))
         return found
 
     def _receive(self) -> None:
         piece = self._socket.recv(_CHUNK)
         if not piece:
-            raise RuntimeError("the server ended the connection")
+            raise RuntimeError("the server closed the connection")
         self._received += piece
 
     def _next_frame(self) -> tuple[int, bytes] | None:

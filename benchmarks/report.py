@@ -1,4 +1,4 @@
-"""What was measured, as one table, with the machine that it was measured on."""
+"""Report of the measurements: a table, the machine, RESULTS.md and results.json."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -39,30 +40,30 @@ _HEADER = (
     "rate (median)",
     "slowest to fastest round",
     "first element",
-    "CPU an item",
-    "headrace is",
+    "CPU per item",
+    "headrace speedup",
     "target",
 )
 
 
-#: Rounds further apart than this are called noisy: something else was using the machine.
+#: Ratio of the fastest to the slowest round above which a result is marked as noisy.
 _NOISY = 1.5
 
-#: A ratio to a limit above this is called impossible: the limit was disturbed, or is none.
+#: Ratio of Headrace to a limit above which the figures are marked as wrong.
 _ABOVE_LIMIT = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A workload that was run: its name, its measurements and its table rows.
+    """Results of a workload.
 
     Attributes:
-        workload: Its name.
-        date: When it was run.
-        measurements: What was measured, for results.json.
-        rows: The same for the table.
-        code: Which state of the library was measured; see `code`.
-        machine: Where; see `machine`.
+        workload: Name of the workload.
+        date: Date of the run.
+        measurements: Measurements of each contender, for results.json.
+        rows: Rows of the table.
+        code: State of the library that was measured; see `code`.
+        machine: Machine that was used; see `machine`.
     """
 
     workload: str
@@ -74,7 +75,7 @@ class Result:
 
     @classmethod
     def of(cls, workload: Workload, measurements: list[Measurement]) -> Result:
-        """Judge the measurements of a workload."""
+        """Return the result of a workload, with targets evaluated."""
         return cls(
             workload=workload.name,
             date=datetime.now(UTC).date().isoformat(),
@@ -88,9 +89,10 @@ class Result:
 
 
 def code(library: Path) -> str:
-    """Return a directory's tree in git, shortened, "+" after it where files differ; "": no git.
+    """Return the short git hash of a directory's tree, with "+" appended if files have changed.
 
-    It is that of the sources alone, so that a commit of results or of documents leaves it as it is.
+    The hash covers the sources only, so commits of results or documents do not change it. Without
+    git the result is "".
     """
     tree = _git(library, "rev-parse", "--short=10", "HEAD:./")
     return tree + "+" if tree and _git(library, "status", "--porcelain", "--", ".") else tree
@@ -107,8 +109,8 @@ def _git(directory: Path, *arguments: str) -> str:
 
 
 def machine() -> dict[str, str]:
-    """Cores, memory, versions: what a figure depends on, and nothing that names the machine."""
-    facts = {
+    """Return cores, memory and versions, which figures depend on; nothing identifies the host."""
+    properties = {
         "cores": str(len(os.sched_getaffinity(0))),
         "cpu": _first_value("/proc/cpuinfo", "model name"),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
@@ -117,38 +119,38 @@ def machine() -> dict[str, str]:
     }
     for package in _PACKAGES:
         try:
-            facts[package] = metadata.version(package)
+            properties[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return facts
+    return properties
 
 
 def thread_round_trip(times: int = 2000) -> float:
-    """Microseconds for two threads to wake each other in turn: what handing over an element costs.
+    """Measure a round trip between two threads, in microseconds.
 
-    It differs tenfold between machines, and so do the ratios of contenders that hand every element
-    from thread to thread to those that do not.
+    It differs tenfold between machines; so does the ratio of contenders that pass each element
+    between threads to contenders that do not.
     """
-    there, back = threading.Semaphore(0), threading.Semaphore(0)
+    request, reply = threading.Semaphore(0), threading.Semaphore(0)
 
     def answer() -> None:
         for _ in range(times):
-            there.acquire()
-            back.release()
+            request.acquire()
+            reply.release()
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     began = time.perf_counter()
     for _ in range(times):
-        there.release()
-        back.acquire()
+        request.release()
+        reply.acquire()
     took = time.perf_counter() - began
     thread.join()
     return took / times * 1e6
 
 
 def results_table(results: Iterable[Result]) -> str:
-    """One Markdown table, readable as plain text."""
+    """Return a Markdown table with aligned columns."""
     rows = [list(_HEADER), *(row for result in results for row in result.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = [
@@ -159,86 +161,103 @@ def results_table(results: Iterable[Result]) -> str:
     return "\n".join(lines)
 
 
-def store(directory: Path, results: list[Result], order: list[str], how: str) -> None:
-    """Write results.json and RESULTS.md; keep stored workloads that were not run this time.
+def store(directory: Path, results: list[Result], order: list[str], method: str) -> None:
+    """Write results.json and RESULTS.md, and keep stored workloads that were not run this time.
 
-    Those that were run on another machine, or with other versions, are kept as well, and the page
-    says so: each compares contenders of one run. Those of other columns are dropped.
+    Results of other machines or versions are kept as well, since contenders are compared within
+    a run only; the page names the difference. Results with other columns are dropped.
 
     Args:
-        directory: Where the two files are.
-        results: What was run.
-        order: The names of all workloads, in the table's order.
-        how: One sentence on rounds and seconds.
+        directory: Directory of the two files.
+        results: Results of this run.
+        order: Names of all workloads, in the order of the table.
+        method: Description of the rounds.
     """
-    kept: dict[str, Result] = {}
+    merged: dict[str, Result] = {}
     stored = directory / "results.json"
     if stored.exists():
         old = json.loads(stored.read_text())
         found = [Result(**entry) for entry in old["results"]]
-        kept = {
+        merged = {
             result.workload: result
             for result in found
             if all(len(row) == len(_HEADER) for row in result.rows)
         }
-    kept |= {result.workload: result for result in results}
-    ordered = [kept[name] for name in order if name in kept]
+    merged |= {result.workload: result for result in results}
+    ordered = [merged[name] for name in order if name in merged]
     round_trip = round(thread_round_trip())
-    how += (
-        f" Two threads wake each other in turn in {round_trip} µs on the machine of the last run."
-    )
     content = {
         "thread_round_trip_us": round_trip,
-        "how": how,
+        "method": method,
         "results": [asdict(result) for result in ordered],
     }
     stored.write_text(json.dumps(content, indent=1) + "\n")
     plots = [f"{path.parent.name}/{path.name}" for path in sorted(directory.glob("curves/*.svg"))]
-    (directory / "RESULTS.md").write_text(_page(how, ordered, plots))
+    (directory / "RESULTS.md").write_text(_page(method, round_trip, ordered, plots).rstrip() + "\n")
 
 
-def _page(how: str, results: list[Result], plots: list[str]) -> str:
-    facts = _usual(results)
-    described = ", ".join(f"{name} {value}" for name, value in facts.items())
+def _page(method: str, round_trip: int, results: list[Result], plots: list[str]) -> str:
+    properties = _most_common_machine(results)
+    described = ", ".join(f"{name} {value}" for name, value in properties.items())
     return (
         "# Benchmarks\n\n"
-        "Written by `python -m benchmarks`; each workload is described at the top of its file.\n\n"
-        f"{results_table(results)}\n\n"
-        f"**How.** {how} Rates are medians over the rounds. *headrace is* compares round by round: "
-        "the median of the rounds' ratios, so above 1 Headrace is the faster one; where Headrace "
-        "runs in two ways, both are given in the order of their rows. *First element* is the time "
-        "from opening an iterator over a pipeline that is built and warm. *CPU an item* is the "
-        "processor time of all threads and processes, user and system, divided by the rows, images "
-        "or batches that were read: it changes less than rates do when others use the machine. A "
-        "row in italics is a bound set by the machine or by Python, not a product.\n\n"
-        f"**Machine.** {described}; {_when(results, facts)}.\n" + _pictures(plots)
+        "Written by `python -m benchmarks`; the docstring of each benchmark describes its "
+        f"workloads.\n\n{results_table(results)}\n\n"
+        + _paragraph(f"**Method.** {method}")
+        + _paragraph(
+            "**Columns.** Rates are medians over the rounds. *Headrace speedup* is the median over "
+            "the rounds of Headrace's rate divided by the contender's; above 1 Headrace is faster. "
+            "If there are two rows of Headrace, both ratios are given in their order. *First "
+            "element* is the time from opening an iterator over a warm pipeline to its first "
+            "element. *CPU per item* is the user and system time of all threads and processes, "
+            "divided by the number of items; it depends less on other load than rates do. A row in "
+            "italics is an upper limit set by the machine or by Python, not a product."
+        )
+        + _paragraph(f"**Machine.** {described}; {_runs_text(results, properties)}")
+        + _paragraph(
+            f"A round trip between two threads takes {round_trip} µs on the machine of the last "
+            "run."
+        )
+        + _pictures(plots)
     )
 
 
-def _usual(results: list[Result]) -> dict[str, str]:
-    """Return the machine that most of these were run on."""
+def _paragraph(text: str) -> str:
+    """Wrap a Markdown paragraph and the list items after it at 120 columns."""
+    first, *items = (
+        textwrap.fill(
+            line, 120, subsequent_indent="  " * (number > 0),
+            break_long_words=False, break_on_hyphens=False,
+        )
+        for number, line in enumerate(text.split("\n"))
+    )  # fmt: skip
+    return "\n".join([first, *([""] if items else []), *items]) + "\n\n"
+
+
+def _most_common_machine(results: list[Result]) -> dict[str, str]:
+    """Return the machine of most results."""
     machines = [result.machine for result in results]
     return max(machines, key=machines.count, default=machine())
 
 
-def _when(results: list[Result], usual: dict[str, str]) -> str:
-    """Say when, of which code, and on which other machine.
+def _runs_text(results: list[Result], usual: dict[str, str]) -> str:
+    """Describe the runs: date, code, and differences of the machine from `usual`.
 
-    Where runs differ, it is said of each which workloads it has.
+    If there are several runs, the workloads of all but the largest run are listed.
     """
     runs: dict[tuple[str, str, str], list[str]] = {}
     for result in results:
-        unlike = [each for each in result.machine.items() if each not in usual.items()]
-        where = "".join(f", {name} {value}" for name, value in unlike)
-        run = result.date, result.code or "unknown", where
+        differences = [each for each in result.machine.items() if each not in usual.items()]
+        machine_text = "".join(f", {name} {value}" for name, value in differences)
+        run = result.date, result.code or "unknown", machine_text
         runs.setdefault(run, []).append(result.workload)
-    said = {run: f"measured {run[0]} of code {run[1]}{run[2]}" for run in sorted(runs)}
-    explained = " (`git rev-parse --short=10 HEAD:src/headrace`)"
+    texts = {run: f"measured {run[0]}, code {run[1]}{run[2]}" for run in sorted(runs)}
+    explanation = " (`git rev-parse --short=10 HEAD:src/headrace`)"
     if len(runs) < 2:
-        return "".join(said.values()) + explained
+        return "".join(texts.values()) + explanation + "."
     latest, *earlier = sorted(runs, key=lambda run: len(runs[run]), reverse=True)
-    others = "; ".join(f"{said[run]}: {', '.join(runs[run])}" for run in sorted(earlier))
-    return f"{said[latest]}{explained}, but for these: {others}"
+    others = "".join(f"\n* {texts[run]}: {'; '.join(runs[run])}." for run in sorted(earlier))
+    return f"{texts[latest]}{explanation}. Exceptions:{others}"
 
 
 def _pictures(plots: list[str]) -> str:
@@ -246,9 +265,12 @@ def _pictures(plots: list[str]) -> str:
         return ""
     shown = "\n".join(f"![{Path(plot).stem}]({plot})" for plot in plots)
     return (
-        "\n## A dispatcher with 1 to 1,000 peers of each kind\n\n"
-        "Drawn by `python -m benchmarks.dispatcher_curves`; the figures lie beside each plot as "
-        f"JSON. The shade is from the lowest round to the highest.\n\n{shown}\n"
+        "## A dispatcher with 1 to 1,000 peers of each kind\n\n"
+        + _paragraph(
+            "Drawn by `python -m benchmarks.dispatcher_curves`; the figures are in JSON files of "
+            "the same names. The shaded area spans the lowest to the highest round."
+        )
+        + f"{shown}\n"
     )
 
 
@@ -256,77 +278,79 @@ def _rows(workload: Workload, measurements: list[Measurement]) -> list[list[str]
     ours = [m for m in measurements if m.role == "headrace"]
     rows = []
     for m in measurements:
-        compared = [] if m.role == "headrace" else [ratio(own, [m]) for own in ours]
+        compared = [] if m.role == "headrace" else [ratio(headrace, [m]) for headrace in ours]
         rows.append(
             [
                 workload.name,
                 f"*{m.contender}*" if m.role == "limit" else m.contender,
                 m.problem or _rate(m.rate, workload),
                 "–" if m.problem else _span(m.rates, workload),
-                "–" if m.first is None or workload.own_clock else _duration(m.first),
+                "–" if m.first is None or workload.self_timed else _duration(m.first),
                 "–" if m.cpu is None else _cost(m.cpu),
-                " / ".join(_times(value) for value in compared) or "–",
-                _verdicts(workload, measurements, m.contender) or _doubt(m, compared) or "–",
+                " / ".join(_ratio_text(value) for value in compared) or "–",
+                _target_outcomes(workload, measurements, m.contender)
+                or _limit_warning(m, compared)
+                or "–",
             ]
         )
     return rows
 
 
-def _doubt(limit: Measurement, ratios: list[float | None]) -> str:
-    """What to say of a limit that Headrace seems to exceed; empty if it does not."""
+def _limit_warning(limit: Measurement, ratios: list[float | None]) -> str:
+    """Return a warning if Headrace exceeds a limit by more than noise, else an empty string."""
     if limit.role == "limit" and any(r is not None and r > _ABOVE_LIMIT for r in ratios):
-        return "ABOVE THE LIMIT: do not trust this workload's figures"
+        return "ABOVE THE LIMIT: the figures of this workload are wrong"
     return ""
 
 
-def _verdicts(workload: Workload, measurements: list[Measurement], contender: str) -> str:
-    """The targets of one contender, each with what became of it."""
+def _target_outcomes(workload: Workload, measurements: list[Measurement], contender: str) -> str:
+    """Return the targets of a contender with their outcomes."""
     by_name = {m.contender: m for m in measurements}
-    judge: dict[type, Callable[[Any, dict[str, Measurement], Workload], str]] = {
-        Target: _judged_by_rate,
-        Bound: _judged_by_time,
+    outcomes: dict[type, Callable[[Any, dict[str, Measurement], Workload], str]] = {
+        Target: _rate_outcome,
+        Bound: _bound_outcome,
     }
     targets = [target for target in workload.targets if target.by == contender]
-    return "; ".join(judge[type(target)](target, by_name, workload) for target in targets)
+    return "; ".join(outcomes[type(target)](target, by_name, workload) for target in targets)
 
 
-def _judged_by_rate(target: Target, by_name: dict[str, Measurement], workload: Workload) -> str:
-    own = by_name[target.by]
+def _rate_outcome(target: Target, by_name: dict[str, Measurement], workload: Workload) -> str:
+    measured = by_name[target.by]
     if not target.of:
-        wanted = f"at least {_rate(target.at_least, workload)}"
-        return f"{wanted}: {_outcome(own.rate, own.rate, target.at_least, workload)}"
-    of = target.of[0] if len(target.of) == 1 else "the best of " + ", ".join(target.of)
-    wanted = f"{target.at_least:.3g}x {of}"
-    reached = ratio(own, [by_name[name] for name in target.of])
+        target_text = f"at least {_rate(target.at_least, workload)}"
+        return f"{target_text}: {_outcome(measured.rate, measured.rate, target.at_least, workload)}"
+    of = target.of[0] if len(target.of) == 1 else "the fastest of " + ", ".join(target.of)
+    target_text = f"{target.at_least:.3g}x {of}"
+    reached = ratio(measured, [by_name[name] for name in target.of])
     if target.or_rate is None:
-        return f"{wanted}: {_outcome(reached, None, target.at_least, workload)}"
-    wanted += f" or {_rate(target.or_rate, workload)}"
-    if own.rate is not None and own.rate >= target.or_rate:
-        return f"{wanted}: {_outcome(own.rate, own.rate, target.or_rate, workload)}"
-    return f"{wanted}: {_outcome(reached, None, target.at_least, workload)}"
+        return f"{target_text}: {_outcome(reached, None, target.at_least, workload)}"
+    target_text += f" or {_rate(target.or_rate, workload)}"
+    if measured.rate is not None and measured.rate >= target.or_rate:
+        return f"{target_text}: {_outcome(measured.rate, measured.rate, target.or_rate, workload)}"
+    return f"{target_text}: {_outcome(reached, None, target.at_least, workload)}"
 
 
-def _judged_by_time(bound: Bound, by_name: dict[str, Measurement], workload: Workload) -> str:
+def _bound_outcome(bound: Bound, by_name: dict[str, Measurement], workload: Workload) -> str:
     rate = by_name[bound.by].rate
     outcome = "unknown"
     if rate is not None:
         outcome = ("met" if 1 / rate <= bound.at_most else "MISSED") + f", {_cost(1 / rate)}"
-    return f"at most {_cost(bound.at_most)} an item: {outcome}"
+    return f"at most {_cost(bound.at_most)} per item: {outcome}"
 
 
 def _outcome(reached: float | None, rate: float | None, at_least: float, workload: Workload) -> str:
-    """What became of a target: a ratio that was reached, or a rate."""
+    """Return the outcome of a target, with the rate, or with the ratio if `rate` is None."""
     if reached is None:
         return "unknown"
-    shown = _times(reached) if rate is None else _rate(rate, workload)
+    shown = _ratio_text(reached) if rate is None else _rate(rate, workload)
     return ("met" if reached >= at_least else "MISSED") + f", {shown}"
 
 
 def _rate(rate: float | None, workload: Workload) -> str:
     if rate is None:
         return "–"
-    if workload.own_clock:
-        return f"{_cost(1 / rate)} an item"
+    if workload.self_timed:
+        return f"{_cost(1 / rate)} per item"
     if workload.item_bytes is not None:
         return f"{rate * workload.item_bytes / 1e9:.2f} GB/s"
     return f"{_number(rate)} {workload.unit}/s"
@@ -334,7 +358,7 @@ def _rate(rate: float | None, workload: Workload) -> str:
 
 def _span(rates: list[float], workload: Workload) -> str:
     noisy = ", NOISY" if max(rates) > _NOISY * min(rates) else ""
-    if workload.own_clock:
+    if workload.self_timed:
         return f"{_cost(1 / min(rates))} to {_cost(1 / max(rates))}{noisy}"
     scale = 1.0 if workload.item_bytes is None else workload.item_bytes / 1e9
     form = _number if workload.item_bytes is None else "{:.2f}".format
@@ -349,7 +373,7 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _times(value: float | None) -> str:
+def _ratio_text(value: float | None) -> str:
     if value is None:
         return "?"
     if value >= 20:
@@ -366,7 +390,7 @@ def _duration(seconds: float) -> str:
 
 
 def _cost(seconds: float) -> str:
-    """The processor time of an item, which may be far less than a microsecond."""
+    """Format seconds per item, which may be far less than a microsecond."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

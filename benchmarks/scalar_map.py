@@ -1,9 +1,9 @@
-"""What does a function of one scalar cost, element by element?
+"""Cost of mapping a function over scalars.
 
-range(n).map(f).batch(1024), for two functions: x * x, which works on whole arrays as it stands,
-and a step of the Collatz sequence, whose branch on the value does not. tf.data traces both into a
-graph; its `numpy_function` row is what it does with arbitrary Python, which cannot be traced.
-Whoever knows that x * x works on arrays writes the batch before the map: the row "by hand".
+range(n).map(f).batch(1024) for two functions: x * x, which works on whole arrays unchanged, and a
+step of the Collatz sequence, which branches on the value and does not. tf.data traces both into a
+graph; its `numpy_function` row is its way to run arbitrary Python, which cannot be traced. The row
+"by hand" has the batch before the map, since x * x also works on arrays.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -22,15 +22,15 @@ from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload,
 __all__ = ["WORKLOADS"]
 
 N, BATCH = 100_000_000, 1024
-TOGETHER = 64 * BATCH
-"""Numbers that the NumPy row works on at once: to call it for each batch costs half as much again,
-and Headrace does not."""
+CHUNK = 64 * BATCH
+"""Numbers per call in the NumPy row: a call per batch takes 1.5 times as long, and Headrace makes
+larger calls, too."""
 
 Function = Callable[[Any], Any]
 
 
 def collatz(x: Any) -> Any:
-    """One step of the Collatz sequence: a branch on the value."""
+    """Return the next number of the Collatz sequence."""
     if x % 2 == 0:
         return x // 2
     return 3 * x + 1
@@ -41,8 +41,8 @@ def _check(expected: Callable[[Any], Any]) -> Callable[[Elements], None]:
         for number, batch in enumerate(islice(batches, 50)):
             batch = np.asarray(batch)
             x = np.arange(number * BATCH, (number + 1) * BATCH)
-            expect(batch.dtype == np.int64, f"dtype {batch.dtype}")
-            expect(np.array_equal(batch, expected(x)), f"values of batch {number}")
+            expect(batch.dtype == np.int64, f"a batch is {batch.dtype}, not int64")
+            expect(np.array_equal(batch, expected(x)), f"wrong values in batch {number}")
 
     return check
 
@@ -95,8 +95,8 @@ def _tf_data_numpy_function(function: Function) -> Any:
 def _chunks(function: Function) -> Any:
     def build(_: Path, __: ExitStack) -> Pipeline:
         def batches() -> Iterator[Any]:
-            for start in range(0, N, TOGETHER):
-                values = function(np.arange(start, min(start + TOGETHER, N)))
+            for start in range(0, N, CHUNK):
+                values = function(np.arange(start, min(start + CHUNK, N)))
                 for first in range(0, len(values), BATCH):
                     yield values[first : first + BATCH]
 

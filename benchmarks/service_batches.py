@@ -1,9 +1,9 @@
-"""How many bytes a second does a data service deliver?
+"""Throughput of a data service in bytes per second.
 
-A ready batch of 64 x 224 x 224 x 3 uint8 (9.6 MB), repeated, through one worker process on the same
-host. Whoever reads a batch touches one byte of each of its 4 KiB pages, so that nobody is credited
-for bytes that never arrived. The two loaders with a worker process are not services, they cannot
-leave the host; they are here because they are what else moves a batch between two processes.
+A precomputed batch of 64 x 224 x 224 x 3 uint8 (9.6 MB), repeated, is read through one worker
+process on the same host. The reader touches one byte of each 4 KiB page of a batch, so that only
+bytes that arrived are counted. The two loaders with a worker process are not services and are
+limited to one host; they are included as other ways to move a batch between two processes.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -31,24 +31,26 @@ _PAGE = 4096
 
 
 def batch() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the batch that everybody sends."""
+    """Return the batch that all contenders send."""
     return np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
 
 
 def touch(received: Any) -> int:
-    """Read a byte of each page; it is one batch."""
+    """Read a byte of each page; return 1, the number of batches."""
     np.asarray(received).reshape(-1)[::_PAGE].sum()
     return 1
 
 
 def _check(batches: Elements) -> None:
     expected = batch()
-    # Held together: a batch must stay what it is while later ones arrive.
-    held = [np.asarray(each) for each in islice(batches, 6)]
-    expect(len(held) == 6, "the stream ended")
-    for each in held:
-        expect(each.dtype == np.uint8 and each.shape == SHAPE, f"{each.dtype} {each.shape}")
-        expect(np.array_equal(each, expected), "a batch's bytes differ from what was sent")
+    # All are kept: a batch must not change when later ones arrive.
+    received = [np.asarray(each) for each in islice(batches, 6)]
+    expect(len(received) == 6, "the stream ended")
+    for each in received:
+        expect(
+            each.dtype == np.uint8 and each.shape == SHAPE, f"a batch is {each.dtype}, {each.shape}"
+        )
+        expect(np.array_equal(each, expected), "the bytes of a batch differ from the sent batch")
 
 
 def _headrace(protocol: str) -> Any:
@@ -99,11 +101,11 @@ def _torch(_: Path, __: ExitStack) -> Pipeline:
 
     class Batches(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:
-            same = batch()
+            constant = batch()
             while True:
-                # A new tensor each time: one that was sent before would not be copied again, and
-                # all that were received would be the same memory.
-                yield torch.from_numpy(same)
+                # A new tensor each time: a tensor that was sent before is not copied again, and all
+                # received tensors would share its memory.
+                yield torch.from_numpy(constant)
 
     loader = DataLoader(Batches(), batch_size=None, num_workers=1)
     return lambda: iter(loader)
@@ -113,7 +115,7 @@ def _grain(_: Path, __: ExitStack) -> Pipeline:
     import grain
     from absl import flags
 
-    flags.FLAGS(["grain"])  # its worker processes look at flags, which a program parses first
+    flags.FLAGS(["grain"])  # worker processes require parsed flags
 
     class Same:
         def __init__(self) -> None:
@@ -124,7 +126,7 @@ def _grain(_: Path, __: ExitStack) -> Pipeline:
 
         def __getitem__(self, _: int) -> Any:
             if self.same is None:
-                self.same = batch()
+                self.constant = batch()
             return self.same
 
     dataset = (
@@ -136,19 +138,19 @@ def _grain(_: Path, __: ExitStack) -> Pipeline:
 
 
 def memcpy(_: Path, __: ExitStack) -> Pipeline:
-    """Copy the batch again and again, into the same place."""
-    source, place = batch(), np.empty(SHAPE, np.uint8)
+    """Return copies of the batch, always into the same buffer."""
+    source, buffer = batch(), np.empty(SHAPE, np.uint8)
 
     def copies() -> Iterator[Any]:
         while True:
-            np.copyto(place, source)
-            yield place
+            np.copyto(buffer, source)
+            yield buffer
 
     return copies
 
 
 def loopback(_: Path, stack: ExitStack) -> Pipeline:
-    """Receive batches from a process that sends them through a socket."""
+    """Return batches from another process through a plain socket."""
 
     def received() -> Iterator[Any]:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -160,14 +162,14 @@ def loopback(_: Path, stack: ExitStack) -> Pipeline:
             stack.callback(sender.kill)
             server.settimeout(30)
             connection, _address = server.accept()
-        place = np.empty(SHAPE, np.uint8)
+        buffer = np.empty(SHAPE, np.uint8)
         with connection:
             connection.settimeout(30)
             while True:
-                view = memoryview(place).cast("B")
+                view = memoryview(buffer).cast("B")
                 while view:
                     view = view[connection.recv_into(view) :]
-                yield place
+                yield buffer
 
     return received
 

@@ -1,7 +1,7 @@
-"""How many middle-sized elements does a data service deliver, within a host and by TCP?
+"""Throughput of a data service for elements of medium size, by shared memory and by TCP.
 
-Arrays of 64 KiB and of 1 MiB, one at a time, through one worker process on the same host; sixteen
-different ones, repeated. Whoever reads one touches a byte of each of its 4 KiB pages.
+Sixteen different arrays of 64 KiB or of 1 MiB, repeated, are read one at a time through one worker
+process on the same host. The reader touches one byte of each 4 KiB page.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -20,12 +20,12 @@ from benchmarks.workload import Check, Contender, Elements, Pipeline, Target, Wo
 
 __all__ = ["WORKLOADS"]
 
-DIFFERENT = 16
+NUM_ARRAYS = 16
 _PAGE = 4096
 
 
 def _rows(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return np.random.default_rng(0).integers(0, 256, (DIFFERENT, size), dtype=np.uint8)
+    return np.random.default_rng(0).integers(0, 256, (NUM_ARRAYS, size), dtype=np.uint8)
 
 
 def _touch(element: Any) -> int:
@@ -35,11 +35,11 @@ def _touch(element: Any) -> int:
 
 def _check(size: int) -> Check:
     def check(elements: Elements) -> None:
-        # Held together: an element must stay what it is while later ones arrive.
-        held = [np.asarray(element) for element in islice(elements, 2 * DIFFERENT)]
-        expect(len(held) == 2 * DIFFERENT, "the stream ended")
-        for number, (element, row) in enumerate(zip(held, [*_rows(size)] * 2, strict=True)):
-            expect(np.array_equal(element, row), f"element {number} is not what was sent")
+        # All are kept: an element must not change when later ones arrive.
+        received = [np.asarray(element) for element in islice(elements, 2 * NUM_ARRAYS)]
+        expect(len(received) == 2 * NUM_ARRAYS, "the stream ended")
+        for number, (element, row) in enumerate(zip(received, [*_rows(size)] * 2, strict=True)):
+            expect(np.array_equal(element, row), f"element {number} differs from the sent element")
 
     return check
 
@@ -76,7 +76,7 @@ def _workload(name: str, size: int) -> Workload:
         check=_check(size),
         consume=_touch,
         reopen=False,
-        stretch=0.4,
+        duration_factor=0.4,
         contenders=(
             Contender(
                 name="headrace, shared memory",

@@ -1,8 +1,8 @@
-"""Does a service cost anything where the work is real: photographs decoded on the same cores?
+"""Overhead of a data service for a realistic workload: photographs decoded on the same cores.
 
 The photographs and the pipeline of `jpeg`: 8 TFRecord shards, decoded, resized and batched by 64,
-with as many threads as there are cores: in this process, and in one worker process on this host
-that hands its batches over. In both the same cores do all the work there is.
+with one thread per core. They run in the consumer's process, and in one worker process on the same
+host that sends the batches; both use the same cores.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -63,7 +63,7 @@ def _in_process(inputs: Path, _: ExitStack) -> Pipeline:
 def _check(batches: Elements) -> None:
     for images, labels in islice(batches, 4):
         expect(images.shape == (BATCH, SIDE, SIDE, 3), f"images are {images.shape}")
-        expect(len(set(labels.tolist())) == BATCH, "a batch has an image twice")
+        expect(len(set(labels.tolist())) == BATCH, "a batch contains an image twice")
 
 
 def _count(batch: Any) -> int:
@@ -77,7 +77,7 @@ WORKLOADS = (
         check=_check,
         consume=_count,
         reopen=False,
-        stretch=1.5,
+        duration_factor=1.5,
         contenders=(
             Contender(
                 name="headrace",

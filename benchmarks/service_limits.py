@@ -1,9 +1,9 @@
-"""How near does a service's way for large batches come to what the machine does without one?
+"""Throughput of each transport for large batches, compared with the machine's own primitives.
 
-Batches of 64 x 224 x 224 x 3 uint8 (9.6 MB) through one worker process on the same host, by each of
-the three ways: through shared memory beside a plain copy (the batch is made of rows, and its bytes
-are to be written once, into the slot), by TCP beside a bare Python socket, and encrypted beside
-ZeroMQ's own sockets with CURVE. Whoever reads a batch touches one byte of each of its 4 KiB pages.
+Batches of 64 x 224 x 224 x 3 uint8 (9.6 MB) are read through one worker process on the same host:
+through shared memory, compared with a plain copy (the batch is assembled from rows, directly in
+shared memory); by TCP, compared with a bare Python socket; and encrypted, compared with ZeroMQ
+sockets with CURVE. The reader touches one byte of each 4 KiB page of a batch.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -31,18 +31,18 @@ __all__ = ["WORKLOADS"]
 
 def _check(batches: Elements) -> None:
     expected = batch()
-    # Held together: a batch must stay what it is while later ones arrive.
+    # All are kept: a batch must not change when later ones arrive.
     for each in list(islice(batches, 6)):
-        expect(np.array_equal(np.asarray(each), expected), "a batch differs from what was sent")
+        expect(np.array_equal(np.asarray(each), expected), "a batch differs from the sent batch")
 
 
-def _made_of_rows(_: Path) -> Any:
+def _assembled(_: Path) -> Any:
     import headrace as hr
 
     return hr.Dataset.from_tensor_slices(batch()).repeat().batch(SHAPE[0])
 
 
-def _ready(_: Path) -> Any:
+def _precomputed(_: Path) -> Any:
     import headrace as hr
 
     return hr.Dataset.from_tensors(batch()).repeat()
@@ -67,7 +67,7 @@ def _encrypted(_: Path, stack: ExitStack) -> Pipeline:
         compression=None,
         security=service.Security.load(keys, "client"),
     )
-    remote = _ready(keys).apply(read)
+    remote = _precomputed(keys).apply(read)
     return lambda: iter(remote)
 
 
@@ -95,12 +95,12 @@ def _zeromq(_: Path, stack: ExitStack) -> Pipeline:
 
 
 def _send(port: int, server_public: bytes) -> None:
-    own_public, own_secret = zmq.curve_keypair()
+    client_public, client_secret = zmq.curve_keypair()
     sent = batch()
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.set(zmq.CURVE_SERVERKEY, server_public)
-        socket.set(zmq.CURVE_PUBLICKEY, own_public)
-        socket.set(zmq.CURVE_SECRETKEY, own_secret)
+        socket.set(zmq.CURVE_PUBLICKEY, client_public)
+        socket.set(zmq.CURVE_SECRETKEY, client_secret)
         socket.set(zmq.SNDHWM, 4)
         socket.connect(f"tcp://127.0.0.1:{port}")
         while True:
@@ -108,7 +108,7 @@ def _send(port: int, server_public: bytes) -> None:
 
 
 def _workload(
-    name: str, build: Any, beside: Contender, at_least: float, or_rate: float | None = None
+    name: str, build: Any, reference: Contender, at_least: float, or_rate: float | None = None
 ) -> Workload:
     return Workload(
         name=f"9.6 MB batches, {name}",
@@ -117,26 +117,26 @@ def _workload(
         check=_check,
         consume=touch,
         reopen=False,
-        stretch=0.7,
+        duration_factor=0.7,
         contenders=(
             Contender(name="headrace", build=build, needs=("headrace",), role="headrace"),
-            beside,
+            reference,
         ),
-        targets=(Target(of=(beside.name,), at_least=at_least, or_rate=or_rate),),
+        targets=(Target(of=(reference.name,), at_least=at_least, or_rate=or_rate),),
     )
 
 
 WORKLOADS = (
     _workload(
-        "made in shared memory",
-        local_service(_made_of_rows, mode="OFF", data_transfer_protocol="shm"),
+        "assembled in shared memory",
+        local_service(_assembled, mode="OFF", data_transfer_protocol="shm"),
         Contender(name="memcpy", build=memcpy, role="limit"),
         at_least=0.5,
         or_rate=10e9 / BYTES,
     ),
     _workload(
         "tcp",
-        local_service(_ready, mode="OFF", data_transfer_protocol="tcp", compression=None),
+        local_service(_precomputed, mode="OFF", data_transfer_protocol="tcp", compression=None),
         Contender(name="bare Python socket, recv_into", build=loopback),
         at_least=0.95,
     ),

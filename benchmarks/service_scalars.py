@@ -1,8 +1,8 @@
-"""How many single elements does a data service deliver?
+"""Throughput of a data service in single elements per second.
 
-range(n) through one worker process on the same host, processing mode OFF, read one int64 at a
-time. There is no work and there are almost no bytes: this is the cost of an element's journey.
-Then the same in batches of 1024, the better case of a service that sends element by element.
+range(n) is read through one worker process on the same host, with sharding policy OFF, one int64 at
+a time. With no work and almost no bytes, this is the overhead per element. The second workload
+reads batches of 1024, the better case for a service that sends elements individually.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -32,8 +32,14 @@ def _check(elements: Elements) -> None:
 
 def _check_batches(batches: Elements) -> None:
     found = list(islice(batches, 20))
-    expect(all(b.dtype == np.int64 and b.shape == (BATCH,) for b in found), "dtype or shape")
-    expect(np.array_equal(np.concatenate(found), np.arange(20 * BATCH)), "not 0, 1, 2, ...")
+    expect(
+        all(b.dtype == np.int64 and b.shape == (BATCH,) for b in found),
+        f"a batch is not int64 of shape ({BATCH},)",
+    )
+    expect(
+        np.array_equal(np.concatenate(found), np.arange(20 * BATCH)),
+        "the elements are not 0, 1, 2, ...",
+    )
 
 
 def _headrace(batch: int | None) -> Any:
@@ -94,7 +100,7 @@ WORKLOADS = (
         targets=(Target(of=("tf.data service",), at_least=100.0),),
     ),
     Workload(
-        name="service, scalars by 1024",
+        name="service, scalars in batches of 1024",
         unit="elements",
         check=_check_batches,
         consume=len,

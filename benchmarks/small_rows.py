@@ -1,11 +1,11 @@
-"""How fast do small rows leave memory, shuffled and batched?
+"""Throughput of shuffling and batching small rows in memory, and of repeating tiny datasets.
 
-60 000 rows of 784 bytes (an MNIST), shuffled, in batches of 256. Work per row is a copy of 784
-bytes; whatever is done per row in Python or per row across a thread boundary dominates.
-tf.data and Headrace shuffle through a buffer of 10 000, the others permute all rows.
+60,000 rows of 784 bytes (the size of MNIST) are shuffled and read in batches of 256. The work per
+row is a copy of 784 bytes, so Python calls and thread switches per row dominate. tf.data and
+Headrace shuffle in a buffer of 10,000, the others permute all rows.
 
-And how fast do very small datasets in memory repeat? One number, and 16, without end: what a pass
-costs dominates.
+Datasets of one number and of 16 numbers are repeated forever; the cost of starting an epoch
+dominates.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -27,7 +27,7 @@ ROWS, WIDTH, BATCH, BUFFER = 60_000, 784, 256, 10_000
 
 
 def _rows() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Random rows whose first four bytes are the row's number."""
+    """Return random rows that start with the row number in four bytes."""
     rows = np.random.default_rng(0).integers(0, 256, (ROWS, WIDTH), dtype=np.uint8)
     rows[:, :4] = np.arange(ROWS, dtype="<u4").view(np.uint8).reshape(ROWS, 4)
     return rows
@@ -37,7 +37,9 @@ def _check(batches: Elements) -> None:
     rows, seen = _rows(), []
     for batch in batches:
         batch = np.asarray(batch)
-        expect(batch.dtype == np.uint8 and batch.ndim == 2, f"{batch.dtype} {batch.shape}")
+        expect(
+            batch.dtype == np.uint8 and batch.ndim == 2, f"a batch is {batch.dtype}, {batch.shape}"
+        )
         numbers = np.ascontiguousarray(batch[:, :4]).view("<u4")[:, 0]
         expect(bool((rows[numbers] == batch).all()), "a row's bytes differ from its source")
         seen.append(numbers)
@@ -91,7 +93,7 @@ def _torch_getitems(_: Path, __: ExitStack) -> Pipeline:
             return len(self.rows)
 
         def __getitems__(self, indices: list[int]) -> torch.Tensor:
-            # NumPy gathers: torch's own indexing takes eight times as long here.
+            # Gathered by NumPy: torch indexing takes eight times as long here.
             return torch.from_numpy(self.rows[indices])
 
     rows = Rows()
@@ -126,11 +128,11 @@ def _numpy(_: Path, __: ExitStack) -> Pipeline:
     return epoch
 
 
-_PASSES = 100
+_EPOCHS = 100
 
 
 def _repeated(count: int) -> Workload:
-    """Return the workload that repeats so many numbers without end."""
+    """Return a workload that repeats `count` numbers forever."""
     numbers = np.arange(count)
 
     def headrace(_: Path, __: ExitStack) -> Pipeline:
@@ -157,8 +159,8 @@ def _repeated(count: int) -> Workload:
         return lambda: cycle(numbers)
 
     def check(elements: Elements) -> None:
-        found = [int(x) for x in islice(elements, _PASSES * count)]
-        expect(found == [*range(count)] * _PASSES, "a pass is not every number once, in order")
+        found = [int(x) for x in islice(elements, _EPOCHS * count)]
+        expect(found == [*range(count)] * _EPOCHS, "an epoch is not every number once, in order")
 
     builds: tuple[tuple[str, Callable[[Path, ExitStack], Pipeline], tuple[str, ...]], ...] = (
         ("tf.data", tf_data, ("tensorflow",)),

@@ -1,4 +1,4 @@
-"""Workers and parameter servers of tf.distribute for the benchmarks, each a process.
+"""Workers and parameter servers of tf.distribute, each in its own process.
 
 `python -m benchmarks.tf_cluster CLUSTER TYPE INDEX` serves until standard input closes.
 """
@@ -17,7 +17,7 @@ __all__ = ["start_tf_cluster"]
 
 
 def start_tf_cluster(stack: ExitStack, *, workers: int, servers: int) -> dict[str, list[str]]:
-    """Start the tasks, to end with `stack`; returns their addresses by type."""
+    """Start the tasks, which end when `stack` closes; return their addresses by task type."""
     with ExitStack() as open_ports:
         cluster = {
             kind: [_free_address(open_ports) for _ in range(number)]
@@ -25,7 +25,7 @@ def start_tf_cluster(stack: ExitStack, *, workers: int, servers: int) -> dict[st
         }
     for kind, addresses in cluster.items():
         for index in range(len(addresses)):
-            # On leaving, its context manager closes standard input, upon which the task ends.
+            # The context manager closes standard input on exit, which ends the task.
             command = (sys.executable, "-m", __name__, json.dumps(cluster), kind, str(index))
             process = stack.enter_context(
                 subprocess.Popen(
@@ -41,10 +41,10 @@ def start_tf_cluster(stack: ExitStack, *, workers: int, servers: int) -> dict[st
 
 
 def _free_address(open_ports: ExitStack) -> str:
-    # All are held until all are chosen, so that none is chosen twice.
-    held = open_ports.enter_context(socket.socket())
-    held.bind(("127.0.0.1", 0))
-    return f"127.0.0.1:{held.getsockname()[1]}"
+    # Ports stay open until all are chosen, so that none is chosen twice.
+    port = open_ports.enter_context(socket.socket())
+    port.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{port.getsockname()[1]}"
 
 
 def _serve(cluster: str, kind: str, index: str) -> None:
@@ -54,7 +54,7 @@ def _serve(cluster: str, kind: str, index: str) -> None:
         json.loads(cluster), job_name=kind, task_index=int(index), protocol="grpc", start=True
     )
     sys.stdin.read()
-    # It cannot be stopped, and nothing here needs to be saved.
+    # The server cannot be stopped, and there is no state to save.
     del server
     os._exit(0)
 

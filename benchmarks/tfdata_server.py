@@ -1,4 +1,4 @@
-"""A tf.data service for the benchmarks: a dispatcher and a worker in a process of their own.
+"""A tf.data service, dispatcher and worker, in a separate process.
 
 `python -m benchmarks.tfdata_server` prints its address and serves until standard input closes.
 """
@@ -15,8 +15,8 @@ __all__ = ["start_tf_data_service"]
 
 
 def start_tf_data_service(stack: ExitStack) -> str:
-    """Start the service, to end with `stack`; returns its address, "grpc://host:port"."""
-    # On leaving, its context manager closes standard input, upon which the server ends.
+    """Start the service, which ends when `stack` closes; return its address, "grpc://host:port"."""
+    # The context manager closes standard input on exit, which ends the server.
     process = stack.enter_context(
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.tfdata_server"],
@@ -28,7 +28,7 @@ def start_tf_data_service(stack: ExitStack) -> str:
     assert process.stdout is not None
     address = process.stdout.readline().strip()
     if not address:
-        raise RuntimeError("the tf.data service did not start")
+        raise RuntimeError("the process of the tf.data service ended before it printed its address")
     return address
 
 
@@ -42,7 +42,7 @@ def _serve() -> None:
     )
     print(dispatcher.target, flush=True)
     sys.stdin.read()
-    # Its servers wait for clients that are gone; nothing here needs to be saved.
+    # The servers would wait for clients that have ended; there is no state to save.
     del worker
     os._exit(0)
 

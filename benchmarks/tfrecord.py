@@ -1,8 +1,8 @@
-"""How fast are small records read from TFRecord files?
+"""Throughput of reading small records from TFRecord files.
 
-200 000 records of 100 bytes in 4 files (23 MB with frames, in the page cache), checksums verified.
-Once as single records, where the cost of handing over one element shows, and once in batches of
-256, which is tf.data's better case.
+200,000 records of 100 bytes in 4 files (23 MB with frames, in the page cache) are read with
+verified checksums: as single records, where the cost per element dominates, and in batches of 256,
+the better case for tf.data.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -34,7 +34,7 @@ def write_inputs(directory: Path) -> None:
 
 
 def _rows() -> np.ndarray[Any, np.dtype[np.uint8]]:
-    # No zero bytes: NumPy's fixed-width bytes would lose them at the end of a record.
+    # No zero bytes: NumPy strips them from the end of fixed-width bytes.
     return np.random.default_rng(0).integers(1, 256, (RECORDS, LENGTH), dtype=np.uint8)
 
 
@@ -95,7 +95,10 @@ def _read_and_sum(inputs: Path, _: ExitStack) -> Pipeline:
 
 def _check_sums(files: Elements) -> None:
     found = list(files)
-    expect([records for records, _ in found] == [RECORDS // FILES] * FILES, "record counts")
+    expect(
+        [records for records, _ in found] == [RECORDS // FILES] * FILES,
+        "wrong number of records in a file",
+    )
     expect(len({crc for _, crc in found}) == FILES, "checksums of different files are equal")
 
 

@@ -1,13 +1,12 @@
-"""What does a worker save where four trainers share what it makes?
+"""Processor time that the cross-trainer cache saves in a worker of four trainers.
 
-Photographs, decoded, resized and batched by 16 in one worker process, for four trainers that read
-everything. They share it through the cross-trainer cache, or each has a job of its own. What is
-measured is the processor time of the worker for a batch that a trainer got: making it and sending
-it. Shared, a batch is made once and sent four times, so that a quarter would be perfect.
+One worker process decodes, resizes and batches photographs by 16 for four trainers, each of which
+reads all of them, through the cross-trainer cache or with one job per trainer. The figure is the
+worker's processor time, to compute and to send, per batch that a trainer receives. With the cache a
+batch is computed once and sent four times, so the ideal ratio is a quarter.
 
-The window that they share is small, so that it is full when the clock starts, as it is soon in any
-training: until then each batch lies in memory that is touched for the first time, which costs as
-much as the machine takes for that.
+The cache window is small, so that it is full when the clock starts, as it soon is in training:
+until then each batch is written to fresh memory, at the additional cost of page faults.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -28,10 +27,10 @@ from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload,
 __all__ = ["WORKLOADS", "write_inputs"]
 
 TRAINERS, IMAGES, BATCH = 4, 128, 16
-_AT_ONCE = 8
-"""Batches for each trainer from one look at the worker's clock to the next."""
+_BATCHES_PER_MEASUREMENT = 8
+"""Batches for each trainer between two readings of the worker's processor time."""
 _WINDOW_BYTES = 64 << 20
-"""Of 27 batches, which are made while the elements are checked and the contender warms up."""
+"""Size of 27 batches, which are computed during the check and the warm-up."""
 
 
 def write_inputs(directory: Path) -> None:
@@ -64,20 +63,20 @@ def _headrace(*, shared: bool) -> Callable[[Path, ExitStack], Pipeline]:
             for number in range(TRAINERS):
                 trainer = f"trainer {number}"
                 cache = service.CrossTrainerCache(trainer) if shared else None
-                one = service.distribute(
+                distribute = service.distribute(
                     service.ShardingPolicy.OFF,
                     cluster.target,
                     job_name="training" if shared else trainer,
                     cross_trainer_cache=cache,
                 )
-                remote = iter(_decoded(inputs).apply(one))
+                remote = iter(_decoded(inputs).apply(distribute))
                 readers.append(stack.enter_context(remote))
             while True:
                 before = cpu_seconds_of(worker)
-                for _ in range(_AT_ONCE):
+                for _ in range(_BATCHES_PER_MEASUREMENT):
                     for reader in readers:
                         expect(next(reader).shape == (BATCH, SIDE, SIDE, 3), "not a batch")
-                yield TRAINERS * _AT_ONCE, cpu_seconds_of(worker) - before
+                yield TRAINERS * _BATCHES_PER_MEASUREMENT, cpu_seconds_of(worker) - before
 
         return read
 
@@ -86,16 +85,16 @@ def _headrace(*, shared: bool) -> Callable[[Path, ExitStack], Pipeline]:
 
 def _check(measured: Elements) -> None:
     for batches, seconds in islice(measured, 2):
-        expect(batches > 0 and seconds >= 0, "nothing was measured")
+        expect(batches > 0 and seconds >= 0, "a measurement is empty")
 
 
 WORKLOADS = (
     Workload(
-        name=f"{TRAINERS} trainers, the worker's CPU for a batch",
+        name=f"{TRAINERS} trainers, worker CPU per batch",
         unit="batches",
         check=_check,
         reopen=False,
-        own_clock=True,
+        self_timed=True,
         contenders=(
             Contender(
                 name="headrace",
@@ -103,9 +102,11 @@ WORKLOADS = (
                 needs=("headrace", "cv2"),
                 role="headrace",
             ),
-            Contender(name="a job each", build=_headrace(shared=False), needs=("headrace", "cv2")),
+            Contender(
+                name="one job per trainer", build=_headrace(shared=False), needs=("headrace", "cv2")
+            ),
         ),
         # At most 0.3 of the processor time.
-        targets=(Target(of=("a job each",), at_least=1 / 0.3),),
+        targets=(Target(of=("one job per trainer",), at_least=1 / 0.3),),
     ),
 )

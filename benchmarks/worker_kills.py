@@ -1,9 +1,9 @@
-"""How long does one wait for the next element after the SIGKILL of a worker?
+"""Longest wait for an element after the SIGKILL of a worker.
 
-An epoch of 300 elements that take 5 ms each is read through two worker processes, and one is killed
-after 200. What is measured is the longest wait for an element from then to the end of the epoch,
-which must be whole. Ordered, the elements that the lost worker held stand in the way of all later
-ones; in any order they stand in the way of the epoch's end.
+An epoch of 300 elements, 5 ms each, is read through two worker processes; one is killed after 200
+elements. The figure is the longest wait for an element from then to the end of the epoch, which
+must be complete. In ordered reading, the elements of the lost worker block all later elements;
+in unordered reading, they block the end of the epoch only.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -20,11 +20,11 @@ from benchmarks.workload import Bound, Contender, Elements, Pipeline, Workload, 
 
 __all__ = ["WORKLOADS"]
 
-_ELEMENTS, _KILLED_AFTER, _SECONDS_AN_ELEMENT = 300, 200, 0.005
+_ELEMENTS, _KILLED_AFTER, _SECONDS_PER_ELEMENT = 300, 200, 0.005
 
 
 def _slow(element: Any) -> Any:
-    time.sleep(_SECONDS_AN_ELEMENT)
+    time.sleep(_SECONDS_PER_ELEMENT)
     return element
 
 
@@ -44,12 +44,12 @@ def _killed_worker(*, ordered: bool) -> Callable[[Path, ExitStack], Pipeline]:
                 with iter(remote) as epoch:
                     found = [int(element) for element in islice(epoch, _KILLED_AFTER)]
                     cluster.kill_worker(victim)
-                    longest, asked = 0.0, time.perf_counter()
+                    longest, requested = 0.0, time.perf_counter()
                     for element in epoch:
                         now = time.perf_counter()
-                        longest, asked = max(longest, now - asked), now
+                        longest, requested = max(longest, now - requested), now
                         found.append(int(element))
-                expect(sorted(found) == list(range(_ELEMENTS)), "an epoch is not whole")
+                expect(sorted(found) == list(range(_ELEMENTS)), "an epoch is incomplete")
                 expect(not ordered or found == sorted(found), "an epoch is out of order")
                 yield 1, longest
                 cluster.add_worker()
@@ -61,7 +61,7 @@ def _killed_worker(*, ordered: bool) -> Callable[[Path, ExitStack], Pipeline]:
 
 
 def _check(waits: Elements) -> None:
-    next(waits)  # which checks its epoch
+    next(waits)  # the pipeline checks its epoch
 
 
 WORKLOADS = (
@@ -70,8 +70,8 @@ WORKLOADS = (
         unit="kills",
         check=_check,
         reopen=False,
-        own_clock=True,
-        stretch=0.5,
+        self_timed=True,
+        duration_factor=0.5,
         contenders=(
             Contender(
                 name="headrace, ordered",
@@ -80,7 +80,7 @@ WORKLOADS = (
                 role="headrace",
             ),
             Contender(
-                name="headrace, any order",
+                name="headrace, unordered",
                 build=_killed_worker(ordered=False),
                 needs=("headrace",),
                 role="headrace",
@@ -88,7 +88,7 @@ WORKLOADS = (
         ),
         targets=(
             Bound(at_most=1.5, by="headrace, ordered"),
-            Bound(at_most=1.5, by="headrace, any order"),
+            Bound(at_most=1.5, by="headrace, unordered"),
         ),
     ),
 )

@@ -1,9 +1,9 @@
-"""What is compared with what: a workload, its contenders, the targets that were set for it.
+"""Records of a benchmark: workloads, their contenders and their targets.
 
-Rule 1  A contender's pipeline is what its users would write.
-Rule 2  Every contender's elements are checked before they are timed: wrong data is a failure.
-Rule 3  Frameworks are imported inside the contender that needs them, so that a missing one is
-        shown as "not installed" and so that no contender carries another's threads.
+Rule 1. A contender's pipeline is code that users of its library would write.
+Rule 2. The elements of each contender are checked before it is timed; wrong data is a failure.
+Rule 3. A contender imports its own framework, so that a missing framework is reported as "not
+        installed" and no contender runs the threads of another framework.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ Pipeline = Callable[[], Elements]
 """Opens a fresh iterator over a pipeline that is already built."""
 
 Consume = Callable[[Any], int]
-"""Uses one element as a training step would; returns how many items were in it."""
+"""Uses an element as a training step would; returns its number of items."""
 
 Check = Callable[[Elements], None]
-"""Reads a fresh iterator and raises unless its elements are right."""
+"""Reads a fresh iterator; raises an error if its elements are wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One way to do the work.
+    """One implementation of a workload.
 
     Attributes:
-        name: Its row in the table.
-        build: Called once in the contender's own process with the folder of input files and a
-            stack for what must be closed; returns the pipeline.
-        needs: Modules without which it is "not installed".
-        role: Headrace itself, a peer, or a bound set by the machine.
-        consume: Overrides the workload's, for limits whose elements have another shape.
-        check: Overrides the workload's, likewise.
+        name: Name of its row in the table.
+        build: Returns the pipeline. Called once, in the contender's process, with the directory of
+            input files and a stack for resources to close.
+        needs: Required modules; without one of them the contender is "not installed".
+        role: "headrace", "peer" (a product to compare with) or "limit" (an upper bound set by the
+            machine or by Python).
+        consume: Replaces the workload's `consume`, for elements of another shape.
+        check: Replaces the workload's `check`, for elements of another shape.
     """
 
     name: str
@@ -61,10 +62,14 @@ class Contender:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The contender `by` is to reach `drop_below` times the rate of the contender(s) called `of`.
+    """A minimum rate of a contender, relative to other contenders or absolute.
 
-    Several names mean the fastest of them in each round; none means that `drop_below` is itself a
-    rate, in items per second. Where `or_rate` is given, that rate will do as well.
+    Attributes:
+        of: Names of the contenders to compare with; of several, the fastest in each round counts.
+            Empty for an absolute target.
+        at_least: Minimum ratio of the rates, or, without `of`, items per second.
+        by: Name of the contender that should reach the target.
+        or_rate: Items per second that meet the target as well.
     """
 
     of: tuple[str, ...]
@@ -75,7 +80,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """The contender `by` is to take at most so many seconds for an item."""
+    """An upper bound of the seconds per item (`at_most`) of the contender `by`."""
 
     at_most: float
     by: str = "headrace"
@@ -83,26 +88,26 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The same work, done by each contender in turn.
+    """A task that each contender performs in turn.
 
     Attributes:
-        name: Its name in the table.
-        unit: What is counted, such as "rows".
+        name: Name in the table.
+        unit: Plural noun of the counted items, such as "rows".
         contenders: Headrace first, then peers, then limits.
-        check: Raises unless a fresh iterator gives the right elements.
-        consume: Uses an element, returns its number of items; None counts elements.
-        targets: What was aimed at.
-        reopen: Open a fresh iterator each round. A service is read through one iterator instead,
-            as training does: what an abandoned one leaves behind in a server would be timed too.
-        item_bytes: Bytes in one item, where GB/s says more than items/s.
-        stretch: How many times as long its rounds are, and the ramps before them. Work that was
-            begun before the clock and is not done after it is to be a small part of a round.
-        times_rounds: How many times as many rounds it has, where a small difference is looked for.
-        renew_after: Rounds after which contenders go on in new processes; 0: never. Two processes
-            of the same program differ by some percent as long as they live.
-        own_clock: Each element is what its contender measured itself: a number of items and the
-            seconds that they took, of waiting or of processor time. What else happens between two
-            elements is not counted, and there is no ramp.
+        check: Raises an error if the elements of a fresh iterator are wrong.
+        consume: Uses an element and returns its number of items; None counts elements.
+        targets: Targets of its contenders.
+        reopen: Whether each round opens a fresh iterator. A service is read through one iterator,
+            as in training; otherwise the cleanup of closed iterators in servers would be timed.
+        item_bytes: Bytes per item; if given, the rate is shown in GB/s.
+        duration_factor: Multiplies the duration of rounds and warm-ups, for workloads in which work
+            in progress at the start or the end of a round would be a large part of it.
+        rounds_factor: Multiplies the number of rounds, to detect small differences.
+        restart_every: Rounds after which contenders continue in new processes; 0 disables restarts.
+            Two processes of the same program differ by a few percent for their whole lifetime.
+        self_timed: Whether each element is a measurement by the contender: a number of items and
+            their seconds of waiting or of processor time. Time between elements is not counted, and
+            there is no warm-up.
     """
 
     name: str
@@ -113,13 +118,13 @@ class Workload:
     targets: tuple[Target | Bound, ...] = ()
     reopen: bool = True
     item_bytes: int | None = None
-    stretch: float = 1.0
-    times_rounds: int = 1
-    renew_after: int = 0
-    own_clock: bool = False
+    duration_factor: float = 1.0
+    rounds_factor: int = 1
+    restart_every: int = 0
+    self_timed: bool = False
 
 
-def expect(true: bool, otherwise: str) -> None:
-    """Raise ValueError(`otherwise`) unless `true`: the data of a contender is wrong."""
-    if not true:
-        raise ValueError(f"wrong data: {otherwise}")
+def expect(condition: bool, message: str) -> None:
+    """Raise a ValueError for wrong data, with `message`, unless `condition` is true."""
+    if not condition:
+        raise ValueError(f"wrong data: {message}")

@@ -1,6 +1,6 @@
 """Draw docs/benchmarks.svg: two workloads of benchmarks/RESULTS.md as bars.
 
-Run by `make docs`; a test asserts that the committed chart is what this file draws.
+Run by `make docs`; a test asserts that the committed chart is up to date.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def rates() -> dict[tuple[str, str], str]:
     return {(row[1].strip(), row[2].strip()): row[3].strip() for row in rows[1:]}
 
 
-def text(x: float, y: float, words: str, size: float, fill: str, more: str = "") -> str:
-    """Return an SVG text element; `more` holds further attributes."""
+def text(x: float, y: float, content: str, size: float, fill: str, more: str = "") -> str:
+    """Return an SVG text element; `more` contains further attributes."""
     font = f"{FONT} font-size='{size}' fill='{fill}'{more}"
-    return f"<text x='{x:g}' y='{y:g}' {font}>{escape(words)}</text>"
+    return f"<text x='{x:g}' y='{y:g}' {font}>{escape(content)}</text>"
 
 
 def panel(top: int, title: str, bars: dict[str, str]) -> list[str]:
@@ -58,7 +58,7 @@ def panel(top: int, title: str, bars: dict[str, str]) -> list[str]:
 
     Args:
         top: Distance from the top of the picture, in pixels.
-        title: Written above the bars.
+        title: Title above the bars.
         bars: Rates with their unit, "12.76 GB/s", by label.
     """
     values = {label: float(rate.split()[0]) for label, rate in bars.items()}

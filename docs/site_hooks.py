@@ -32,7 +32,7 @@ DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class FencedExamples(griffe.Extension):
-    """Puts doctests outside an `Examples` section into code blocks; Markdown would quote them."""
+    """Puts doctests outside an `Examples` section into code blocks, not Markdown quotes."""
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
         if obj.docstring is not None:
@@ -59,20 +59,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at where the site has their targets."""
-    if _is_made_here(page.file):
+    """Rewrite relative links to the paths that their targets have on the site."""
+    if _is_generated(page.file):
         return markdown
     source = _source(page.file)
-    here = posixpath.dirname(page.file.src_uri)
+    folder = posixpath.dirname(page.file.src_uri)
 
-    def in_site(match: re.Match[str]) -> str:
+    def rewrite_link(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
-        if not (ROOT / target).exists():  # MkDocs warns of it
+        if not (ROOT / target).exists():  # MkDocs warns
             return match[0]
-        moved = posixpath.relpath(_uri(target), here or ".")
-        return f"{match[1]}{moved}{match[3] or ''}"
+        uri = posixpath.relpath(_uri(target), folder or ".")
+        return f"{match[1]}{uri}{match[3] or ''}"
 
-    return LINK.sub(in_site, markdown)
+    return LINK.sub(rewrite_link, markdown)
 
 
 def _add_linked_files(files: Files, config: MkDocsConfig) -> None:
@@ -80,7 +80,7 @@ def _add_linked_files(files: Files, config: MkDocsConfig) -> None:
     pages = [file for file in files if file.is_documentation_page()]
     while pages:
         page = pages.pop()
-        if _is_made_here(page):
+        if _is_generated(page):
             continue
         folder = posixpath.dirname(_source(page))
         for _, target, _ in LINK.findall(page.content_string):
@@ -98,7 +98,7 @@ def _add_linked_files(files: Files, config: MkDocsConfig) -> None:
 
 
 def _uri(path: str) -> str:
-    """Return where the site has a file of the repository."""
+    """Return the path on the site of a file of the repository."""
     if path == START:
         return "index.md"
     if path == "docs/design":
@@ -107,14 +107,14 @@ def _uri(path: str) -> str:
 
 
 def _source(file: File) -> str:
-    """Return the path in the repository of a file of the site."""
+    """Return the path in the repository of a file on the site."""
     if file.src_uri == "index.md":
         return START
     inside = file.src_uri.removeprefix("repository/")
     return inside if inside != file.src_uri else f"docs/{file.src_uri}"
 
 
-def _is_made_here(file: File) -> bool:
+def _is_generated(file: File) -> bool:
     return file.src_uri.startswith("api/") or file.src_uri == DESIGN_INDEX
 
 

@@ -1,11 +1,11 @@
-"""Read exactly once and in order, though a process is killed every second.
+"""Read exactly once and in order while a process is killed every second.
 
     workers         list_files -> interleave -> decode
-    this program    shuffle -> batch (in order, as part of the plan; in any order, after it)
+    this program    shuffle -> batch (ordered: part of the plan; unordered: after `distribute`)
 
-One process reads the files first. Then the same pipeline is read over a dispatcher and workers, one
-of which is killed (SIGKILL) every second. In order, the sequence of batches must be that of one
-process; in any order, the elements must be.
+First one process reads the files. Then the same pipeline is read over a dispatcher and workers, one
+of which is killed (SIGKILL) every second. Ordered reading must deliver the same sequence of batches
+as one process; unordered reading must deliver the same elements.
 
     pip install headrace
     python examples/chaos.py
@@ -43,8 +43,9 @@ ROWS = 30
 WORKERS = 3
 PAUSE = 0.004
 INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 START_SECONDS = 120.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 BATCH_SIZE = 16
 SHUFFLE_BUFFER = 64
@@ -56,27 +57,27 @@ NUMBER_BYTES = 8
 
 
 def write_files(folder: Path, files: int, rows: int, seed: int) -> int:
-    """Write files of rows; return how many rows there are in all.
+    """Write files of rows; return the total number of rows.
 
     Args:
-        folder: Where to.
-        files: How many files.
-        rows: How many rows a file has about: files differ, as real ones do.
-        seed: Of their contents.
+        folder: Output directory.
+        files: Number of files.
+        rows: Average number of rows per file; the sizes vary.
+        seed: Seed of the contents.
     """
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     total = 0
     for file in range(files):
         with hr.io.TFRecordWriter(str(folder / f"images-{file:03d}.tfrecord")) as writer:
-            for _ in range(chance.randint(rows // 2, rows + rows // 2)):
-                image = chance.randbytes(SIDE * SIDE)
+            for _ in range(rng.randint(rows // 2, rows + rows // 2)):
+                image = rng.randbytes(SIDE * SIDE)
                 writer.write(total.to_bytes(NUMBER_BYTES, "little") + zlib.compress(image))
                 total += 1
     return total
 
 
 def decode(record: bytes, pause: float) -> dict[str, Any]:
-    """Turn a record into an image and its number; take a while, as the decoding of photos does."""
+    """Decode a record into an image and its number, in `pause` seconds like a real photograph."""
     if pause:
         time.sleep(pause)
     image = np.frombuffer(zlib.decompress(record[NUMBER_BYTES:]), np.uint8)
@@ -87,11 +88,11 @@ def decode(record: bytes, pause: float) -> dict[str, Any]:
 
 
 def images(folder: Path, pause: float) -> hr.Dataset:
-    """Return the images: of files in a random order, several open, decoded.
+    """Return the decoded images of interleaved files, which are in random order.
 
     Args:
-        folder: Where the files are.
-        pause: Seconds that a row takes to decode.
+        folder: Directory of the files.
+        pause: Seconds to decode a row.
     """
     return (
         hr.Dataset.list_files(str(folder / "*.tfrecord"), seed=1)
@@ -101,30 +102,30 @@ def images(folder: Path, pause: float) -> hr.Dataset:
 
 
 def batches(rows: hr.Dataset) -> hr.Dataset:
-    """Return images shuffled and in batches."""
+    """Return shuffled batches of images."""
     return rows.shuffle(SHUFFLE_BUFFER, seed=2).batch(BATCH_SIZE)
 
 
 class SequenceHash:
-    """Hash of batches in their order: of shape, dtype and bytes of each array."""
+    """Order-dependent hash of batches: of the shape, dtype and bytes of each array."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
 
-    def take(self, batch: Mapping[str, Any]) -> None:
-        """Take in the next batch."""
-        _feed(self._hash.update, batch)
+    def update(self, batch: Mapping[str, Any]) -> None:
+        """Add the next batch."""
+        _hash_arrays(self._hash.update, batch)
 
     @property
-    def text(self) -> str:
-        """The hash of what was taken in so far."""
+    def hexdigest(self) -> str:
+        """Hash of the batches so far."""
         return self._hash.hexdigest()
 
 
 class ElementsHash:
-    """Hash of elements in any order and in batches of any size: one that comes twice counts twice.
+    """Hash of elements that does not depend on their order or batches, but counts duplicates.
 
-    It is the sum of the elements' own hashes.
+    It is the sum of the hashes of the elements.
     """
 
     _MODULUS = 1 << 128
@@ -132,20 +133,20 @@ class ElementsHash:
     def __init__(self) -> None:
         self._sum = 0
 
-    def take(self, batch: Mapping[str, Any]) -> None:
-        """Take in the elements of another batch."""
+    def update(self, batch: Mapping[str, Any]) -> None:
+        """Add the elements of a batch."""
         for row in range(len(next(iter(batch.values())))):
-            own = hashlib.blake2b(digest_size=16)
-            _feed(own.update, {name: array[row] for name, array in batch.items()})
-            self._sum = (self._sum + int.from_bytes(own.digest(), "big")) % self._MODULUS
+            element_hash = hashlib.blake2b(digest_size=16)
+            _hash_arrays(element_hash.update, {name: array[row] for name, array in batch.items()})
+            self._sum = (self._sum + int.from_bytes(element_hash.digest(), "big")) % self._MODULUS
 
     @property
-    def text(self) -> str:
-        """The hash of what was taken in so far."""
+    def hexdigest(self) -> str:
+        """Hash of the batches so far."""
         return f"{self._sum:032x}"
 
 
-def _feed(update: Callable[[bytes], object], arrays: Mapping[str, Any]) -> None:
+def _hash_arrays(update: Callable[[bytes], object], arrays: Mapping[str, Any]) -> None:
     for name, each in sorted(arrays.items()):
         array = np.asarray(each)
         update(f"{name} {array.shape} {array.dtype.str}\n".encode())
@@ -157,18 +158,18 @@ def _feed(update: Callable[[bytes], object], arrays: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class Kill:
-    """A process was killed (SIGKILL), and another one started in its place."""
+    """A process that was killed with SIGKILL and replaced."""
 
-    who: str
+    name: str
     pid: int
 
 
 class Servers:
-    """A dispatcher and its workers, each a process; one thread at a time may use them.
+    """Processes of a dispatcher and its workers. Not thread-safe.
 
     Args:
-        folder: Where the dispatcher's journal is kept, and what all of them write.
-        workers: How many workers.
+        folder: Directory of the dispatcher's journal and of the log files.
+        workers: Number of workers.
     """
 
     def __init__(self, folder: Path, workers: int) -> None:
@@ -186,105 +187,105 @@ class Servers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start all of them."""
-        for who in self._commands:
-            self._start(who)
+        """Start all processes."""
+        for name in self._commands:
+            self._start(name)
 
-    def await_all(self) -> None:
-        """Return when all are ready.
+    def wait_until_ready(self) -> None:
+        """Wait until all processes are ready.
 
         Raises:
-            RuntimeError: One did not start; the message holds what it wrote.
+            RuntimeError: If a process failed to start; the message has its output.
         """
-        until = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         while not self._are_ready():
-            for who, process in self._processes.items():
-                if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"{who} did not start; it wrote:\n{self._written(who)}")
-            time.sleep(LOOK_SECONDS)
+            for name, process in self._processes.items():
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{name} failed to start; its log:\n{self._read_log(name)}")
+            time.sleep(POLL_SECONDS)
 
-    def look(self) -> list[str]:
-        """Start those again that ended by themselves; return who may be killed.
+    def restart_ended(self) -> list[str]:
+        """Restart processes that ended unexpectedly; return the names of those that may be killed.
 
-        Nobody may be before all are ready: where a process takes longer than a second to start,
-        too little would be done otherwise.
+        The list is empty until all processes are ready. Otherwise reading would make little
+        progress on machines where a process takes longer than a second to start.
         """
-        for who, process in self._processes.items():
+        for name, process in self._processes.items():
             if process.poll() is not None:
-                self._start(who)
+                self._start(name)
         return list(self._processes) if self._are_ready() else []
 
-    def kill(self, who: str) -> Kill:
-        """Kill one (SIGKILL), and start another one in its place."""
-        process = self._processes[who]
+    def kill(self, name: str) -> Kill:
+        """Kill a process with SIGKILL, and start its replacement."""
+        process = self._processes[name]
         process.kill()
         process.wait()
-        self._start(who)
-        return Kill(who, process.pid)
+        self._start(name)
+        return Kill(name, process.pid)
 
     def close(self) -> None:
-        """Kill all of them: nothing that they have is needed any more."""
+        """Kill all processes; their state is no longer needed."""
         for process in self._processes.values():
             process.kill()
             process.wait()
 
-    def _start(self, who: str) -> None:
-        with self._log(who).open("wb") as log:
-            self._processes[who] = subprocess.Popen(
-                [sys.executable, "-m", "headrace", *self._commands[who]],
-                # Workers import what this program can import.
+    def _start(self, name: str) -> None:
+        with self._log_path(name).open("wb") as log:
+            self._processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "headrace", *self._commands[name]],
+                # Workers can import the same modules as this program.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # Ctrl-C is for this program alone
+                process_group=0,  # only this program receives Ctrl-C
             )
 
     def _are_ready(self) -> bool:
-        return all(" ready at " in self._written(who) for who in self._processes)
+        return all(" ready at " in self._read_log(name) for name in self._processes)
 
-    def _written(self, who: str) -> str:
-        return self._log(who).read_text(errors="replace")
+    def _read_log(self, name: str) -> str:
+        return self._log_path(name).read_text(errors="replace")
 
-    def _log(self, who: str) -> Path:
-        return self._folder / f"{who}.log"
+    def _log_path(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
 
 
 def free_port() -> int:
-    """Return a free port that the system gives to no client while the dispatcher is away."""
+    """Return a free port outside the ephemeral range, which a restarted dispatcher can reuse."""
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise RuntimeError("no free port was found between 20000 and 32000")
+    raise RuntimeError("found no free port between 20000 and 32000 in 100 attempts")
 
 
 class Killer:
-    """Kills one of the servers every second, on a thread of its own, while its `with` block lasts.
+    """Context manager with a thread that kills a random server every second.
 
-    The next one is killed when the last has been replaced, if that takes longer than a second.
+    A kill is delayed until the replacement of the previous victim is ready.
 
     Args:
-        servers: Whom; nobody else may use them meanwhile.
-        chance: Chooses.
-        say: Called on the thread with each kill.
-        seconds: From one to the next.
+        servers: Processes to kill; no other thread may use this object.
+        rng: Random generator that chooses the victims.
+        log: Called on the thread after each kill.
+        seconds: Seconds between kills.
     """
 
     def __init__(
         self,
         servers: Servers,
-        chance: random.Random,
-        say: Callable[[Kill], None],
+        rng: random.Random,
+        log: Callable[[Kill], None],
         seconds: float = 1.0,
     ) -> None:
         self._servers = servers
-        self._chance = chance
-        self._say = say
+        self._rng = rng
+        self._log = log
         self._seconds = seconds
-        #: In order.
+        #: Kills so far, in chronological order.
         self.kills: list[Kill] = []
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-killer", daemon=True)
 
     def __enter__(self) -> Self:
@@ -292,17 +293,17 @@ class Killer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
     def _run(self) -> None:
         due = time.monotonic() + self._seconds
-        while not self._over.wait(LOOK_SECONDS):
-            victims = self._servers.look()
+        while not self._stopped.wait(POLL_SECONDS):
+            victims = self._servers.restart_ended()
             if victims and time.monotonic() >= due:
                 due = time.monotonic() + self._seconds
-                self.kills.append(self._servers.kill(self._chance.choice(victims)))
-                self._say(self.kills[-1])
+                self.kills.append(self._servers.kill(self._rng.choice(victims)))
+                self._log(self.kills[-1])
 
 
 # --- the program ----------------------------------------------------------------------------------
@@ -316,19 +317,19 @@ def run_chaos(
     rows: int = ROWS,
     pause: float = PAUSE,
 ) -> int:
-    """Run the demonstration; return the exit code: 0 if both readings equal one process's.
+    """Run the demo; return the exit code, 0 if both readings match that of one process.
 
     Args:
-        seed: Of who is killed when; None: another one each time.
-        console: Where to write.
-        files: How many files are read.
-        rows: How many rows a file has about.
+        seed: Seed of the data and of the choice of victims; None chooses one.
+        console: Output.
+        files: Number of files.
+        rows: Average number of rows per file.
         pause: Seconds that a worker takes for a row.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
     try:
-        with _sigterm_is_ctrl_c(), tempfile.TemporaryDirectory(prefix="headrace-chaos-") as name:
+        with _sigterm_as_interrupt(), tempfile.TemporaryDirectory(prefix="headrace-chaos-") as name:
             return _run(seed, console, Path(name), files, rows, pause)
     except KeyboardInterrupt:
         console.print("chaos: stopped before the end")
@@ -343,56 +344,56 @@ def _run(seed: int, console: Console, folder: Path, files: int, rows: int, pause
     sequence, elements = SequenceHash(), ElementsHash()
     with iter(batches(images(data, 0.0))) as reading:
         for batch in reading:
-            sequence.take(batch)
-            elements.take(batch)
+            sequence.update(batch)
+            elements.update(batch)
     console.print(f"{total} images in {files} files, read by one process:")
-    _show(console, "  every batch, in order", sequence)
-    _show(console, "  every image, in any order", elements)
+    _print_hash(console, "  every batch, in order", sequence)
+    _print_hash(console, "  every image, unordered", elements)
 
     servers = Servers(folder, WORKERS)
     try:
-        with _words_go_to(folder / "client.log"):
+        with _log_to(folder / "client.log"):
             servers.start()
             console.print(
-                f"dispatcher at {servers.address} and {WORKERS} workers, each a process; one of "
-                f"the {WORKERS + 1} is killed (SIGKILL) every second (seed {seed})"
+                f"dispatcher at {servers.address} and {WORKERS} workers; one of these processes is "
+                f"killed (SIGKILL) every second (seed {seed})"
             )
             killed = 0
-            differing = []
-            for title, ordered, expected, got in (
+            failed = []
+            for title, ordered, expected, actual in (
                 ("ordered", True, sequence, SequenceHash()),
-                ("any order", False, elements, ElementsHash()),
+                ("unordered", False, elements, ElementsHash()),
             ):
-                servers.await_all()
+                servers.wait_until_ready()
                 console.print(f"over the service, {title}:")
-                over_the_service = hr.service.distribute(
+                distribute = hr.service.distribute(
                     hr.service.ShardingPolicy.DYNAMIC, servers.address, ordered=ordered
                 )
-                # In any order a shuffle on workers would give its last elements at the very end
-                # only, when no worker was lost for a while.
+                # In unordered reading a shuffle on workers would hold its last elements until no
+                # worker was lost for a while, so it runs in this process.
                 decoded = images(data, pause)
                 dataset = (
-                    batches(decoded).apply(over_the_service)
+                    batches(decoded).apply(distribute)
                     if ordered
-                    else batches(decoded.apply(over_the_service))
+                    else batches(decoded.apply(distribute))
                 )
-                killed += _read(console, dataset, servers, random.Random(seed), got)
-                what = "every batch, in order" if ordered else "every image, in any order"
-                _show(console, f"  {what}", got)
-                if got.text != expected.text:
-                    differing.append(title)
+                killed += _read(console, dataset, servers, random.Random(seed), actual)
+                title_of_hash = "every batch, in order" if ordered else "every image, unordered"
+                _print_hash(console, f"  {title_of_hash}", actual)
+                if actual.hexdigest != expected.hexdigest:
+                    failed.append(title)
     finally:
         servers.close()
-    if differing:
+    if failed:
         console.print(
-            f"chaos: failed: {' and '.join(differing)} the service gave something else than one "
+            f"chaos: failed: {' and '.join(failed)} reading over the service differs from one "
             f"process (seed {seed})",
             style="red",
         )
         return 1
     console.print(
-        f"chaos: ok: {killed} processes were killed; over the service each image came exactly "
-        f"once, and in order the sequence of batches is that of one process; "
+        f"chaos: ok: {killed} processes were killed; each image was delivered exactly once, and "
+        f"ordered reading delivered the batches of one process in the same order; "
         f"{time.perf_counter() - began:.0f} s"
     )
     return 0
@@ -402,34 +403,36 @@ def _read(
     console: Console,
     dataset: hr.Dataset,
     servers: Servers,
-    chance: random.Random,
-    into: SequenceHash | ElementsHash,
+    rng: random.Random,
+    total: SequenceHash | ElementsHash,
 ) -> int:
-    """Read a dataset while the servers are killed; return how many were."""
+    """Read a dataset while servers are killed; return the number of kills."""
     began = time.perf_counter()
     count = 0
 
-    def say(kill: Kill) -> None:
+    def log(kill: Kill) -> None:
         seconds = time.perf_counter() - began
         console.print(
-            f"  {seconds:4.1f} s  killed {kill.who} (process {kill.pid}) at batch {count}"
+            f"  {seconds:4.1f} s  killed {kill.name} (process {kill.pid}) at batch {count}"
         )
 
-    with Killer(servers, chance, say) as killer, iter(dataset) as reading:
+    with Killer(servers, rng, log) as killer, iter(dataset) as reading:
         for batch in reading:
-            into.take(batch)
+            total.update(batch)
             count += 1
-    console.print(f"  {time.perf_counter() - began:4.1f} s  the end, after {count} batches")
+    console.print(
+        f"  {time.perf_counter() - began:4.1f} s  end of the dataset after {count} batches"
+    )
     return len(killer.kills)
 
 
-def _show(console: Console, what: str, hash_of_it: SequenceHash | ElementsHash) -> None:
-    console.print(f"{what:<28}{hash_of_it.text}")
+def _print_hash(console: Console, title: str, result: SequenceHash | ElementsHash) -> None:
+    console.print(f"{title:<28}{result.hexdigest}")
 
 
 @contextmanager
-def _words_go_to(path: Path) -> Iterator[None]:
-    """Keep what the reader says of servers that are away out of the way."""
+def _log_to(path: Path) -> Iterator[None]:
+    """Write the log messages of the client about unreachable servers to a file."""
     logger = logging.getLogger("headrace")
     handler = logging.FileHandler(path)
     propagated = logger.propagate
@@ -444,16 +447,16 @@ def _words_go_to(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_is_ctrl_c() -> Iterator[None]:
+def _sigterm_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before: Any = signal.signal(signal.SIGTERM, interrupt)
+    previous: Any = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
         with suppress(TypeError):
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, previous)
 
 
 if __name__ == "__main__":

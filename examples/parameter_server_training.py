@@ -1,13 +1,13 @@
 """Parameter server training with Keras, step by step.
 
-The program trains a small classifier of words in two ways: with `model.fit`, and with a training
-loop of its own that a coordinator schedules on the workers. Then it evaluates the model in four
-ways. It runs on one machine, with two worker processes and two parameter server processes:
+The program trains a small classifier of words in two ways: with `model.fit`, and with a custom
+training loop that a coordinator schedules on the workers. Then it evaluates the model in four ways.
+It runs on one machine, with two worker processes and two parameter server processes:
 
     KERAS_BACKEND=jax python examples/parameter_server_training.py
 
-Use KERAS_BACKEND=torch for PyTorch. On a cluster, pass a cluster resolver to the strategy in place
-of the one of `LocalCluster`; nothing else changes.
+Use KERAS_BACKEND=torch for PyTorch. On a cluster, replace the resolver of `LocalCluster` by one of
+your launcher; nothing else changes.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ STEPS_PER_EPOCH = 20
 
 
 def make_words(count: int, seed: int) -> hr.Dataset:
-    """Return pairs of three words and whether at least two of them are fruits, as words."""
+    """Return rows of three words, each with a label: "yes" if at least two of them are fruits."""
     words = np.random.default_rng(seed).choice(WORDS, (count, 3))
     return hr.Dataset.from_tensor_slices((words, LABELS[(np.isin(words, FRUITS).sum(1) > 1) * 1]))
 
 
 def look_up(words: Any, label: Any) -> Any:
-    """Replace words by their numbers in the vocabularies."""
+    """Replace words by their indices in the vocabularies."""
     return find_word(words), np.float32(find_label([label]))
 
 
 def dataset_fn(context: hr.distribute.InputContext) -> hr.Dataset:
-    """Return the training data of one input pipeline; preprocessing runs where it is read."""
+    """Return the training data of one input pipeline, with its preprocessing."""
     rows = make_words(400, seed=context.input_pipeline_id)
     return rows.shuffle(400).repeat().map(look_up).batch(context.get_per_replica_batch_size(32))
 
@@ -75,7 +75,7 @@ def make_model() -> keras.Model:
 
 
 def make_gradients(model: keras.Model) -> Any:
-    """Return a function of a batch that returns the loss, the outputs and the gradients."""
+    """Return a function that computes loss, outputs and gradients of a batch."""
     loss_fn = keras.losses.BinaryCrossentropy()
     if keras.backend.backend() == "torch":
 
@@ -88,7 +88,7 @@ def make_gradients(model: keras.Model) -> Any:
 
         return torch_gradients
 
-    import jax  # noqa: PLC0415 - where it is the back end
+    import jax  # noqa: PLC0415 - only for this back end
 
     def loss_of(weights: Any, state: Any, words: Any, labels: Any) -> Any:
         outputs, _ = model.stateless_call(weights, state, words, training=True)
@@ -157,7 +157,7 @@ def train_with_loop(strategy: Any, coordinator: Any) -> tuple[keras.Model, float
         losses = strategy.run(replica_fn, args=(next(iterator),))
         return strategy.reduce(hr.distribute.ReduceOp.MEAN, losses, axis=None)
 
-    # The embedding may be in several shards, as the partitioner of the strategy says.
+    # Works for a sharded embedding as well; the partitioner of the strategy decides.
     per_worker_dataset = coordinator.create_per_worker_dataset(
         lambda: strategy.distribute_datasets_from_function(dataset_fn)
     )
@@ -170,10 +170,8 @@ def train_with_loop(strategy: Any, coordinator: Any) -> tuple[keras.Model, float
             for _ in range(STEPS_PER_EPOCH)
         ]
         coordinator.join()  # raises the error of a step, if one failed
-        result = float(accuracy.result())
-        print(
-            f"epoch {epoch + 1}: loss {np.mean(coordinator.fetch(losses)):.3f}, {result:.3f} right"
-        )
+        result, loss = float(accuracy.result()), np.mean(coordinator.fetch(losses))
+        print(f"epoch {epoch + 1}: loss {loss:.3f}, accuracy {result:.3f}")
     assert int(np.asarray(optimizer.iterations)) == 4 * STEPS_PER_EPOCH
     return model, result
 
@@ -213,15 +211,15 @@ def evaluate_in_shards(coordinator: Any, model: keras.Model) -> float:
             accuracy.update_state(labels, model(words, training=False))
         return [float(variable.value) for variable in accuracy.variables]
 
-    right, rows = coordinator.evaluate(
+    correct, rows = coordinator.evaluate(
         shard_fn, make_evaluation_data(), num_shards="auto", merge=lambda parts: np.sum(parts, 0)
     )
     assert rows == 200
-    return float(right / rows)
+    return float(correct / rows)
 
 
-def evaluate_beside(folder: Path) -> None:
-    """Evaluate the checkpoints of `train_with_fit`, as another process would while it trains."""
+def evaluate_checkpoints(folder: Path) -> None:
+    """Evaluate the checkpoints of `train_with_fit`, as a separate process would during training."""
     model = make_model()
     model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
     hr.keras.SidecarEvaluator(
@@ -245,18 +243,20 @@ def main() -> int:
             cluster.cluster_resolver, variable_partitioner=partitioner
         )
         folder = Path(name)
-        print(f"model.fit: {train_with_fit(strategy, folder):.3f} right")
+        print(f"model.fit: accuracy {train_with_fit(strategy, folder):.3f}")
         with hr.coordinator.ClusterCoordinator(strategy) as coordinator:
             model, _ = train_with_loop(strategy, coordinator)
-            found = [
+            accuracies = [
                 evaluate_directly(model),
                 evaluate_on_workers(strategy, coordinator, model),
                 evaluate_in_shards(coordinator, model),
             ]
-            print("evaluated directly, on workers, in shards:", *(f"{each:.3f}" for each in found))
-        evaluate_beside(folder)
+            print(
+                "accuracy directly, on workers, in shards:", *(f"{each:.3f}" for each in accuracies)
+            )
+        evaluate_checkpoints(folder)
         strategy.close()
-    return 0 if len({round(each, 6) for each in found}) == 1 and found[0] > 0.9 else 1
+    return 0 if len({round(each, 6) for each in accuracies}) == 1 and accuracies[0] > 0.9 else 1
 
 
 if __name__ == "__main__":

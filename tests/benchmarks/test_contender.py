@@ -1,4 +1,4 @@
-"""Tests of the timed part of a benchmark: counts, epochs and detection of wrong data."""
+"""Tests of the timed rounds of a contender: counting, epochs, checks and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.contender import Rounds, drain, drain_measured
 from benchmarks.workload import expect
 
 
-def test_items_are_summed_over_all_epochs() -> None:
+def test_items_of_all_epochs_are_counted() -> None:
     seen: list[int] = []
 
     def epoch() -> Iterator[int]:
@@ -33,12 +33,12 @@ def test_without_consume_elements_are_counted() -> None:
     assert next(elements) == items
 
 
-def test_empty_epoch_is_an_error() -> None:
+def test_an_empty_epoch_is_an_error() -> None:
     with pytest.raises(ValueError, match="no elements"):
         drain(lambda: iter(()), iter(()), None, 10.0)
 
 
-def test_reopened_round_starts_at_the_first_element() -> None:
+def test_a_reopened_round_starts_at_the_first_element() -> None:
     opened: list[Iterator[int]] = []
 
     def pipeline() -> Iterator[int]:
@@ -51,7 +51,7 @@ def test_reopened_round_starts_at_the_first_element() -> None:
     assert len(opened) == 2
 
 
-def test_kept_iterator_continues_after_its_check() -> None:
+def test_rounds_of_one_iterator_continue_after_its_check() -> None:
     opened: list[Iterator[int]] = []
     checked: list[int] = []
 
@@ -74,12 +74,12 @@ def test_kept_iterator_continues_after_its_check() -> None:
     assert len(opened) == 1
 
 
-def test_wrong_data_is_an_error_with_the_reason() -> None:
+def test_wrong_data_is_an_error_with_the_message_of_the_check() -> None:
     with pytest.raises(ValueError, match="wrong data: the order"):
         expect(False, "the order")
 
 
-def test_self_timed_elements_are_summed() -> None:
+def test_measurements_of_contenders_are_summed() -> None:
     def epoch() -> Iterator[tuple[int, float]]:
         yield from ((2, 0.5), (1, 0.25))
 
@@ -90,11 +90,11 @@ def test_self_timed_elements_are_summed() -> None:
     assert took >= 0.75
 
 
-def test_empty_epoch_of_self_timed_elements_is_an_error() -> None:
+def test_an_empty_epoch_of_measurements_is_an_error() -> None:
     with pytest.raises(ValueError, match="no elements"):
         drain_measured(lambda: iter(()), iter(()), 10.0)
 
 
-def test_rate_of_self_timed_elements_uses_their_own_clock() -> None:
-    rounds = Rounds(lambda: iter([(10, 2.0)] * 1000), None, reopen=True, own_clock=True)
+def test_the_rate_of_self_timed_contenders_uses_their_seconds() -> None:
+    rounds = Rounds(lambda: iter([(10, 2.0)] * 1000), None, reopen=True, self_timed=True)
     assert rounds.run(0.0, ramp=1.0)["rate"] == 5.0

@@ -1,4 +1,4 @@
-"""Tests of the CPU time of a process, its threads and its descendants."""
+"""Tests of processor time: threads, running and ended descendants, and other processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _work(seconds: float) -> None:
         pass
 
 
-def test_cpu_time_grows_by_the_use_of_a_thread() -> None:
+def test_processor_time_of_threads_is_counted() -> None:
     before = cpu_seconds()
     thread = threading.Thread(target=_work, args=(0.05,))
     thread.start()
@@ -32,7 +32,7 @@ def test_cpu_time_grows_by_the_use_of_a_thread() -> None:
     assert cpu_seconds() - before >= 0.05
 
 
-def test_running_and_ended_processes_are_counted() -> None:
+def test_running_and_ended_child_processes_are_counted() -> None:
     before = cpu_seconds()
     with subprocess.Popen(
         [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -40,7 +40,7 @@ def test_running_and_ended_processes_are_counted() -> None:
         assert process.stdout is not None
         process.stdout.readline()
         running = cpu_seconds() - before
-    assert running >= 0.15  # the system counts CPU time in ticks of some milliseconds
+    assert running >= 0.15  # the system counts in ticks of some milliseconds
     assert cpu_seconds() - before >= 0.15
 
 
@@ -50,11 +50,11 @@ def test_only_descendants_are_counted(tmp_path: Path) -> None:
         (tmp_path / number).mkdir()
         fields = ["0"] * 9 + ["100", "50", "0", "0"]
         (tmp_path / number / "stat").write_text(f"{number} (a (b) c) S {parent} {' '.join(fields)}")
-    alone = cpu_seconds(tmp_path / "nowhere")
-    assert 2.9 < cpu_seconds(tmp_path) - alone < 3.5  # at 100 ticks a second
+    own_seconds = cpu_seconds(tmp_path / "nowhere")
+    assert 2.9 < cpu_seconds(tmp_path) - own_seconds < 3.5  # at 100 ticks a second
 
 
-def test_cpu_time_of_another_process_excludes_its_children() -> None:
+def test_processor_time_of_another_process_is_read() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -1,4 +1,4 @@
-"""Tests of contenders in child processes: failures are reported, and nothing leaks."""
+"""Tests of contenders in their processes: measurements, failures and restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORKLOAD = small_rows.WORKLOADS[0]
 LIMIT = WORKLOAD.contenders[-1]
 
 
-def test_contender_has_a_rate_and_first_element_time_per_round(
+def test_each_round_has_a_rate_a_first_element_and_processor_time(
     tmp_path: Path,
 ) -> None:
     workload = replace(WORKLOAD, contenders=(LIMIT,))
@@ -27,24 +27,24 @@ def test_contender_has_a_rate_and_first_element_time_per_round(
     assert min(measured.rates) > 0
 
 
-def test_failed_contender_is_reported_and_the_others_run(tmp_path: Path) -> None:
-    unknown = replace(LIMIT, name="nobody by this name")
+def test_a_failed_contender_is_reported_and_the_others_run(tmp_path: Path) -> None:
+    unknown = replace(LIMIT, name="unknown contender")
     workload = replace(WORKLOAD, contenders=(unknown, LIMIT))
-    broken, fine = measure("small_rows", workload, EFFORT, tmp_path)
-    assert broken.problem is not None
-    assert broken.problem.startswith("failed: ended with status 1")
-    assert broken.rate is None
-    assert fine.problem is None
+    failed, other = measure("small_rows", workload, EFFORT, tmp_path)
+    assert failed.problem is not None
+    assert failed.problem.startswith("failed: exit status 1")
+    assert failed.rate is None
+    assert other.problem is None
 
 
-@pytest.mark.parametrize(("renew_after", "times"), [(0, 1), (1, 3), (2, 2), (5, 1)])
-def test_contenders_continue_in_new_processes_if_results_differ(
-    tmp_path: Path, renew_after: int, times: int
+@pytest.mark.parametrize(("restart_every", "times"), [(0, 1), (1, 3), (2, 2), (5, 1)])
+def test_processes_restart_after_the_given_number_of_rounds(
+    tmp_path: Path, restart_every: int, times: int
 ) -> None:
-    workload = replace(WORKLOAD, contenders=(LIMIT,), renew_after=renew_after)
-    said: list[str] = []
+    workload = replace(WORKLOAD, contenders=(LIMIT,), restart_every=restart_every)
+    logged: list[str] = []
     effort = replace(EFFORT, rounds=3)
-    (measured,) = measure("small_rows", workload, effort, tmp_path, say=said.append)
+    (measured,) = measure("small_rows", workload, effort, tmp_path, log=logged.append)
     assert measured.problem is None
     assert len(measured.rates) == 3
-    assert sum(words.endswith("ready") for words in said) == times
+    assert sum(line.endswith("ready") for line in logged) == times

@@ -122,7 +122,7 @@ def test_dispatcher_reports_whether_it_resumes_from_a_journal(run, tmp_path):
 
 def test_journal_that_cannot_be_created_is_not_announced(run):
     command = run("dispatcher", "--port", "0", "--fault-tolerant", "--work-dir", "/proc")
-    command.find("cannot create the directory|check the permissions", stream="stderr")
+    command.find("cannot create the directory|check its permissions", stream="stderr")
     assert command.end() == 1
     assert command.lines["stdout"] == ["dispatcher stopped"] or command.lines["stdout"] == []
 

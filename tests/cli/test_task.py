@@ -38,7 +38,7 @@ def config(cluster=CLUSTER, **task):
         (["--type", "ps", "--index", "-1"], config(), "--index"),
         (["--type", "chief"], config(), "--type"),
         ([], config(type="chief", index=0), "Unexpected task_type to start a server: chief"),
-        (["--type", "ps", "--index", "1"], config(), "--host '10.9.9.9' needs --keys"),
+        (["--type", "ps", "--index", "1"], config(), "--host '10.9.9.9' requires --keys"),
         (["--type", "worker", "--keys", "/no/such"], config(), "/no/such"),
         (["--type", "worker", "--preload", "no_such_module"], config(), "no_such_module"),
         (["--type", "ps", "--index", "0", "--coordinator", "a:1"], {}, "--type"),

@@ -36,7 +36,7 @@ def all_rows() -> dict[str, str]:
 
 
 def expand(rows: str) -> list[str]:
-    """Return the rows that a mark or a table names as "AS1" or as "AS1-3"."""
+    """Expand a row ("AS1") or a range of rows ("AS1-3") into a list of rows."""
     match = re.fullmatch(r"([A-Z]+|\d+\.\d+\.)(\d+)(?:-(\d+))?", rows)
     if match is None:
         raise ValueError(f'{rows!r} is not a row, as "AS1", nor a range of rows, as "3.12.1-4"')
@@ -45,7 +45,7 @@ def expand(rows: str) -> list[str]:
 
 
 def marked_tests() -> dict[str, list[str]]:
-    """Map each row that a test is marked with to these tests."""
+    """Map each row to the tests that are marked with it."""
     found: dict[str, list[str]] = {}
     for path in sorted(TESTS.rglob("*.py")):
         source = path.read_text()
@@ -62,7 +62,7 @@ def marked_tests() -> dict[str, list[str]]:
 
 
 def listed_rows(heading: str) -> dict[str, str]:
-    """Map the rows in a table of the page to what the table says of them."""
+    """Map the rows in a table of the page to the text of their line."""
     table = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
     found: dict[str, str] = {}
     for rows, text in re.findall(r"^\| (?!rows)(.*?) \| (.*) \|$", table, re.MULTILINE):
@@ -76,8 +76,8 @@ def listed_rows(heading: str) -> dict[str, str]:
 def main() -> None:
     tests, without = marked_tests(), listed_rows(WITHOUT_A_TEST)
     for each, name in all_rows().items():
-        for what in tests.get(each) or [f"no test: {without.get(each, 'no reason given')}"]:
-            print(f"{each:8}{name} {what}" if name else f"{each:8}{what}")
+        for text in tests.get(each) or [f"no test: {without.get(each, 'no reason given')}"]:
+            print(f"{each:8}{name} {text}" if name else f"{each:8}{text}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Letters are sections of the catalogue of the data service, numbers those of the catalogue of
 distribution. A row is its section and its number there: "AS1", "1.1.18". Where the catalogue names
-rows by a test instead, the number is the place in `NAMES`: "3.1.2" is `testProcessAtLeaseOnce`.
+rows by a test instead, the number is the position in `NAMES`: "3.1.2" is `testProcessAtLeaseOnce`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import headrace as hr
 
-#: The framework that a package loads with the first of its names.
+#: Framework that is imported when the first name of a package is used.
 FRAMEWORKS = {"headrace.jax": "jax", "headrace.keras": "keras", "headrace.torch": "torch"}
 
 
@@ -21,7 +21,7 @@ def public_packages() -> dict[str, ModuleType]:
     while waiting:
         path, package = waiting.pop(0)
         packages[path] = package
-        if path not in FRAMEWORKS:  # their names would load the framework
+        if path not in FRAMEWORKS:  # reading a name would import the framework
             for name in package.__all__:
                 if isinstance(value := getattr(package, name), ModuleType):
                     waiting.append((f"{path}.{name}", value))

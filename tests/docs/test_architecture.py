@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md and the design pages name functions, classes and files that exist."""
+"""Tests that ARCHITECTURE.md and the design pages name existing functions, classes and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each row of the catalogues is covered by a test, or the page says why it is not."""
+"""Tests that each catalogue row is covered by a test or listed as an exception."""
 
 from __future__ import annotations
 

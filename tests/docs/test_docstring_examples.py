@@ -1,7 +1,7 @@
-"""The examples in public docstrings run and print what they say; every public name has one.
+"""Tests that the examples in public docstrings pass, and that every public name has one.
 
 Examples may use `hr` and `np` without importing them, and write files to the working directory,
-which is empty when one begins.
+which is initially empty.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ os.environ.setdefault("KERAS_BACKEND", "torch" if is_missing("headrace.jax") els
 PACKAGES = public_packages()
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-#: Classes whose public methods each need an example; elsewhere that of the class will do.
+#: Classes whose public methods each need an example; other classes need one example in all.
 METHODS = (hr.Dataset, hr.DatasetIterator)
 
 #: Public names whose examples need a cluster. Add none.
@@ -38,7 +38,7 @@ WITHOUT_EXAMPLE = {
 
 @pytest.fixture(scope="module")
 def _frameworks() -> None:
-    """Load the frameworks before a test is watched: they keep threads and files open."""
+    """Import the frameworks, which keep threads and files open, before the leak check of a test."""
     for path, framework in FRAMEWORKS.items():
         if not is_missing(path):
             importlib.import_module(framework)
@@ -47,7 +47,7 @@ def _frameworks() -> None:
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # torch, by Keras
 @pytest.mark.usefixtures("_frameworks")
 @pytest.mark.parametrize("path", PACKAGES)
-def test_examples_in_docstrings_print_what_they_say(
+def test_docstring_examples_pass(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_missing(path):
@@ -57,7 +57,7 @@ def test_examples_in_docstrings_print_what_they_say(
     runner = doctest.DocTestRunner(optionflags=OPTIONS)
     finder = doctest.DocTestFinder(recurse=False)
     for name, value in _with_members(path):
-        # Without a module: some functions are wrapped, and would not count as this module's.
+        # `module=False` because wrapped functions would not count as members of the module.
         folder = tmp_path / name
         folder.mkdir()
         monkeypatch.chdir(folder)
@@ -67,7 +67,7 @@ def test_examples_in_docstrings_print_what_they_say(
 
 
 @pytest.mark.usefixtures("_frameworks")
-def test_every_public_name_has_an_example_or_is_listed_as_without() -> None:
+def test_every_public_name_has_an_example_or_is_an_exception() -> None:
     paths = [path for path in PACKAGES if not is_missing(path)]
     names = {name: value for path in paths for name, value in documented(path, PACKAGES[path])}
     for kind in METHODS:
@@ -79,11 +79,14 @@ def test_every_public_name_has_an_example_or_is_listed_as_without() -> None:
 
 
 def _with_members(path: str) -> Iterator[tuple[str, Any]]:
-    """Yield what the package has, and the methods of its classes, each once."""
+    """Yield the public names of the package and the methods of its classes, each object once."""
     seen: set[int] = set()
     for name, value in documented(path, PACKAGES[path]):
-        within = members(value) if inspect.isclass(value) else ()
-        for full, each in [(name, value), *((f"{name}.{short}", other) for short, other in within)]:
+        methods = members(value) if inspect.isclass(value) else ()
+        for full, each in [
+            (name, value),
+            *((f"{name}.{short}", other) for short, other in methods),
+        ]:
             if id(each) not in seen:
                 seen.add(id(each))
                 yield full, each

@@ -1,4 +1,4 @@
-"""docs/testing.md names tests that exist."""
+"""Tests that docs/testing.md names existing tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "testing.md"
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED)
-def test_the_test_of_a_fault_exists(file: str, test: str) -> None:
+def test_named_test_exists(file: str, test: str) -> None:
     assert f"def {test}(" in (ROOT / file).read_text()
 
 

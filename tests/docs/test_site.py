@@ -1,4 +1,4 @@
-"""The documentation site: it builds without a warning, and has a page for each public package."""
+"""Test that the documentation site builds without warnings and describes all public names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python in README and the guides runs, each block on its own, and the pictures are drawn."""
+"""Tests of README and the guides: code blocks, pictures, links, make targets and options."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ BLOCKS = [
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_snippet_runs(block: str, tmp_path: Path):
+def test_code_block_runs(block: str, tmp_path: Path):
     script = tmp_path / "snippet.py"
     script.write_text(block)
     done = run(script)
-    # Threads of gloo outlive `destroy_process_group` where there was a DistributedDataParallel, and
-    # one that frees a tensor while Python ends takes the process with it, which had done its work.
+    # Retry: threads of gloo may outlive `destroy_process_group` after DistributedDataParallel, and
+    # crash the process if they free a tensor during interpreter exit.
     for _ in range(4):
         if not ("gloo" in block and "terminate called without an active exc" in done.stderr):
             break
@@ -50,28 +50,31 @@ def run(script: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=55,
         cwd=script.parent,
-        env={**os.environ, "TMPDIR": str(script.parent)},  # what a reader keeps, a test does not
+        env={
+            **os.environ,
+            "TMPDIR": str(script.parent),
+        },  # temporary files are deleted with the test
         check=False,
     )
 
 
-def test_the_pages_have_snippets():
+def test_pages_have_code_blocks():
     assert len(BLOCKS) >= 15
 
 
 @pytest.mark.parametrize("name", ["architecture", "benchmarks"])
-def test_the_picture_is_the_one_that_its_source_draws(name: str):
+def test_committed_picture_is_up_to_date(name: str):
     drawn = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))["draw"]()
     assert (ROOT / "docs" / f"{name}.svg").read_text() == drawn, "run `make docs`"
 
 
-def test_links_between_pages_lead_somewhere():
+def test_links_between_pages_resolve():
     for page in [*PAGES, *DESIGN, *ROOT.glob("[AC]*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_every_page_can_be_reached_from_the_readme():
+def test_every_page_is_linked_from_the_readme_or_the_service_page():
     assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= _linked("README.md")
     assert {f"service/{page.name}" for page in (ROOT / "docs" / "service").glob("*.md")} <= _linked(
         "docs/service.md"
@@ -82,20 +85,20 @@ def _linked(page: str) -> set[str]:
     return set(re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text()))
 
 
-def test_the_make_targets_that_the_pages_name_exist_and_help_lists_them():
+def test_make_targets_on_pages_exist_and_help_lists_all_targets():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    helped = set(re.findall(r'@echo "make ([a-z]+)', makefile))
+    in_help = set(re.findall(r'@echo "make ([a-z]+)', makefile))
     named = {
         name
         for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
         for name in re.findall(r"(?:^ {4}|`)make ([a-z]+)", page.read_text(), re.MULTILINE)
     }
     assert named <= targets
-    assert helped | {"help"} == targets
+    assert in_help | {"help"} == targets
 
 
-def test_the_options_that_the_pages_name_are_options_of_the_command():
+def test_command_line_options_on_pages_exist():
     text = "".join(page.read_text() for page in PAGES)
     known = {
         option
@@ -103,5 +106,5 @@ def test_the_options_that_the_pages_name_are_options_of_the_command():
         for parameter in command.params
         for option in parameter.opts
     }
-    # Those of other programs have underscores: `--xla_force_host_platform_device_count`.
+    # Options with underscores belong to other programs: `--xla_force_host_platform_device_count`.
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text)) <= known

@@ -1,4 +1,4 @@
-"""Tests of the chaos example for exactly-once delivery, and of its hashes."""
+"""Tests of the chaos demo: the whole program, its hashes, its data and its killer."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ COMMAND = [sys.executable, str(Path(__file__).parents[2] / "examples" / "chaos.p
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
-def test_elements_read_during_kills_equal_those_of_one_process(
+def test_killed_processes_do_not_change_the_elements_that_are_read(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     seed = random.randrange(10_000)
-    # 600 rows of 20 ms on three workers take at least four seconds, so some workers are killed.
+    # 600 rows of 20 ms on three workers take at least four seconds, so some processes are killed.
     code = run_chaos(seed, files=30, rows=20, pause=0.02)
-    written = capsys.readouterr().out
-    assert code == 0, written
-    lines = written.splitlines()
-    for what in ("every batch, in order", "every image, in any order"):
-        here, there = (line.split()[-1] for line in lines if line.startswith(f"  {what}"))
-        assert here == there
+    output = capsys.readouterr().out
+    assert code == 0, output
+    lines = output.splitlines()
+    for title in ("every batch, in order", "every image, unordered"):
+        local, remote = (line.split()[-1] for line in lines if line.startswith(f"  {title}"))
+        assert local == remote
     assert lines[-1].startswith("chaos: ok")
     assert any("  killed " in line for line in lines)
     assert os.listdir(tmp_path) == []
@@ -55,7 +55,7 @@ def test_elements_read_during_kills_equal_those_of_one_process(
 @pytest.mark.heavy
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_reports_it_and_leaves_no_process(
+def test_an_interrupted_demo_cleans_up_and_exits_with_130(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     with subprocess.Popen(
@@ -78,15 +78,15 @@ def test_interrupted_run_reports_it_and_leaves_no_process(
     assert running(str(tmp_path)) == []
 
 
-def running(*words: str) -> list[str]:
-    """Return the command lines of processes that contain one of the strings."""
+def running(*patterns: str) -> list[str]:
+    """Return the commands of running processes that contain one of the patterns."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if any(word in command for word in words):
+        if any(pattern in command for pattern in patterns):
             found.append(command)
     return found
 
@@ -95,12 +95,12 @@ def batch(*numbers: int) -> dict[str, Any]:
     return {"number": np.array(numbers)}
 
 
-def test_sequence_hash_depends_on_order_batches_shape_and_dtype() -> None:
+def test_the_sequence_hash_depends_on_order_batches_shape_and_dtype() -> None:
     def hash_of(*batches: dict[str, Any]) -> str:
         sequence = SequenceHash()
         for each in batches:
-            sequence.take(each)
-        return sequence.text
+            sequence.update(each)
+        return sequence.hexdigest
 
     first = hash_of(batch(1, 2), batch(3))
     assert hash_of(batch(1, 2), batch(3)) == first
@@ -114,12 +114,12 @@ def test_sequence_hash_depends_on_order_batches_shape_and_dtype() -> None:
     assert len({first, *others}) == 6
 
 
-def test_element_hash_depends_only_on_elements_and_their_counts() -> None:
+def test_the_elements_hash_depends_on_elements_and_their_counts_only() -> None:
     def hash_of(*batches: dict[str, Any]) -> str:
         elements = ElementsHash()
         for each in batches:
-            elements.take(each)
-        return elements.text
+            elements.update(each)
+        return elements.hexdigest
 
     first = hash_of(batch(1, 2), batch(3))
     assert hash_of(batch(3, 1), batch(2)) == first
@@ -129,29 +129,29 @@ def test_element_hash_depends_only_on_elements_and_their_counts() -> None:
     )
 
 
-def test_files_contain_each_number_once(tmp_path: Path) -> None:
+def test_the_files_contain_each_number_once(tmp_path: Path) -> None:
     total = write_files(tmp_path, files=5, rows=8, seed=3)
     numbers = [int(n) for each in batches(images(tmp_path, 0.0)) for n in each["number"]]
     assert sorted(numbers) == list(range(total))
 
 
-class Doomed:
-    """Fake servers; those in `victims` may be killed at any time."""
+class FakeServers:
+    """Servers whose `victims` are always ready to be killed."""
 
     def __init__(self, victims: list[str]) -> None:
         self.victims = victims
         self.killed: list[str] = []
 
-    def look(self) -> list[str]:
+    def restart_ended(self) -> list[str]:
         return self.victims
 
-    def kill(self, who: str) -> Kill:
-        self.killed.append(who)
-        return Kill(who, 1)
+    def kill(self, name: str) -> Kill:
+        self.killed.append(name)
+        return Kill(name, 1)
 
 
 def killed_with(seed: int) -> list[str]:
-    servers = Doomed(["dispatcher", "worker 1", "worker 2"])
+    servers = FakeServers(["dispatcher", "worker 1", "worker 2"])
     deadline = time.monotonic() + 20
     with Killer(servers, random.Random(seed), lambda kill: None, seconds=0.01):
         while len(servers.killed) < 6 and time.monotonic() < deadline:
@@ -159,13 +159,13 @@ def killed_with(seed: int) -> list[str]:
     return servers.killed[:6]
 
 
-def test_seed_determines_the_killed_processes() -> None:
+def test_the_seed_determines_the_killed_servers() -> None:
     assert len(killed_with(1)) == 6
     assert killed_with(1) == killed_with(1) != killed_with(2)
 
 
-def test_only_ready_processes_are_killed() -> None:
-    servers = Doomed([])
+def test_no_server_is_killed_before_all_are_ready() -> None:
+    servers = FakeServers([])
     with Killer(servers, random.Random(1), lambda kill: None, seconds=0.0) as killer:
         time.sleep(0.2)
     assert killer.kills == []

@@ -1,4 +1,4 @@
-"""Test of the Keras example: equal weights despite killed tasks."""
+"""Test of the Keras demo: killed tasks do not change the trained weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "keras_demo.py"
 @pytest.mark.slow
 @pytest.mark.heavy
 @pytest.mark.timeout(170)
-def test_demo_ends_with_equal_weights_despite_kills():
+def test_killed_tasks_do_not_change_the_trained_weights():
     done = subprocess.run(
         [sys.executable, EXAMPLE],
         env={**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},

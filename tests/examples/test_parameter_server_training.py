@@ -1,4 +1,4 @@
-"""Test of the parameter server example on each backend of Keras."""
+"""Test of the parameter server example on each Keras back end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("back_end", ["jax", "torch"])
-def test_parameter_server_training_example_runs(back_end: str, tmp_path: Path) -> None:
+def test_the_example_classifies_all_words_on_each_back_end(back_end: str, tmp_path: Path) -> None:
     environment = {**os.environ, "KERAS_BACKEND": back_end, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, EXAMPLES / "parameter_server_training.py"],

@@ -176,7 +176,7 @@ def test_a_module_that_cannot_be_pickled_is_named_and_not_the_dataset() -> None:
             dump_with(check_modules(["holder"]), plan)
         assert "RangeSource" not in str(caught.value)
         own = threading.Lock()
-        with pytest.raises(FailedPreconditionError, match="holds `own`, a lock"):
+        with pytest.raises(FailedPreconditionError, match="refers to `own`, a lock"):
             dump_with(check_modules(["holder"]), hr.Dataset.range(3).map(lambda x: own).plan)
     finally:
         del sys.modules["holder"]

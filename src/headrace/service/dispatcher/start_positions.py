@@ -119,9 +119,9 @@ def check_same_start_position(iteration: JobIteration, request: OpenIteration) -
     if iteration.start_position_id == request.start_position_id:
         _check_same_order(iteration, request)
         return
-    existing = "a saved state" if iteration.start_position_id else "the start"
+    existing = "a saved state" if iteration.start_position_id else "the beginning"
     if not request.start_position_id:
-        requested = "the start"
+        requested = "the beginning"
     elif iteration.start_position_id:
         requested = "another saved state"
     else:

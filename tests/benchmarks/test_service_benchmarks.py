@@ -1,4 +1,4 @@
-"""Smoke tests of the service benchmarks: each small workload returns correct data."""
+"""Smoke tests of the service benchmarks: each workload runs one short round with a check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.workload import Contender, Workload
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(240)]
 
-QUESTIONS = (
+BENCHMARKS = (
     "adapters_torch",
     "dispatcher",
     "exactly_once",
@@ -30,44 +30,44 @@ QUESTIONS = (
     "service_limits",
     "trainers",
 )
-#: Numbers of peers that would take seconds to connect.
-_CROWD = "1,000"
+#: Skipped: a thousand peers take seconds to connect.
+_NUM_PEERS = "1,000"
 
 
-def _headrace(question: str) -> list[tuple[Workload, Contender]]:
-    """Return the workloads that can run here, without other frameworks."""
+def _headrace(benchmark: str) -> list[tuple[Workload, Contender]]:
+    """Return the contenders of Headrace whose modules are installed, except the largest."""
     return [
         (workload, contender)
-        for workload in importlib.import_module(f"benchmarks.{question}").WORKLOADS
+        for workload in importlib.import_module(f"benchmarks.{benchmark}").WORKLOADS
         for contender in workload.contenders
         if contender.role == "headrace"
         and all(importlib.util.find_spec(module) for module in contender.needs)
-        and _CROWD not in workload.name
-        and _CROWD not in contender.name
+        and _NUM_PEERS not in workload.name
+        and _NUM_PEERS not in contender.name
     ]
 
 
-@pytest.mark.parametrize("question", [name for name in QUESTIONS if _headrace(name)])
-def test_each_reading_mode_gives_correct_data_and_a_rate(question: str, tmp_path: Path) -> None:
-    chosen = _headrace(question)
+@pytest.mark.parametrize("benchmark", [name for name in BENCHMARKS if _headrace(name)])
+def test_each_contender_passes_its_check_and_has_a_rate(benchmark: str, tmp_path: Path) -> None:
+    chosen = _headrace(benchmark)
     if any("cv2" in contender.needs for _, contender in chosen):
-        importlib.import_module(f"benchmarks.{question}").write_inputs(tmp_path)
+        importlib.import_module(f"benchmarks.{benchmark}").write_inputs(tmp_path)
     for workload, contender in chosen:
         with ExitStack() as stack:
             rounds = Rounds(
                 contender.build(tmp_path, stack),
                 contender.consume or workload.consume,
                 workload.reopen,
-                own_clock=workload.own_clock,
+                self_timed=workload.self_timed,
             )
             stack.callback(rounds.close)
             rounds.check(contender.check or workload.check)
             assert rounds.run(0.01, ramp=0.0)["rate"] > 0, f"{workload.name}: {contender.name}"
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_targets_refer_to_existing_contenders(question: str) -> None:
-    for workload in importlib.import_module(f"benchmarks.{question}").WORKLOADS:
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_targets_name_existing_contenders(benchmark: str) -> None:
+    for workload in importlib.import_module(f"benchmarks.{benchmark}").WORKLOADS:
         names = {contender.name for contender in workload.contenders}
         assert len(names) == len(workload.contenders)
         for target in workload.targets:
@@ -75,7 +75,7 @@ def test_targets_refer_to_existing_contenders(question: str) -> None:
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.name)
-def test_curve_has_one_point_per_round_and_count(curve: Curve) -> None:
+def test_a_curve_has_a_value_per_round_and_count(curve: Curve) -> None:
     found = points(curve, (1, 2), rounds=2, seconds=0.01)
     assert list(found) == [1, 2]
     assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in found.values())

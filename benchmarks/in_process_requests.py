@@ -1,4 +1,4 @@
-"""Requests that nobody sent: what a dispatcher's core is handed where there are no sockets."""
+"""Requests that are passed to a dispatcher's core in the same process, without sockets."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headrace.service.dispatcher.core import DispatcherCore, open_journal
 from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.transport.channel import Buffer, Request
 
-__all__ = ["HeldCrowd", "HeldRequest"]
+__all__ = ["InProcessPeers", "InProcessRequest"]
 
-_PLAN = b"a plan, which no dispatcher opens"
-_AT_ONCE = 8
+_PLAN = b"a plan; dispatchers do not decode it"
+_HEARTBEATS_PER_BATCH = 8
 
 
-class HeldRequest(Request):
-    """A request that keeps its answer."""
+class InProcessRequest(Request):
+    """A request that stores its reply in `answer`."""
 
     role = None
 
@@ -38,14 +38,14 @@ class HeldRequest(Request):
         raise error
 
 
-class HeldCrowd:
-    """Workers and clients of one named job over a dataset without end, as a core sees them.
+class InProcessPeers:
+    """Workers and clients of one named job over an endless dataset, connected to a core directly.
 
     Args:
-        stack: What closes the journal.
-        config: Of the dispatcher.
-        workers: How many.
-        clients: How many.
+        stack: Exit stack that closes the journal.
+        config: Configuration of the dispatcher.
+        workers: Number of workers.
+        clients: Number of clients.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class HeldCrowd:
             )  # fmt: skip
         self._tasks = opened.tasks
 
-    def grants(self) -> Iterator[int]:
-        """Hand over a question for one unit by each worker; yield how many units each got."""
+    def splits(self) -> Iterator[int]:
+        """Request a split for each worker in one batch, repeatedly; yield the assigned sizes."""
         number = 0
         while True:
             requests = [
-                HeldRequest(
+                InProcessRequest(
                     messages.GetSplit(
                         worker_id=task.worker_id, task_id=task.task_id, task_token=task.task_token,
                         assignment_number=number, max_splits=1, num_done=number,
@@ -97,7 +97,7 @@ class HeldCrowd:
                 yield request.answer.stop - request.answer.start
 
     def idle_second(self) -> None:
-        """Hand over the heartbeats of a second, a few at a time, as many as the core asks for."""
+        """Pass the heartbeats of one second to the core, at the interval that it requests."""
         first = self._tasks[0]
         worker = self._ask(
             messages.WorkerHeartbeat(worker_id=first.worker_id, tasks=(first.task_id,))
@@ -105,19 +105,21 @@ class HeldCrowd:
         client = self._ask(messages.ClientHeartbeat(client_id=self._clients[0]))
         workers = round(len(self._tasks) / worker.heartbeat_interval)
         clients = round(len(self._clients) / client.heartbeat_interval)
-        beats: list[msgspec.Struct] = [
+        heartbeats: list[msgspec.Struct] = [
             messages.WorkerHeartbeat(worker_id=task.worker_id, tasks=(task.task_id,))
             for task in islice(cycle(self._tasks), workers)
         ]
-        beats += [
+        heartbeats += [
             messages.ClientHeartbeat(client_id=name, known_version=client.version)
             for name in islice(cycle(self._clients), clients)
         ]
-        handed = iter(beats)
-        while requests := [HeldRequest(beat) for beat in islice(handed, _AT_ONCE)]:
+        unsent = iter(heartbeats)
+        while requests := [
+            InProcessRequest(each) for each in islice(unsent, _HEARTBEATS_PER_BATCH)
+        ]:
             self._core.handle(requests)
 
     def _ask(self, message: msgspec.Struct) -> Any:
-        request = HeldRequest(message)
+        request = InProcessRequest(message)
         self._core.handle([request])
         return request.answer
