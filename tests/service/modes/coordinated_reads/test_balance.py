@@ -1,4 +1,4 @@
-"""Rows are shared so that each consumer has as many, and none is much dearer."""
+"""Rows are balanced: each consumer gets equally many rows at similar total costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A producer of files says that they are whole only between units."""
+"""File producer: files are reported as complete only between splits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAVE = "0" * 16
 
 
 class Session:
-    """Grants units as a test says, and takes what the producer says."""
+    """Assigns splits to a producer and records its reports."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Session:
     def elements(self, portion: ResultBatch) -> list[Any]:
         found: list[Any] = []
         for each in portion.files:
-            record = ChunkRecord(4, each.number, each.elements, each.bytes, each.form, 0)
+            record = ChunkRecord(4, each.number, each.elements, each.bytes, each.schema, 0)
             folder = self.directory.folder
             folder.publish(record.name(SAVE), record.public_name(SAVE))
             chunk = ChunkFile(folder, record, SAVE).read(0, 1 << 20)
@@ -101,7 +101,7 @@ class Session:
         return self.directory.folder.list_unpublished()
 
 
-def test_all_is_said_at_the_end(tmp_path: Path) -> None:
+def test_all_files_are_reported_at_the_end(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).map(lambda x: x * 2))
     session.grant((0, 3), (7, 9), None)
     session.end()
@@ -111,7 +111,7 @@ def test_all_is_said_at_the_end(tmp_path: Path) -> None:
     assert session.leftovers() == []
 
 
-def test_files_of_a_good_size_are_said(tmp_path: Path) -> None:
+def test_files_of_the_target_size_are_reported(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(1000), chunk_bytes=1000)
     session.grant((0, 1000), None)
     session.end()
@@ -128,7 +128,7 @@ def test_elements_without_bytes_are_written(tmp_path: Path) -> None:
     assert sum(each.num_elements for each in session.said) == 5
 
 
-def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path) -> None:
+def test_complete_files_are_reported_when_no_splits_are_assigned(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10))
     session.grant((0, 3))
     session.let_wait()
@@ -140,7 +140,7 @@ def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path)
     assert session.elements(session.said[1]) == [3, 4]
 
 
-def test_what_a_step_holds_is_said_when_it_has_run_out(tmp_path: Path) -> None:
+def test_elements_held_by_a_step_are_reported_when_it_is_exhausted(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x % 2 == 0).batch(2))
     session.grant((0, 3))
     session.let_wait()
@@ -152,7 +152,7 @@ def test_what_a_step_holds_is_said_when_it_has_run_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("and_waits", [False, True])
-def test_what_steps_hold_is_said_at_a_pause(tmp_path: Path, and_waits: bool) -> None:
+def test_elements_held_by_steps_are_reported_after_a_flush(tmp_path: Path, and_waits: bool) -> None:
     dataset = hr.Dataset.range(100).filter(lambda x: x < 60).shuffle(1000, seed=3).batch(4)
     session = Session(tmp_path, dataset.unbatch())
     session.grant((0, 8))
@@ -169,7 +169,7 @@ def test_what_steps_hold_is_said_at_a_pause(tmp_path: Path, and_waits: bool) -> 
     assert sorted(session.elements(session.said[1])) == [3, *range(50, 60)]
 
 
-def test_units_without_elements_are_said_too(tmp_path: Path) -> None:
+def test_splits_without_elements_are_reported(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x < 2))
     session.grant((0, 8))
     session.let_wait()
@@ -180,7 +180,7 @@ def test_units_without_elements_are_said_too(tmp_path: Path) -> None:
     assert session.failure is None
 
 
-def test_a_function_that_raises_ends_it(tmp_path: Path) -> None:
+def test_a_failing_function_ends_the_producer(tmp_path: Path) -> None:
     def seven(x: int) -> int:
         if x == 7:
             raise ValueError("seven")
@@ -196,7 +196,7 @@ def test_a_function_that_raises_ends_it(tmp_path: Path) -> None:
 
 
 class FullDisk:
-    """A file on a disk that has room for some bytes, and for more when `room` is raised."""
+    """A file on a disk with room for a number of bytes; increase `room` to free more."""
 
     def __init__(self, file: Any, room: int) -> None:
         self._file = file
@@ -215,7 +215,7 @@ class FullDisk:
         self._file.close()
 
 
-def test_a_disk_that_is_full_for_a_while_costs_nothing(
+def test_a_temporarily_full_disk_loses_no_elements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks: list[FullDisk] = []
@@ -238,10 +238,10 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(
     assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
 
 
-def test_a_save_that_is_called_off_waits_for_no_room(
+def test_a_cancelled_save_does_not_wait_for_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = FullDisk(open("/dev/null", "wb"), room=0)  # noqa: SIM115 - closed by its user
+    disk = FullDisk(open("/dev/null", "wb"), room=0)  # noqa: SIM115 - closed by its caller
     with monkeypatch.context() as patched:
         session = Session(tmp_path, hr.Dataset.range(10), patience=600.0)
         patched.setattr(LocalFolder, "create", lambda self, name: disk)
@@ -252,7 +252,9 @@ def test_a_save_that_is_called_off_waits_for_no_room(
     assert session.failure is not None
 
 
-def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_stays_full_ends_the_producer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: object, name: str) -> Any:
         return open("/dev/full", "wb", buffering=0)
 
@@ -269,7 +271,7 @@ def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert session.failure.count("cannot be written") == 1
 
 
-def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(3))
     session.grant((0, 3), None)
     session.end()
@@ -284,7 +286,7 @@ def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     assert session.failure == "its plan cannot be opened: ValueError: no such thing"
 
 
-def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
+def test_the_iterator_is_closed_at_the_end(tmp_path: Path) -> None:
     closed: list[bool] = []
 
     class Empty(ElementIterator):
@@ -311,7 +313,7 @@ def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
     assert closed == [True]
 
 
-def test_one_that_is_closed_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_a_closed_producer_leaves_no_partial_file(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(1 << 20))
     session.grant((0, 1 << 18))
     assert session.needs.acquire(timeout=SECONDS)

@@ -1,4 +1,4 @@
-"""The publisher brings directories to what the facts say; each step may be done twice."""
+"""Publisher: directories follow the journaled events; each step may be repeated."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ SAVE, OTHER = "0" * 16, "1" * 16
 
 
 class Directories:
-    """A dispatcher, one worker with a task, and a publisher that is called by hand."""
+    """A dispatcher, one worker with a task, and a publisher that the test polls."""
 
-    def __init__(self, path: Path, patience: float = 30.0) -> None:
+    def __init__(self, path: Path, retry_seconds: float = 30.0) -> None:
         self.path = path / "saved"
         self.scene = Scenario(keeps_journal=True)
         self.scene.register(num_splits=4)
         self.scene.add_worker("u")
-        self.patience = patience
+        self.retry_seconds = retry_seconds
         self.begin_again()
 
     def begin_again(self) -> None:
         """Start another publisher, as after a restart."""
-        self.publisher = SavePublisher(self._ask, self.patience)
+        self.publisher = SavePublisher(self._ask, self.retry_seconds)
 
     def _ask(self, question: TypedRequest[Any]) -> Any:
         return self.scene.ask(question)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ class Directories:
         self.scene.ask(saving(save, path=str(self.path)))
 
     def write(self, *contents: bytes, done: int) -> None:
-        """Let the worker write files, and say so."""
+        """Write files as the worker, and commit them."""
         (task,) = self.scene.state.tasks.values()
         while task.assigned.num_assigned < done:
             self.scene.split(task.task_id, max_splits=done - task.assigned.num_assigned)
@@ -90,7 +90,7 @@ def there(tmp_path: Path) -> Iterator[Directories]:
     there.scene.check()
 
 
-def test_a_directory_is_begun_filled_and_finished(there: Directories) -> None:
+def test_a_directory_is_created_filled_and_finished(there: Directories) -> None:
     there.begin()
     there.look()
     assert there.update().is_open
@@ -107,7 +107,7 @@ def test_a_directory_is_begun_filled_and_finished(there: Directories) -> None:
     assert [each.bytes for each in standing.chunks] == [3, 3, 5]
 
 
-def test_after_a_restart_all_is_done_again_that_may_not_have_been(there: Directories) -> None:
+def test_after_a_restart_unconfirmed_steps_are_repeated(there: Directories) -> None:
     there.begin()
     for step in (
         lambda: None,
@@ -124,7 +124,7 @@ def test_after_a_restart_all_is_done_again_that_may_not_have_been(there: Directo
     assert len(SavedDirectory(there.path).read_status().chunks or ()) == 2
 
 
-def test_files_that_do_not_count_are_never_seen_and_are_swept(there: Directories) -> None:
+def test_uncommitted_files_are_never_visible_and_are_removed(there: Directories) -> None:
     there.begin()
     there.look()
     directory = SavedDirectory(there.path)
@@ -140,7 +140,7 @@ def test_files_that_do_not_count_are_never_seen_and_are_swept(there: Directories
     assert "stray" in there.names()
 
 
-def test_a_directory_that_holds_a_dataset_is_left_alone(there: Directories) -> None:
+def test_a_directory_with_a_saved_dataset_is_unchanged(there: Directories) -> None:
     directory = SavedDirectory(there.path)
     directory.begin(SaveHeader(OTHER, "other", None))
     directory.finish(OTHER, [])
@@ -152,7 +152,7 @@ def test_a_directory_that_holds_a_dataset_is_left_alone(there: Directories) -> N
     assert there.names() == ["DONE", "dataset.json"]
 
 
-def test_a_save_that_failed_says_so_in_its_directory(there: Directories) -> None:
+def test_a_failed_save_is_recorded_in_its_directory(there: Directories) -> None:
     there.begin()
     there.look()
     there.write(b"one", done=2)
@@ -161,10 +161,13 @@ def test_a_save_that_failed_says_so_in_its_directory(there: Directories) -> None
     there.look()
     assert there.update().is_closed
     assert there.names() == ["ERROR", "dataset.json"]
-    assert SavedDirectory(there.path).read_status().error == "the worker at u:1: ValueError: seven"
+    assert (
+        SavedDirectory(there.path).read_status().error
+        == "task 4000 on worker u:1 failed: ValueError: seven"
+    )
 
 
-def test_a_directory_that_another_save_took_is_left_to_it(there: Directories) -> None:
+def test_a_directory_that_belongs_to_another_save_is_unchanged(there: Directories) -> None:
     there.begin()
     there.look()
     SavedDirectory(there.path).begin(SaveHeader(OTHER, "digest", None))
@@ -180,7 +183,7 @@ def test_a_directory_that_another_save_took_is_left_to_it(there: Directories) ->
     )
 
 
-def test_what_cannot_be_done_now_is_tried_again_and_then_fails(
+def test_temporary_errors_are_retried_until_the_save_fails(
     there: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: object, *args: object) -> None:
@@ -205,7 +208,7 @@ def test_a_disk_that_stays_full_fails_the_save(
     def full(self: object, *args: object) -> None:
         raise UnavailableError("no space left on device")
 
-    there = Directories(tmp_path, patience=0.0)
+    there = Directories(tmp_path, retry_seconds=0.0)
     there.begin()
     there.look()
     there.write(b"one", done=4)
@@ -216,7 +219,7 @@ def test_a_disk_that_stays_full_fails_the_save(
     assert (there.update().is_closed, there.update().error) == (True, "no space left on device")
 
 
-def test_the_thread_looks_when_a_fact_is_about_a_save(tmp_path: Path) -> None:
+def test_the_thread_wakes_up_for_events_about_saves(tmp_path: Path) -> None:
     there = Directories(tmp_path)
     asked: list[object] = []
     publisher = SavePublisher(asked.append)
