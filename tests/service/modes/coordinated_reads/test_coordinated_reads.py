@@ -201,32 +201,32 @@ def test_costs_are_balanced_with_equal_row_counts(cluster: LocalCluster) -> None
 def test_an_error_replaces_one_element_and_other_consumers_get_theirs(
     cluster: LocalCluster,
 ) -> None:
-    def picky(x: Any) -> Any:
+    def fails_on_one(x: Any) -> Any:
         if x == 3:
             raise ValueError("three")
         return x
 
-    one, two = (iter(each) for each in make_consumers(cluster, Range(8).map(picky), 2))
-    seen: list[Any] = []
+    one, two = (iter(each) for each in make_consumers(cluster, Range(8).map(fails_on_one), 2))
+    outcomes: list[Any] = []
 
     def read(index: int) -> None:
         if index:
             assert int(next(two)) == 1
             with pytest.raises(UserFunctionError, match="three"):
                 next(two)
-            seen.extend(int(x) for x in two)
+            outcomes.extend(int(x) for x in two)
         else:
             assert [int(x) for x in one] == [0, 2, 4, 6]
 
     run_in_threads(read, 2)
-    assert seen == [5, 7]
+    assert outcomes == [5, 7]
 
 
 def test_a_failing_cost_function_raises_at_every_consumer(cluster: LocalCluster) -> None:
-    def dear(row: Any) -> float:
+    def costly_failure(row: Any) -> float:
         raise KeyError("no price")
 
-    datasets = make_consumers(cluster, Range(8).batch(2), 2, cost_fn=dear)
+    datasets = make_consumers(cluster, Range(8).batch(2), 2, cost_fn=costly_failure)
     failures = []
 
     readers = [iter(each) for each in datasets]
@@ -240,7 +240,7 @@ def test_a_failing_cost_function_raises_at_every_consumer(cluster: LocalCluster)
     for each in readers:
         each.close()
     assert len(failures) == 2
-    assert all("no price" in each and "dear" in each for each in failures)
+    assert all("no price" in each and "costly_failure" in each for each in failures)
 
 
 def test_the_timeout_error_names_the_missing_consumer_and_the_round(cluster: LocalCluster) -> None:
@@ -280,20 +280,20 @@ def test_two_readers_with_the_same_consumer_index_are_rejected(cluster: LocalClu
     data = hr.Dataset.counter()
     readers = [iter(each) for each in make_consumers(cluster, data, 2)]
     read_rounds(readers, 1)
-    again = iter(make_consumers(cluster, data, 2)[0])
+    second = iter(make_consumers(cluster, data, 2)[0])
     with pytest.raises(FailedPreconditionError, match="consumer 0 of 2 of job test"):
-        next(again)
-    for each in (*readers, again):
+        next(second)
+    for each in (*readers, second):
         each.close()
 
 
 def test_equal_cost_functions_of_two_processes_match(cluster: LocalCluster) -> None:
-    def made() -> Callable[[Any], Any]:
+    def make_cost_fn() -> Callable[[Any], Any]:
         return lambda row: row * 2
 
     data = Range(8).batch(2)
-    one = make_consumers(cluster, data, 2, cost_fn=made())[0]
-    two = make_consumers(cluster, data, 2, cost_fn=made())[1]
+    one = make_consumers(cluster, data, 2, cost_fn=make_cost_fn())[0]
+    two = make_consumers(cluster, data, 2, cost_fn=make_cost_fn())[1]
     assert len(read_all([one, two])) == 2
 
 
@@ -529,7 +529,7 @@ def test_after_all_consumers_left_the_next_group_restarts_the_epoch(cluster: Loc
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "difference"),
     [
         ({"number": 3}, "num_consumers"),
         ({"remainder": "pad"}, "remainder"),
@@ -538,13 +538,13 @@ def test_after_all_consumers_left_the_next_group_restarts_the_epoch(cluster: Loc
     ],
 )
 def test_consumers_that_join_a_job_must_have_the_same_options(
-    cluster: LocalCluster, other: dict[str, Any], said: str
+    cluster: LocalCluster, other: dict[str, Any], difference: str
 ) -> None:
     data = Range(1 << 20).batch(1)
     one = iter(make_consumers(cluster, data, 1)[0])
     next(one)
     two = iter(make_consumers(cluster, data, **{"number": 1, **other})[0])
-    with pytest.raises(AlreadyExistsError, match=f"Existing {said}"):
+    with pytest.raises(AlreadyExistsError, match=f"Existing {difference}"):
         next(two)
     one.close()
     two.close()

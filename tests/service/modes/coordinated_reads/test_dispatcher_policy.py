@@ -44,9 +44,9 @@ def heartbeat(scene: Scenario, client_id: str, horizon: int = 0) -> Any:
 
 
 def report_rounds(
-    scene: Scenario, client_id: str, task_id: int, rounds: int, units: int = 0
+    scene: Scenario, client_id: str, task_id: int, rounds: int, splits: int = 0
 ) -> None:
-    received = ((0, units),) if units else ()
+    received = ((0, splits),) if splits else ()
     scene.ask(
         messages.ReportDelivery(
             client_id=client_id, task_id=task_id, delivered=received, rounds=rounds
@@ -128,7 +128,7 @@ def test_all_rounds_of_a_finished_task_count_after_their_reader_left(
         scene.split(4000)
     finish_for_one_consumer(scene)
     assert heartbeat(scene, "b").reports_needed == (4000,)
-    report_rounds(scene, "b", 4000, rounds=5, units=int(mode == DYNAMIC))
+    report_rounds(scene, "b", 4000, rounds=5, splits=int(mode == DYNAMIC))
     update = heartbeat(scene, "b")
     assert (update.complete_rounds, update.missing_consumer, update.finished) == (
         ((4000, 5),),
@@ -193,8 +193,8 @@ def test_splits_of_rounds_that_did_not_arrive_everywhere_are_reassigned(scene: S
     join(scene, "a", "b", mode=DYNAMIC)
     scene.split(4000, max_splits=10)
     scene.ask(messages.UnregisterWorker(worker_id="v"))
-    report_rounds(scene, "a", 4000, rounds=4, units=8)
-    report_rounds(scene, "b", 4000, rounds=3, units=6)
+    report_rounds(scene, "a", 4000, rounds=4, splits=8)
+    report_rounds(scene, "b", 4000, rounds=3, splits=6)
     assert heartbeat(scene, "a").complete_rounds == ((4000, 3),)
     (iteration,) = scene.state.iterations.values()
     task = scene.state.tasks[4000]
@@ -321,9 +321,9 @@ def test_a_task_definition_has_the_number_of_consumers(scene: Scenario) -> None:
 
 def test_a_cost_function_must_be_uploaded_before_the_job_starts(scene: Scenario) -> None:
     digest = hashlib.sha256(b"pickled").digest()
-    kept = len(scene.events)
+    stored = len(scene.events)
     assert join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest).cost_fn_needed
-    assert len(scene.events) == kept
+    assert len(scene.events) == stored
     scene.put_plan(b"pickled")
     assert not join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest).cost_fn_needed
     # A cost function with the same id and other bytes is not sent at all.

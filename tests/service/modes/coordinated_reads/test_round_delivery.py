@@ -14,12 +14,12 @@ from headrace.service.worker.result_batch import BatchReply, ResultBatch
 
 
 def make_request(
-    consumer: int, number: int, received: int, *, known: int = -1, who: str = ""
+    consumer: int, number: int, received: int, *, known: int = -1, client_id: str = ""
 ) -> GetElements:
     return GetElements(
         task_id=1,
         task_token="token",
-        client_id=who or f"client{consumer}",
+        client_id=client_id or f"client{consumer}",
         request_number=number,
         acknowledged=received,
         consumer_index=consumer,
@@ -99,14 +99,18 @@ def test_progress_requests_are_answered_when_a_round_arrived_everywhere() -> Non
     rounds.request_received("a0", make_request(0, 0, 0), now=0.0)
     rounds.request_received("b0", make_request(1, 0, 0), now=0.0)
     assert (
-        rounds.request_received("a word", make_request(0, PROGRESS_REQUEST, 1, known=0), now=0.0)
+        rounds.request_received(
+            "a progress", make_request(0, PROGRESS_REQUEST, 1, known=0), now=0.0
+        )
         == []
     )
     assert describe_replies(
-        rounds.request_received("b word", make_request(1, PROGRESS_REQUEST, 1, known=0), now=0.0)
+        rounds.request_received(
+            "b progress", make_request(1, PROGRESS_REQUEST, 1, known=0), now=0.0
+        )
     ) == {
-        "a word": ("complete", 1),
-        "b word": ("complete", 1),
+        "a progress": ("complete", 1),
+        "b progress": ("complete", 1),
     }
 
 
@@ -148,18 +152,20 @@ def test_an_urgent_progress_request_is_answered_with_the_lagging_consumers() -> 
     for number in range(3):
         rounds.add_batch(element(number))
     rounds.request_received("a0", make_request(0, 0, 0), now=0.0)
-    ((_, lags),) = rounds.request_received("a word", make_request(0, PROGRESS_REQUEST, 1), now=0.0)
+    ((_, lags),) = rounds.request_received(
+        "a progress", make_request(0, PROGRESS_REQUEST, 1), now=0.0
+    )
     assert isinstance(lags, GetElementsReply)
     assert lags.mode_data.lagging_consumers == (1, 2)
 
 
 def test_a_lagging_consumer_stops_the_worker_after_some_rounds() -> None:
     rounds: RoundDelivery[str] = RoundDelivery(2, BufferLimits(ready_batches=2))
-    made = 0
-    while rounds.has_room and made < 100:
-        rounds.add_batch(element(made))
-        made += 1
-    assert made == 4, "two rounds of two elements"
+    produced = 0
+    while rounds.has_room and produced < 100:
+        rounds.add_batch(element(produced))
+        produced += 1
+    assert produced == 4, "two rounds of two elements"
     rounds.request_received("a", make_request(0, PROGRESS_REQUEST, 2), now=0.0)
     assert not rounds.has_room
     rounds.request_received("b", make_request(1, PROGRESS_REQUEST, 1), now=0.0)
@@ -239,7 +245,9 @@ def test_an_index_out_of_range_is_rejected_with_both_numbers() -> None:
 def test_another_client_with_the_same_index_is_rejected() -> None:
     rounds: RoundDelivery[str] = RoundDelivery(1)
     rounds.request_received("x", make_request(0, 0, 0), now=0.0)
-    ((_, refusal),) = rounds.request_received("y", make_request(0, 0, 0, who="another"), now=0.0)
+    ((_, refusal),) = rounds.request_received(
+        "y", make_request(0, 0, 0, client_id="another"), now=0.0
+    )
     assert isinstance(refusal, FailedPreconditionError)
     assert "the current round has already reached 0" in str(refusal)
     assert "client0" in str(refusal)
@@ -251,9 +259,9 @@ def test_after_cancellation_only_partly_delivered_rounds_are_sent() -> None:
         rounds.add_batch(element(number, size=10 + number))
     rounds.request_received("a0", make_request(0, 0, 0), now=0.0)
     rounds.request_received("a2", make_request(0, 2, 0), now=0.0)
-    refused, left = rounds.cancel(CancelledError("the worker stops"))
-    assert describe_replies(refused) == {"a2": CancelledError}
-    assert left.elements == 2
+    replies, output = rounds.cancel(CancelledError("the worker stops"))
+    assert describe_replies(replies) == {"a2": CancelledError}
+    assert output.elements == 2
     assert describe_replies(rounds.request_received("b0", make_request(1, 0, 0), now=0.0)) == {
         "b0": 11
     }
@@ -286,9 +294,9 @@ def test_every_consumer_gets_its_elements_in_order_for_any_request_order(
 ) -> None:
     chance = random.Random(seed)
     rounds: RoundDelivery[int] = RoundDelivery(consumers)
-    made = 0
+    produced = 0
     received: list[list[int]] = [[] for _ in range(consumers)]
-    over: set[int] = set()
+    ended_consumers: set[int] = set()
 
     def take(answers: list[tuple[int, BatchReply]]) -> None:
         for consumer, answer in answers:
@@ -297,20 +305,20 @@ def test_every_consumer_gets_its_elements_in_order_for_any_request_order(
                 received[consumer].append(answer.size)
             elif isinstance(answer, GetElementsReply):
                 assert answer.end_of_task
-                over.add(consumer)
+                ended_consumers.add(consumer)
             else:
                 assert isinstance(answer, AbortedError)
 
     for _ in range(1_000_000):
-        if len(over) == consumers:
+        if len(ended_consumers) == consumers:
             break
-        if chance.random() < 0.5 and rounds.has_room and made < elements:
-            take(rounds.add_batch(element(made, size=made)))
-            made += 1
-            if made == elements:
-                take(rounds.note_exhausted(made))
-        elif not elements and not made:
-            made = 1
+        if chance.random() < 0.5 and rounds.has_room and produced < elements:
+            take(rounds.add_batch(element(produced, size=produced)))
+            produced += 1
+            if produced == elements:
+                take(rounds.note_exhausted(produced))
+        elif not elements and not produced:
+            produced = 1
             take(rounds.note_exhausted(0))
         else:
             consumer = chance.randrange(consumers)
@@ -318,7 +326,7 @@ def test_every_consumer_gets_its_elements_in_order_for_any_request_order(
             take(rounds.request_received(consumer, make_request(consumer, number, number), now=0.0))
         if rounds.can_finish:
             take(rounds.note_finished())
-    assert len(over) == consumers, f"seed {seed}"
-    whole = elements // consumers
+    assert len(ended_consumers) == consumers, f"seed {seed}"
+    complete = elements // consumers
     for index, found in enumerate(received):
-        assert found == [number * consumers + index for number in range(whole)]
+        assert found == [number * consumers + index for number in range(complete)]

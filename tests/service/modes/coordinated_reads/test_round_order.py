@@ -15,8 +15,8 @@ from headrace.service.modes.coordinated_reads.round_order import RoundOrder
 def take_turns(rounds: RoundOrder, limit: int = 100) -> list[tuple[int, int]]:
     """Advance through the rounds whose tasks are known; return them."""
     found = []
-    while len(found) < limit and (due := rounds.next_turn()) is not None:
-        found.append(due)
+    while len(found) < limit and (turn := rounds.next_turn()) is not None:
+        found.append(turn)
         rounds.advance()
     return found
 
@@ -120,28 +120,28 @@ def test_the_order_does_not_depend_on_when_consumers_learn_of_changes(
             changes.append(("horizon", partial(RoundOrder.extend_horizon, horizon=horizon)))
     changes.append(("horizon", partial(RoundOrder.extend_horizon, horizon=horizon + 20)))
 
-    def read(*, late: bool) -> list[tuple[int, int]]:
+    def read(*, is_delayed: bool) -> list[tuple[int, int]]:
         rounds, found, waiting = RoundOrder(), [], []
         lengths = {}
         for kind, apply in changes:
             if kind == "end":
                 lengths[apply.keywords["task_id"]] = apply.keywords["rounds"]  # type: ignore[attr-defined]
         for kind, apply in changes:
-            if kind == "end" and late and chance.random() < 0.7:
+            if kind == "end" and is_delayed and chance.random() < 0.7:
                 waiting.append(apply)
             else:
                 apply(rounds)
-            while (due := rounds.next_turn()) is not None:
-                if due[1] >= lengths.get(due[0], math.inf):
+            while (turn := rounds.next_turn()) is not None:
+                if turn[1] >= lengths.get(turn[0], math.inf):
                     # This round does not exist; apply the delayed round counts first.
                     for end in waiting:
                         end(rounds)
                     waiting.clear()
                     continue
-                found.append(due)
+                found.append(turn)
                 rounds.advance()
         return found
 
-    expected = read(late=False)
-    assert read(late=True) == expected, f"seed {seed}"
-    assert read(late=True) == expected, f"seed {seed}"
+    expected = read(is_delayed=False)
+    assert read(is_delayed=True) == expected, f"seed {seed}"
+    assert read(is_delayed=True) == expected, f"seed {seed}"

@@ -124,10 +124,10 @@ def test_a_slow_trainer_skips_evicted_elements_with_a_warning(
 ) -> None:
     with service(cache=500) as (dispatcher, _):
         with iter(shared(dispatcher, "slow")) as slow:
-            seen = take(slow, 1)
+            elements = take(slow, 1)
             assert first(shared(dispatcher, "fast"), 200) == list(range(200))
-            wait_until(lambda: bool(seen.extend(take(slow, 5))) or "skipped" in caplog.text)
-        assert seen == sorted(set(seen))
+            wait_until(lambda: bool(elements.extend(take(slow, 5))) or "skipped" in caplog.text)
+        assert elements == sorted(set(elements))
         assert "trainer 'slow' skipped " in caplog.text
         assert "cross_trainer_cache_size_bytes" in caplog.text
         assert first(shared(dispatcher, "late"), 200)[0] > 0
@@ -197,17 +197,17 @@ def test_an_element_is_computed_once_for_any_number_of_trainers() -> None:
     MADE.clear()
     with service() as (dispatcher, _):
         datasets = [shared(dispatcher, f"trainer {n}", ENDLESS.map(_noted)) for n in range(4)]
-        seen: dict[int, list[int]] = {}
+        elements: dict[int, list[int]] = {}
 
         def read(number: int) -> None:
-            seen[number] = first(datasets[number], 500)
+            elements[number] = first(datasets[number], 500)
 
         threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
-    assert [seen[n] for n in range(4)] == [list(range(500))] * 4
+    assert [elements[n] for n in range(4)] == [list(range(500))] * 4
     assert len(MADE) == len(set(MADE)) >= 500
 
 
@@ -298,8 +298,8 @@ def test_trainers_are_unaffected_by_a_dispatcher_restart(tmp_path: Path) -> None
     with worker(dispatcher), iter(shared(dispatcher, "one")) as iterator:
         assert take(iterator, 100) == list(range(100))
         dispatcher.stop()
-        again = DispatcherConfig(port=port, work_dir=tmp_path, fault_tolerant_mode=True)
-        with DispatchServer(again) as dispatcher:
+        resumed = DispatcherConfig(port=port, work_dir=tmp_path, fault_tolerant_mode=True)
+        with DispatchServer(resumed) as dispatcher:
             assert take(iterator, 100) == list(range(100, 200))
             assert first(shared(dispatcher, "two"), 10) == list(range(10))
 
@@ -350,10 +350,10 @@ def test_an_unexpected_end_of_the_dataset_raises_at_each_trainer() -> None:
 
 def test_a_returning_trainer_resumes_at_its_position() -> None:
     with service() as (dispatcher, _):
-        before = first(shared(dispatcher, "t", max_outstanding_requests=1), 30)
+        earlier = first(shared(dispatcher, "t", max_outstanding_requests=1), 30)
         first(shared(dispatcher, "other"), 100)
-        after = first(shared(dispatcher, "t"), 10)
-        assert before[-1] < after[0] < 100
+        later = first(shared(dispatcher, "t"), 10)
+        assert earlier[-1] < later[0] < 100
 
 
 def test_a_worker_that_joins_is_read_by_all_trainers() -> None:
@@ -374,20 +374,21 @@ def test_a_worker_that_joins_is_read_by_all_trainers() -> None:
 
 def test_trainers_continue_when_a_worker_leaves_and_another_joins() -> None:
     with service(workers=1) as (dispatcher, (one,)):
-        leaving = worker(dispatcher)
+        draining = worker(dispatcher)
         dataset = shared(dispatcher, "one")
         with iter(dataset) as iterator:
             wait_until(
                 lambda: (
                     bool(take(iterator, 1000))
-                    and hr.service.delivery_report(dataset).keys() == {one.address, leaving.address}
+                    and hr.service.delivery_report(dataset).keys()
+                    == {one.address, draining.address}
                 )
             )
-            leaving.drain(timeout=0.5)
-            with worker(dispatcher) as late:
+            draining.drain(timeout=0.5)
+            with worker(dispatcher) as late_worker:
                 wait_until(
                     lambda: (
                         bool(take(iterator, 1000))
-                        and late.address in hr.service.delivery_report(dataset)
+                        and late_worker.address in hr.service.delivery_report(dataset)
                     )
                 )

@@ -63,10 +63,10 @@ def test_a_restarted_worker_gets_a_new_copy_while_others_run(scene: Scenario, ad
     assert workers_with_copies(scene) == ["w", "v again"]
 
 
-@pytest.mark.parametrize("said_before", [True, False])
-def test_the_iteration_outlives_draining_of_all_workers(scene: Scenario, said_before: bool) -> None:
+@pytest.mark.parametrize("num_reports", [True, False])
+def test_the_iteration_outlives_draining_of_all_workers(scene: Scenario, num_reports: bool) -> None:
     start_scene(scene, "v")
-    if said_before:
+    if num_reports:
         scene.drain_worker("v")
     scene.ask(
         messages.FinishTask(
@@ -121,12 +121,12 @@ def test_all_clients_of_a_job_use_a_cache_or_none_does(scene: Scenario) -> None:
 def test_splits_that_a_trainer_did_not_consume_are_not_reassigned(scene: Scenario) -> None:
     start_scene(scene, "w", mode=DYNAMIC)
     join(scene, "d", DYNAMIC)
-    ticket = scene.state.tasks[4000].task_token
-    granted = scene.ask(
+    task_token = scene.state.tasks[4000].task_token
+    reply = scene.ask(
         messages.GetSplit(
             worker_id="w",
             task_id=4000,
-            task_token=ticket,
+            task_token=task_token,
             assignment_number=0,
             max_splits=3,
             num_done=0,
@@ -137,7 +137,7 @@ def test_splits_that_a_trainer_did_not_consume_are_not_reassigned(scene: Scenari
         messages.ReportDepartedClient(
             worker_id="w",
             task_id=4000,
-            task_token=ticket,
+            task_token=task_token,
             client_id="d",
             unacknowledged=(),
             possibly_lost=(),
@@ -146,7 +146,7 @@ def test_splits_that_a_trainer_did_not_consume_are_not_reassigned(scene: Scenari
     scene.check()
     (iteration,) = scene.state.iterations.values()
     assert (iteration.pool.next_split, iteration.pool.returned, iteration.missing_splits) == (
-        granted.stop,
+        reply.stop,
         (),
         [],
     )

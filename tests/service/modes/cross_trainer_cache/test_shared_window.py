@@ -22,18 +22,18 @@ def skipped_by(answer: Any) -> int:
 class Trainers:
     """Clients that read in turn from a simulated producer."""
 
-    def __init__(self, window: int = 1 << 20, *, sizes: int = 1, most: int = 0) -> None:
+    def __init__(self, window: int = 1 << 20, *, sizes: int = 1, max_elements: int = 0) -> None:
         self.shared: SharedWindowDelivery[str] = SharedWindowDelivery(
             BufferLimits(window_bytes=window)
         )
-        self.most = most
+        self.max_elements = max_elements
         self.made = 0
         self.per_portion = sizes
         self._numbers: dict[str, int] = defaultdict(int)
         self._may_make = True
         self.got: list[tuple[str, BatchReply]] = []
 
-    def ask(self, client: str, trainer: str | None = None, most: int | None = None) -> None:
+    def ask(self, client: str, trainer: str | None = None, max_elements: int | None = None) -> None:
         """Request the next elements and acknowledge all earlier ones."""
         number = self._numbers[client]
         self._numbers[client] += 1
@@ -43,7 +43,7 @@ class Trainers:
             client_id=client,
             request_number=number,
             acknowledged=number,
-            max_elements=self.most if most is None else most,
+            max_elements=self.max_elements if max_elements is None else max_elements,
             trainer_id=trainer or client,
         )
         self.got += self.shared.request_received(client, message, now=0.0)
@@ -68,13 +68,15 @@ class Trainers:
             )
         )
 
-    def read(self, client: str, trainer: str | None = None, most: int | None = None) -> BatchReply:
+    def read(
+        self, client: str, trainer: str | None = None, max_elements: int | None = None
+    ) -> BatchReply:
         """Return the next reply to a client."""
-        self.ask(client, trainer, most)
-        while not any(who == client for who, _ in self.got):
+        self.ask(client, trainer, max_elements)
+        while not any(receiver == client for receiver, _ in self.got):
             assert self.make(), f"{client} waits, and nothing may be made"
-        place = next(n for n, (who, _) in enumerate(self.got) if who == client)
-        return self.got.pop(place)[1]
+        index = next(n for n, (receiver, _) in enumerate(self.got) if receiver == client)
+        return self.got.pop(index)[1]
 
     def read_elements(self, client: str, count: int, trainer: str | None = None) -> list[int]:
         """Return the numbers of the next elements, at least `count`."""
@@ -181,19 +183,19 @@ def test_unacknowledged_batches_of_a_client_are_bounded_in_bytes() -> None:
             trainer_id="t",
         )
         shared.request_received(f"a{number}", message, now=0.0)
-    given = [
-        who
+    replies = [
+        client
         for n in range(3)
-        for who, _ in shared.add_batch(ResultBatch(first_element=n, num_elements=1, size=90))
+        for client, _ in shared.add_batch(ResultBatch(first_element=n, num_elements=1, size=90))
     ]
-    assert given == ["a0", "a1"]
+    assert replies == ["a0", "a1"]
     assert not shared.has_room
 
 
 def test_a_request_for_few_elements_gets_part_of_a_batch() -> None:
     trainers = Trainers(sizes=8)
     assert trainers.read_elements("a", 8) == list(range(8))
-    parts = [trainers.read("b", most=3) for _ in range(4)]
+    parts = [trainers.read("b", max_elements=3) for _ in range(4)]
     assert [
         (each.first_element, each.num_elements) for each in parts if isinstance(each, ResultBatch)
     ] == [
@@ -219,14 +221,14 @@ def test_an_error_goes_to_one_client_and_the_next_element_to_all() -> None:
     trainers.got += trainers.shared.add_batch(
         ResultBatch(first_element=0, error=UserFunctionError("bad"))
     )
-    ((who, content),) = trainers.got
-    assert who == "a"
+    ((client, content),) = trainers.got
+    assert client == "a"
     assert isinstance(content, ResultBatch)
     assert str(content.error) == "bad"
     trainers.got.clear()
     trainers.ask("a")
     trainers.add(1)
-    assert sorted(who for who, _ in trainers.got) == ["a", "b"]
+    assert sorted(client for client, _ in trainers.got) == ["a", "b"]
 
 
 def test_an_element_larger_than_the_window_is_an_error_that_names_both_sizes() -> None:
@@ -243,7 +245,7 @@ def test_an_element_larger_than_the_window_is_an_error_that_names_both_sizes() -
     trainers.got.clear()
     trainers.ask("a")
     trainers.add(1, size=10)
-    assert [who for who, _ in trainers.got] == ["a"]
+    assert [client for client, _ in trainers.got] == ["a"]
 
 
 def test_the_end_of_data_is_an_error_for_each_trainer() -> None:
@@ -281,7 +283,7 @@ def test_a_draining_task_delivers_the_remaining_elements_without_error() -> None
     trainers.ask("slow")
     assert trainers.got == []
     assert trainers.shared.is_fully_acknowledged
-    assert {who for who, _ in trainers.shared.note_finished()} == {"fast", "slow"}
+    assert {client for client, _ in trainers.shared.note_finished()} == {"fast", "slow"}
 
 
 def test_a_task_finishes_without_waiting_for_a_departed_trainer() -> None:
@@ -305,30 +307,30 @@ def test_every_trainer_receives_the_error_of_a_failed_task() -> None:
     )
     trainers.shared.note_outcome(failed=True, drained=False)
     trainers.got += trainers.shared.note_exhausted()
-    said = [str(each.error) for _, each in trainers.got if isinstance(each, ResultBatch)]
-    assert said == ["cannot open"] * 2
+    errors = [str(each.error) for _, each in trainers.got if isinstance(each, ResultBatch)]
+    assert errors == ["cannot open"] * 2
 
 
 def test_departed_clients_and_requests_without_trainer_are_rejected() -> None:
     trainers = Trainers()
     trainers.ask("a")
-    refused = CancelledError("deleted")
-    answers, left = trainers.shared.cancel(refused)
-    assert answers == [("a", refused)]
-    assert left.delivered_splits == ()
+    error = CancelledError("deleted")
+    answers, output = trainers.shared.cancel(error)
+    assert answers == [("a", error)]
+    assert output.delivered_splits == ()
     trainers.ask("b")
-    assert trainers.got == [("b", refused)]
-    nameless = GetElements(
+    assert trainers.got == [("b", error)]
+    without_trainer = GetElements(
         task_id=1, task_token="", client_id="c", request_number=0, acknowledged=0
     )
-    ((_, content),) = trainers.shared.request_received("c", nameless, now=0.0)
+    ((_, content),) = trainers.shared.request_received("c", without_trainer, now=0.0)
     assert isinstance(content, InvalidArgumentError)
 
 
 def test_dropped_batches_of_a_silent_client_are_reported_as_skipped() -> None:
     shared: SharedWindowDelivery[str] = SharedWindowDelivery(BufferLimits(client_timeout=10.0))
 
-    def ask(number: int, acknowledged: int, now: float) -> list[tuple[str, BatchReply]]:
+    def send_request(number: int, acknowledged: int, now: float) -> list[tuple[str, BatchReply]]:
         message = GetElements(
             task_id=1,
             task_token="",
@@ -339,10 +341,10 @@ def test_dropped_batches_of_a_silent_client_are_reported_as_skipped() -> None:
         )
         return shared.request_received("a", message, now)
 
-    ask(0, 0, 0.0)
+    send_request(0, 0, 0.0)
     shared.add_batch(ResultBatch(first_element=0, num_elements=2, size=1))
     assert shared.drop_expired(11.0) == ([], 2)
-    assert ask(0, 0, 12.0) == []
+    assert send_request(0, 0, 12.0) == []
     ((_, content),) = shared.add_batch(ResultBatch(first_element=2, num_elements=1, size=1))
     assert isinstance(content, ResultBatch)
     assert (content.first_element, skipped_by(content)) == (2, 2)
@@ -360,31 +362,31 @@ def test_any_readers_get_ascending_elements_once_and_every_gap_reported(
     steps: list[tuple[int, int, bool]], window: int, sizes: int
 ) -> None:
     trainers = Trainers(window=max(window, sizes), sizes=sizes)
-    heard: dict[str, list[ResultBatch]] = defaultdict(list)
-    busy: set[str] = set()
-    for client, most, makes in steps:
+    reported: dict[str, list[ResultBatch]] = defaultdict(list)
+    waiting_clients: set[str] = set()
+    for client, max_elements, makes in steps:
         name = f"client{client}"
-        if name not in busy:
-            busy.add(name)
-            trainers.ask(name, f"trainer{client // 2}", most=most)
+        if name not in waiting_clients:
+            waiting_clients.add(name)
+            trainers.ask(name, f"trainer{client // 2}", max_elements=max_elements)
         if makes:
             trainers.make()
-        for who, content in trainers.got:
+        for receiver, content in trainers.got:
             assert isinstance(content, ResultBatch)
-            heard[who].append(content)
-            busy.discard(who)
+            reported[receiver].append(content)
+            waiting_clients.discard(receiver)
         trainers.got.clear()
         elements, size = trainers.shared.window_usage
         assert size <= max(window, sizes)
         assert elements <= trainers.made
-    given: dict[str, list[ResultBatch]] = defaultdict(list)
+    replies: dict[str, list[ResultBatch]] = defaultdict(list)
     for client in range(4):
-        given[f"trainer{client // 2}"] += heard[f"client{client}"]
-    for figures in trainers.shared.trainer_activity():
-        portions = sorted(given[figures.trainer_id], key=lambda each: each.first_element)
-        ends = [each.first_element + each.num_elements for each in portions]
-        gaps = [each.first_element - end for end, each in zip(ends, portions[1:], strict=False)]
+        replies[f"trainer{client // 2}"] += reported[f"client{client}"]
+    for activity in trainers.shared.trainer_activity():
+        batches = sorted(replies[activity.trainer_id], key=lambda each: each.first_element)
+        ends = [each.first_element + each.num_elements for each in batches]
+        gaps = [each.first_element - end for end, each in zip(ends, batches[1:], strict=False)]
         assert all(gap >= 0 for gap in gaps), "each element once"
-        assert sum(gaps) == sum(skipped_by(each) for each in portions), "each gap is reported"
-        assert figures.delivered == sum(each.num_elements for each in portions)
-        assert figures.lag >= 0
+        assert sum(gaps) == sum(skipped_by(each) for each in batches), "each gap is reported"
+        assert activity.delivered == sum(each.num_elements for each in batches)
+        assert activity.lag >= 0

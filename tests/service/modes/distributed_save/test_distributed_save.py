@@ -141,10 +141,10 @@ def test_saved_samples_and_samples_of_saved_datasets(tmp_path: Path, cluster: Lo
     for number in range(3):
         distributed_save(Dataset.range(10), tmp_path / str(number), cluster.target)
     loaded = [Dataset.load(tmp_path / str(number), wait=True) for number in range(3)]
-    mixed = Dataset.sample_from_datasets(loaded, stop_on_empty_dataset=False, seed=3)
-    assert sorted(numbers(mixed)) == sorted([*range(10)] * 3)
-    again = save_and_load(mixed, tmp_path / "d", cluster)
-    assert sorted(numbers(again)) == sorted([*range(10)] * 3)
+    sampled = Dataset.sample_from_datasets(loaded, stop_on_empty_dataset=False, seed=3)
+    assert sorted(numbers(sampled)) == sorted([*range(10)] * 3)
+    resumed = save_and_load(sampled, tmp_path / "d", cluster)
+    assert sorted(numbers(resumed)) == sorted([*range(10)] * 3)
 
 
 def test_a_dataset_is_saved_to_a_url(tmp_path: Path, cluster: LocalCluster) -> None:
@@ -200,9 +200,9 @@ def test_loading_may_start_before_the_save(tmp_path: Path, cluster: LocalCluster
 def test_repeated_loads_have_the_same_order(tmp_path: Path, cluster: LocalCluster) -> None:
     distributed_save(Dataset.range(10).shuffle(10), tmp_path / "d", cluster.target, chunk_bytes=1)
     found = numbers(Dataset.load(tmp_path / "d", wait=True).repeat(4))
-    passes = [found[start : start + 10] for start in range(0, 40, 10)]
-    assert passes == [passes[0]] * 4
-    assert sorted(passes[0]) == list(range(10))
+    repetitions = [found[start : start + 10] for start in range(0, 40, 10)]
+    assert repetitions == [repetitions[0]] * 4
+    assert sorted(repetitions[0]) == list(range(10))
 
 
 @pytest.mark.catalogue("SV8", "LD5")
@@ -243,18 +243,18 @@ def test_reader_func_gets_the_streams_that_were_written(
 def test_a_position_in_a_saved_dataset_is_restored(tmp_path: Path, cluster: LocalCluster) -> None:
     save_and_load(Dataset.range(30), tmp_path / "d", cluster, chunk_bytes=1)
     for wait in (False, True):
-        whole = numbers(Dataset.load(tmp_path / "d", wait=wait))
-        for place in range(0, 31, 7):
+        everything = numbers(Dataset.load(tmp_path / "d", wait=wait))
+        for position in range(0, 31, 7):
             reader = iter(Dataset.load(tmp_path / "d", wait=wait))
-            assert [int(next(reader)) for _ in range(place)] == whole[:place]
-            again = iter(Dataset.load(tmp_path / "d", wait=wait))
-            again.set_state(reader.get_state())
-            assert numbers(again) == whole[place:]
+            assert [int(next(reader)) for _ in range(position)] == everything[:position]
+            resumed = iter(Dataset.load(tmp_path / "d", wait=wait))
+            resumed.set_state(reader.get_state())
+            assert numbers(resumed) == everything[position:]
         later = Dataset.load(tmp_path / "d", wait=wait).repeat(3).skip(30)
-        with iter(later) as reader, iter(later) as again:
-            assert [int(next(reader)) for _ in range(40)] == (whole * 2)[:40]
-            again.set_state(reader.get_state())
-            assert numbers(again) == whole[10:]
+        with iter(later) as reader, iter(later) as resumed:
+            assert [int(next(reader)) for _ in range(40)] == (everything * 2)[:40]
+            resumed.set_state(reader.get_state())
+            assert numbers(resumed) == everything[10:]
 
 
 # --- rejected arguments and failures ----------------------------------------------------------
@@ -454,13 +454,13 @@ def test_a_save_survives_killed_workers(tmp_path: Path, steps: str) -> None:
 
 
 def test_an_element_that_kills_workers_fails_the_save(tmp_path: Path) -> None:
-    def deadly(x: int) -> int:
+    def kills_worker(x: int) -> int:
         if x == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         return x
 
     with LocalCluster(2, work_dir=tmp_path / "j", worker_timeout_ms=1000) as cluster:
-        save = distributed_save(Dataset.range(20).map(deadly), tmp_path / "d", cluster.target)
+        save = distributed_save(Dataset.range(20).map(kills_worker), tmp_path / "d", cluster.target)
         with pytest.raises(FailedPreconditionError, match="every worker that processed"):
             save.wait(2 * SECONDS)
 
@@ -468,9 +468,9 @@ def test_an_element_that_kills_workers_fails_the_save(tmp_path: Path) -> None:
 def test_a_save_continues_after_its_client_process_ended(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:
-    program = f"""
+    script = f"""
 import headrace as hr
 hr.service.distributed_save(hr.Dataset.range(500), {str(tmp_path / "d")!r}, {cluster.target!r})
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=SECONDS)
     assert sorted(numbers(Dataset.load(tmp_path / "d", wait=True))) == list(range(500))

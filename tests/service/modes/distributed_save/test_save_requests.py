@@ -35,8 +35,8 @@ def begin(scene: Scenario, save: str = SAVE, **fields: Any) -> messages.SaveStat
     return scene.ask(saving(save, **fields))
 
 
-def report_directory(scene: Scenario, what: str, save: str = SAVE, **fields: Any) -> None:
-    scene.ask(ReportDirectory(save_id=save, outcome=what, **fields))  # type: ignore[arg-type]
+def report_directory(scene: Scenario, outcome: str, save: str = SAVE, **fields: Any) -> None:
+    scene.ask(ReportDirectory(save_id=save, outcome=outcome, **fields))  # type: ignore[arg-type]
 
 
 def save_status(scene: Scenario, save: str = SAVE) -> messages.SaveStatus:
@@ -51,7 +51,7 @@ def open_save(scene: Scenario) -> OpenSave:
 def write(
     scene: Scenario,
     task_id: int,
-    done: int,
+    num_done: int,
     files: int = 1,
     first: int | None = None,
     **fields: Any,
@@ -61,8 +61,8 @@ def write(
     message = {
         "worker_id": task.worker_id,
         "report_number": files_of(task.mode_state).num_reports,
-        "files": tuple(messages.SavedFile(first + place, 5, 100, "{}") for place in range(files)),
-        "num_done": done,
+        "files": tuple(messages.SavedFile(first + index, 5, 100, "{}") for index in range(files)),
+        "num_done": num_done,
         **scene.task_fields(task_id),
     }
     scene.ask(messages.CommitFiles(**{**message, **fields}))
@@ -82,15 +82,15 @@ def test_workers_get_tasks_once_the_directory_is_created(scene: Scenario) -> Non
     assert not open_save(scene).is_open
     report_directory(scene, "opened")
     assert save_status(scene).is_open
-    (mine,), (other,) = (
+    (own,), (other,) = (
         scene.worker_heartbeat_reply("u").tasks_to_start,
         scene.worker_heartbeat_reply("v").tasks_to_start,
     )
-    assert scene.worker_heartbeat_reply("u", mine).tasks_to_start == ()
-    found = scene.ask(messages.GetTask(worker_id="u", task_id=mine))
+    assert scene.worker_heartbeat_reply("u", own).tasks_to_start == ()
+    found = scene.ask(messages.GetTask(worker_id="u", task_id=own))
     assert found.delivery_policy == "files"
     assert found.save_destination == messages.SaveDestination(SAVE, "/saved", b"")
-    assert (scene.split(mine, max_splits=3), scene.split(other, max_splits=3)) == ((0, 3), (3, 6))
+    assert (scene.split(own, max_splits=3), scene.split(other, max_splits=3)) == ((0, 3), (3, 6))
 
 
 @pytest.mark.catalogue("SF11")
@@ -103,8 +103,8 @@ def test_a_worker_that_joins_later_writes_too(scene: Scenario) -> None:
 def test_files_are_committed_in_the_order_of_their_reports(scene: Scenario) -> None:
     one, two = start_open_save(scene)
     scene.split(one, max_splits=4), scene.split(two, max_splits=4)
-    write(scene, two, done=2)
-    write(scene, one, done=4, files=2)
+    write(scene, two, num_done=2)
+    write(scene, one, num_done=4, files=2)
     assert [(each.stream, each.number) for each in open_save(scene).new_files] == [
         (two, 0),
         (one, 0),
@@ -118,22 +118,22 @@ def test_files_are_committed_in_the_order_of_their_reports(scene: Scenario) -> N
 def test_a_repeated_report_counts_once(scene: Scenario) -> None:
     one, _ = start_open_save(scene)
     scene.split(one, max_splits=4)
-    write(scene, one, done=4)
-    before = len(scene.events)
-    write(scene, one, done=4, report_number=0)
-    assert len(scene.events) == before
+    write(scene, one, num_done=4)
+    num_events = len(scene.events)
+    write(scene, one, num_done=4, report_number=0)
+    assert len(scene.events) == num_events
     with pytest.raises(ValueError, match=r"sent report_number=2"):
-        write(scene, one, done=4, report_number=2)
+        write(scene, one, num_done=4, report_number=2)
     with pytest.raises(ValueError, match="reported num_done=5; expected a value from 4"):
-        write(scene, one, done=5)
+        write(scene, one, num_done=5)
     with pytest.raises(ValueError, match="reported SavedFile"):
-        write(scene, one, done=4, first=5)
+        write(scene, one, num_done=4, first=5)
 
 
 def test_a_split_request_older_than_the_files_is_accepted(scene: Scenario) -> None:
     one, _ = start_open_save(scene)
     scene.split(one, max_splits=4)
-    write(scene, one, done=4)
+    write(scene, one, num_done=4)
     assert scene.split(one, max_splits=4, num_done=0) == (4, 8)
     assert scene.state.tasks[one].assigned.num_done == 4
 
@@ -141,7 +141,7 @@ def test_a_split_request_older_than_the_files_is_accepted(scene: Scenario) -> No
 def test_a_save_finishes_when_all_splits_are_in_files(scene: Scenario) -> None:
     one, two = start_open_save(scene)
     while (found := scene.get_split(one)).start < found.stop:
-        write(scene, one, done=scene.state.tasks[one].assigned.num_assigned)
+        write(scene, one, num_done=scene.state.tasks[one].assigned.num_assigned)
     assert not found.wait
     assert not open_save(scene).is_finished
     scene.finish("u", one)
@@ -166,7 +166,7 @@ def test_an_empty_dataset_needs_no_worker(scene: Scenario) -> None:
 def test_splits_of_a_lost_worker_that_are_in_no_file_are_reassigned(scene: Scenario) -> None:
     one, two = start_open_save(scene)
     scene.split(one, max_splits=6)
-    write(scene, one, done=4)
+    write(scene, one, num_done=4)
     scene.lose("u")
     assert scene.split(two, max_splits=1) == (4, 5)
     scene.add_worker("u2")
@@ -181,7 +181,7 @@ def test_files_of_a_lost_worker_are_rejected(scene: Scenario) -> None:
     scene.split(one, max_splits=6)
     scene.lose("u")
     with pytest.raises(FailedPreconditionError, match="only a running task can commit"):
-        write(scene, one, done=6)
+        write(scene, one, num_done=6)
     assert open_save(scene).new_files == ()
 
 
@@ -190,7 +190,7 @@ def test_returned_splits_get_a_new_task_after_all_others_finished(scene: Scenari
     scene.split(two, max_splits=2)
     scene.tick(3.0)
     while (found := scene.get_split(one)).start < found.stop:
-        write(scene, one, done=scene.state.tasks[one].assigned.num_assigned)
+        write(scene, one, num_done=scene.state.tasks[one].assigned.num_assigned)
         scene.worker_heartbeat("u"), scene.worker_heartbeat("v")
         scene.tick(3.0)
     scene.finish("u", one)
@@ -210,7 +210,7 @@ def test_a_task_that_ends_with_splits_in_no_file_fails_the_save(scene: Scenario)
 def test_splits_that_never_reached_a_worker_are_saved_by_others(scene: Scenario) -> None:
     one, two = start_open_save(scene)
     scene.split(one, max_splits=6)
-    write(scene, one, done=6)
+    write(scene, one, num_done=6)
     scene.split(one, max_splits=4)  # in a reply that arrived after the worker had ended the task
     scene.finish("u", one, num_assigned=6)
     assert open_save(scene).error == ""
@@ -275,9 +275,9 @@ def test_datasets_that_cannot_be_saved_are_rejected(scene: Scenario) -> None:
     endless = scene.register(num_splits=-1, fingerprint="endless")
     with pytest.raises(InvalidArgumentError, match="Saving an infinite dataset is not allowed"):
         begin(scene, dataset_id=endless)
-    whole = scene.register(num_splits=None, fingerprint="whole")
+    unsplittable = scene.register(num_splits=None, fingerprint="whole")
     with pytest.raises(FailedPreconditionError, match="it has no splits, because"):
-        begin(scene, dataset_id=whole)
+        begin(scene, dataset_id=unsplittable)
     with pytest.raises(NotFoundError):
         begin(scene, dataset_id="7")
     for wrong in ({"save": "x"}, {"path": ""}, {"chunk_bytes": 0}, {"seed": 1 << 64}):
@@ -346,11 +346,11 @@ def test_no_client_joins_a_save(scene: Scenario) -> None:
 
 def test_the_status_shows_the_path_and_totals_of_a_save(scene: Scenario) -> None:
     task_id, *_ = start_open_save(scene)
-    said = messages.TaskActivity(task_id=task_id, elements=3, bytes=60)
+    status = messages.TaskActivity(task_id=task_id, elements=3, bytes=60)
     worker = scene.state.tasks[task_id].worker_id
-    scene.ask(messages.WorkerHeartbeat(worker_id=worker, tasks=(task_id,), activity=(said,)))
+    scene.ask(messages.WorkerHeartbeat(worker_id=worker, tasks=(task_id,), activity=(status,)))
     scene.split(task_id, max_splits=10)
-    write(scene, task_id, done=2, files=2)
+    write(scene, task_id, num_done=2, files=2)
     (job,) = scene.ask(messages.GetStatus()).jobs
     (save,) = scene.state.saves.values()
     assert (job.path, job.elements, job.bytes) == (save.path, 10, 200)
@@ -359,7 +359,7 @@ def test_the_status_shows_the_path_and_totals_of_a_save(scene: Scenario) -> None
 def test_elements_of_a_closed_save_are_in_the_totals(scene: Scenario) -> None:
     one, two = start_open_save(scene)
     while (found := scene.get_split(one)).start < found.stop:
-        write(scene, one, done=scene.state.tasks[one].assigned.num_assigned)
+        write(scene, one, num_done=scene.state.tasks[one].assigned.num_assigned)
     scene.finish("u", one)
     scene.finish("v", two)
     (save,) = scene.state.saves.values()

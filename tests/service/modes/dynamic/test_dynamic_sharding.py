@@ -105,8 +105,8 @@ def test_zipped_sources_are_assigned_to_one_worker_in_step(cluster: LocalCluster
 def test_a_nested_zip_is_assigned_in_step(cluster: LocalCluster) -> None:
     a = Range(10)
     rows = list(dynamic(cluster, hr.Dataset.zip(a, a, hr.Dataset.zip(a, a), a)))
-    flat = [(int(p), int(q), int(r), int(s), int(t)) for p, q, (r, s), t in rows]
-    assert flat == [(i,) * 5 for i in range(10)]
+    flattened = [(int(p), int(q), int(r), int(s), int(t)) for p, q, (r, s), t in rows]
+    assert flattened == [(i,) * 5 for i in range(10)]
 
 
 @pytest.mark.catalogue("DS15", "DS16")
@@ -184,8 +184,8 @@ def test_padded_batches_equal_those_of_a_single_process(cluster: LocalCluster) -
 @pytest.mark.catalogue("DS20", "DS21")
 def test_sampled_datasets_are_read_by_one_worker_in_order(cluster: LocalCluster) -> None:
     cluster.add_worker()
-    mixed = hr.Dataset.sample_from_datasets([Range(20), Range(100, 130)], [0.3, 0.7], seed=5)
-    assert numbers(dynamic(cluster, mixed)) == numbers(mixed)
+    sampled = hr.Dataset.sample_from_datasets([Range(20), Range(100, 130)], [0.3, 0.7], seed=5)
+    assert numbers(dynamic(cluster, sampled)) == numbers(sampled)
 
 
 @pytest.mark.catalogue("DS18", "DS19")
@@ -222,24 +222,26 @@ def late_if_even(x: int) -> int:
 def test_enumerate_after_map_numbers_as_in_a_single_process(cluster: LocalCluster) -> None:
     cluster.add_worker()
     plan = hr.Dataset.range(60).shuffle(60, seed=1).map(late_if_even)
-    share = distribute(ShardingPolicy.DYNAMIC, cluster.target)
+    elements = distribute(ShardingPolicy.DYNAMIC, cluster.target)
     for dataset in (plan.enumerate(), plan.batch(4).enumerate(start=7), plan.enumerate().batch(9)):
-        assert sorted(map(str, dataset.apply(share))) == sorted(map(str, dataset))
-    share = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
+        assert sorted(map(str, dataset.apply(elements))) == sorted(map(str, dataset))
+    elements = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
     with pytest.raises(
         FailedPreconditionError, match=r"enumerate .* requires the order of a single"
     ):
-        list(plan.enumerate().apply(share))
+        list(plan.enumerate().apply(elements))
 
 
 def test_whole_stream_steps_require_at_most_once(cluster: LocalCluster) -> None:
     cluster.add_worker()
-    share = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
-    evens = hr.Dataset.range(100).filter(lambda x: x % 2 == 0)
-    assert len(list(evens.take(10).apply(share))) == 10
-    assert len(list(evens.skip(10).apply(share))) == 40
-    assert sorted(int(number) for number, _ in evens.enumerate().apply(share)) == list(range(50))
-    batches = evens.batch(4, drop_remainder=True).apply(share)
+    elements = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
+    dataset = hr.Dataset.range(100).filter(lambda x: x % 2 == 0)
+    assert len(list(dataset.take(10).apply(elements))) == 10
+    assert len(list(dataset.skip(10).apply(elements))) == 40
+    assert sorted(int(number) for number, _ in dataset.enumerate().apply(elements)) == list(
+        range(50)
+    )
+    batches = dataset.batch(4, drop_remainder=True).apply(elements)
     assert sum(len(batch) for batch in batches) == 48
 
 

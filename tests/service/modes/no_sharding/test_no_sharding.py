@@ -25,12 +25,14 @@ def workers_with_copies(scene: Scenario) -> list[str]:
 
 
 @pytest.mark.parametrize("address", ["v:1", "elsewhere:1"])
-@pytest.mark.parametrize("how", ["lost", "left", "cut"])
-def test_workers_that_join_after_a_loss_get_copies(scene: Scenario, address: str, how: str) -> None:
+@pytest.mark.parametrize("action", ["lost", "left", "cut"])
+def test_workers_that_join_after_a_loss_get_copies(
+    scene: Scenario, address: str, action: str
+) -> None:
     start_scene(scene, "v", "w")
-    if how == "lost":
+    if action == "lost":
         scene.lose("v")
-    elif how == "left":
+    elif action == "left":
         scene.unregister_worker("v")
     else:
         scene.drain_worker("v")
@@ -112,8 +114,8 @@ def test_a_dataset_that_kills_every_worker_fails_after_three_attempts(
         "all 3 workers with a copy of the dataset were lost, the last 3 within a minute"
         in update.failure_reason
     )
-    late = scene.open("late", processing_mode=OFF, job_name="job")
-    assert (late.failure_reason, late.finished_by) == (update.failure_reason, "")
+    delay = scene.open("late", processing_mode=OFF, job_name="job")
+    assert (delay.failure_reason, delay.finished_by) == (update.failure_reason, "")
     scene.add_worker("x")
     assert workers_with_copies(scene) == []
     scene.restart()
@@ -122,14 +124,14 @@ def test_a_dataset_that_kills_every_worker_fails_after_three_attempts(
 
 def test_the_total_number_of_copies_is_bounded_if_workers_keep_dying(scene: Scenario) -> None:
     start_scene(scene, "w0", "w1")
-    alive, births = ["w0", "w1"], 2
+    alive, num_started = ["w0", "w1"], 2
     while not scene.heartbeat("c").finished:
         scene.lose(alive.pop(0))
-        alive.append(f"w{births}")
+        alive.append(f"w{num_started}")
         scene.add_worker(alive[-1])
-        births += 1
-    made = [fact for fact in scene.events if isinstance(fact, events.TaskCreated)]
-    assert len(made) == 7
+        num_started += 1
+    num_copies = [event for event in scene.events if isinstance(event, events.TaskCreated)]
+    assert len(num_copies) == 7
     assert "the last 7 within a minute of their start" in scene.heartbeat("c").failure_reason
 
 

@@ -23,7 +23,7 @@ class FinishedRunner:
     def take_all(self) -> list[Any]:
         return []
 
-    def restrict_requests(self, task_ids: set[int] | None, wanted: int | None) -> None: ...
+    def restrict_requests(self, task_ids: set[int] | None, awaited_split: int | None) -> None: ...
 
     def wait_for_change(self) -> bool:
         self.waits += 1

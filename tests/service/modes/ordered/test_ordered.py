@@ -78,8 +78,8 @@ def text_of(elements: Any) -> list[str]:
     return [repr(np.asarray(element).tolist()) for element in elements]
 
 
-def numbers_in(texts: list[str]) -> list[str]:
-    return re.findall(r"\d+", " ".join(texts))
+def numbers_in(elements: list[str]) -> list[str]:
+    return re.findall(r"\d+", " ".join(elements))
 
 
 def digest_of(elements: list[str]) -> str:
@@ -142,8 +142,8 @@ def outcomes_of(dataset: hr.Dataset, state: Any = None) -> list[str]:
         except StopIteration:
             return found
         except UserFunctionError as error:
-            said = re.search(r"no \d+", str(error))
-            found.append(said[0] if said else str(error))
+            message = re.search(r"no \d+", str(error))
+            found.append(message[0] if message else str(error))
 
 
 def opened_unless_absent(number: int) -> hr.Dataset:
@@ -205,11 +205,11 @@ def test_errors_in_worker_batches_lose_and_duplicate_no_row(
     if is_shuffled:
         dataset = dataset.shuffle(50, seed=3)
     rows = [int(row) for row in dataset]
-    want: list[str] = []
+    expected: list[str] = []
     for start in range(0, len(rows), 8):
         batch = rows[start : start + 8]
-        want += [f"no {row}" for row in batch if row % 10 == 3]
-        want += [str([row for row in batch if row % 10 != 3])]
+        expected += [f"no {row}" for row in batch if row % 10 == 3]
+        expected += [str([row for row in batch if row % 10 != 3])]
     remote = dataset.map(slowly_failing).batch(8)
     with LocalCluster(num_workers=2) as cluster:
         got: list[str] = []
@@ -224,7 +224,7 @@ def test_errors_in_worker_batches_lose_and_duplicate_no_row(
             if len(got) in (60, 130):
                 cluster.add_worker()
                 cluster.kill_worker(len(got) // 130)
-    assert got == want
+    assert got == expected
 
 
 def test_reading_elements_twice_in_order_is_rejected(service: str) -> None:
@@ -258,8 +258,8 @@ def test_a_registered_dataset_is_read_in_order_by_its_id(service: str, folder: s
     dataset = lines_in(folder).map(decode).batch(5)
     name = register_dataset(service, dataset)
     assert text_of(from_dataset_id(DYNAMIC, service, name, ordered=True)) == text_of(dataset)
-    few = hr.Dataset.range(100).filter(lambda x: x % 2 > 0).take(7)
-    name = register_dataset(service, few)
+    first_elements = hr.Dataset.range(100).filter(lambda x: x % 2 > 0).take(7)
+    name = register_dataset(service, first_elements)
     assert len(list(from_dataset_id(DYNAMIC, service, name))) == 7
 
 
@@ -284,16 +284,16 @@ def test_unordered_whole_stream_steps_behave_as_in_a_single_process(
         assert sorted(map(int, got)) == list(range(count))
 
 
-@pytest.mark.parametrize(("what", "terms"), [("take", {}), ("ordered reading", {"ordered": True})])
+@pytest.mark.parametrize(("step", "terms"), [("take", {}), ("ordered reading", {"ordered": True})])
 def test_whole_stream_steps_are_rejected_for_several_clients(
-    what: str, terms: dict[str, Any]
+    step: str, terms: dict[str, Any]
 ) -> None:
     dataset = hr.Dataset.range(10_000).filter(lambda x: x % 2 > 0).take(4000)
     with LocalCluster(num_workers=1, processes=False) as cluster:
         shared = distribute(DYNAMIC, cluster.target, "job", **terms)
         first, second = iter(dataset.apply(shared)), iter(dataset.apply(shared))
         next(first)
-        with pytest.raises(FailedPreconditionError, match=rf"{what}.* needs the whole stream"):
+        with pytest.raises(FailedPreconditionError, match=rf"{step}.* needs the whole stream"):
             next(second)
         first.close()
         second.close()
@@ -340,22 +340,22 @@ def test_other_workers_and_a_single_process_resume_from_a_position(plan: str, se
         elements += text_of([element])
         states.append(json.dumps(iterator.get_state()))
     with LocalCluster(num_workers=1, processes=False) as other:
-        elsewhere = make().apply(distribute(DYNAMIC, other.target, ordered=True))
+        resumed = make().apply(distribute(DYNAMIC, other.target, ordered=True))
         for number in [0, *chance.sample(range(len(states)), 3)]:
             state = json.loads(states[number])
             assert len(states[number]) < 4096
-            there = iter(elsewhere)
-            there.set_state(state)
+            remote = iter(resumed)
+            remote.set_state(state)
             middle = []
             for _ in range(min(3, len(elements) - number)):
-                middle += text_of([next(there)])
-            after = there.get_state()
-            there.close()
-            here = iter(make())
-            here.set_state(after)
-            assert middle + text_of(here) == elements[number:]
-            here.set_state(state)
-            assert text_of(here) == elements[number:]
+                middle += text_of([next(remote)])
+            after = remote.get_state()
+            remote.close()
+            local = iter(make())
+            local.set_state(after)
+            assert middle + text_of(local) == elements[number:]
+            local.set_state(state)
+            assert text_of(local) == elements[number:]
 
 
 def test_the_service_resumes_from_a_position_of_a_single_process(service: str) -> None:
@@ -363,9 +363,9 @@ def test_the_service_resumes_from_a_position_of_a_single_process(service: str) -
     iterator = iter(make())
     first = [next(iterator) for _ in range(11)]
     state = iterator.get_state()
-    there = iter(make().apply(distribute(DYNAMIC, service, ordered=True)))
-    there.set_state(state)
-    assert text_of(there) == text_of(iterator)
+    remote = iter(make().apply(distribute(DYNAMIC, service, ordered=True)))
+    remote.set_state(state)
+    assert text_of(remote) == text_of(iterator)
     assert len(first) == 11
 
 
@@ -394,12 +394,12 @@ def test_an_error_before_a_position_in_sampled_datasets_is_not_repeated(
     number: int, service: str
 ) -> None:
     dataset = left_over_and_failing(hr.Dataset.range(40))
-    want = outcomes_of(dataset)
+    expected = outcomes_of(dataset)
     ordered = dataset.apply(distribute(DYNAMIC, service, ordered=True))
     with iter(ordered) as iterator:
         for _ in range(number):
             with contextlib.suppress(UserFunctionError):
                 next(iterator)
         state = iterator.get_state()
-    for going_on in (ordered, dataset):
-        assert outcomes_of(going_on, state) == want[number:]
+    for resumed in (ordered, dataset):
+        assert outcomes_of(resumed, state) == expected[number:]

@@ -102,15 +102,15 @@ def test_the_remainder_option_determines_the_last_elements(
         "of a filter": lambda data: data.filter(lambda x: x >= 0),
     }
     dataset = rows_of[kind](hr.Dataset.range(rows)).batch(4)
-    whole = lists(dataset)
-    rounds = len(whole) // 3
-    last = whole[3 * rounds :]
+    expected = lists(dataset)
+    rounds = len(expected) // 3
+    last = expected[3 * rounds :]
     for remainder in ("drop", "pad", "end_together"):
         job = f"{kind} {rows} {remainder}"
         got = [
             lists(each) for each in consumer_datasets(dataset, service, job, 3, remainder=remainder)
         ]
-        assert [each[:rounds] for each in got] == [whole[i : 3 * rounds : 3] for i in range(3)]
+        assert [each[:rounds] for each in got] == [expected[i : 3 * rounds : 3] for i in range(3)]
         ends = [each[rounds:] for each in got]
         if remainder == "drop" or not last:
             assert ends == [[], [], []]
@@ -126,13 +126,13 @@ def test_consumers_share_one_seed_and_each_epoch_has_its_own_order(plan: str, se
     make = hr.Dataset.range(60).shuffle(60)
     if plan == "values":
         make = hr.Dataset.range(60).filter(lambda x: x >= 0).shuffle(60)
-    passes = []
+    epochs = []
     first, second = consumer_datasets(make, service, f"seed {plan}", 2)
     for _ in range(2):
         one, two = lists(first), lists(second)
         assert sorted(each for (each,) in one + two) == list(range(60))
-        passes.append(one)
-    assert passes[0] != passes[1]
+        epochs.append(one)
+    assert epochs[0] != epochs[1]
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -148,20 +148,22 @@ def check_resume_from_position(plan: str, service: str) -> None:
     expected = lists(dataset)
     steps = random.Random(seed).randrange(1, 8)
     states = []
-    for each in consumer_datasets(dataset, service, f"place {plan} {seed}", 2):
+    for each in consumer_datasets(dataset, service, f"position {plan} {seed}", 2):
         with iter(each) as iterator:
             for _ in range(steps):
                 next(iterator)
             states.append(json.dumps(iterator.get_state()))
-    left = expected[2 * steps :]
-    again = [iter(each) for each in consumer_datasets(dataset, service, f"again {plan} {seed}", 3)]
-    for index, iterator in enumerate(again):
+    remaining = expected[2 * steps :]
+    resumed = [
+        iter(each) for each in consumer_datasets(dataset, service, f"again {plan} {seed}", 3)
+    ]
+    for index, iterator in enumerate(resumed):
         iterator.set_state(json.loads(states[index % 2]))  # all have the same position
-        assert lists(iterator) == left[index : len(left) // 3 * 3 : 3]
+        assert lists(iterator) == remaining[index : len(remaining) // 3 * 3 : 3]
     for state in states:
-        here = iter(dataset)
-        here.set_state(json.loads(state))
-        assert lists(here) == left
+        local = iter(dataset)
+        local.set_state(json.loads(state))
+        assert lists(local) == remaining
 
 
 def test_consumer_0_resumes_from_its_state_in_the_same_job_after_leaving(service: str) -> None:
@@ -194,14 +196,12 @@ def check_different_options_rejected(service: str) -> None:
     with iter(first) as iterator:
         next(iterator)
         for other in others:
-            with pytest.raises(
-                AlreadyExistsError, match=r"'differ' .* different options"
-            ) as refused:
+            with pytest.raises(AlreadyExistsError, match=r"'differ' .* different options") as error:
                 next(iter(other))
-        assert "the datasets differ: step 5 is map " in str(refused.value)
-        whole = dataset.apply(distribute(DYNAMIC, service, "differ", ordered=True))
+        assert "the datasets differ: step 5 is map " in str(error.value)
+        expected = dataset.apply(distribute(DYNAMIC, service, "differ", ordered=True))
         with pytest.raises(AlreadyExistsError, match=r"'differ' .* `num_consumers`"):
-            next(iter(whole))
+            next(iter(expected))
 
 
 @pytest.mark.parametrize("plan", ["rows", "a filter"])
@@ -287,8 +287,10 @@ def test_explain_names_the_step_that_prevents_dividing_the_work(
 ) -> None:
     dataset = hr.Dataset.range(30).map(slowly).filter(lambda x: x % 3 > 0).batch(4)
     (first, _) = consumer_datasets(dataset, service, "explained", 2)
-    words = r"computed 2 times, once for each consumer: .* after filter \(\S*test_ordered_consumers"
-    assert re.search(words, first.explain())
+    message = (
+        r"computed 2 times, once for each consumer: .* after filter \(\S*test_ordered_consumers"
+    )
+    assert re.search(message, first.explain())
 
 
 # --- errors and positions ------------------------------------------------------------------------
@@ -314,10 +316,10 @@ FAILING: dict[str, Any] = {
 }
 
 
-def take_outcomes(iterator: Iterator[Any], most: int = 1000) -> list[Any]:
+def take_outcomes(iterator: Iterator[Any], limit: int = 1000) -> list[Any]:
     """Return the next elements and the messages of errors."""
     got: list[Any] = []
-    while len(got) < most:
+    while len(got) < limit:
         try:
             got.append(np.ravel(next(iterator)).tolist())
         except StopIteration:
@@ -338,20 +340,20 @@ def check_resume_after_each_error(plan: str, index: int, service: str) -> None:
     dataset = FAILING[plan]()
     job = f"failing {plan} {index}"
     with iter(consumer_datasets(dataset, service, job, 2)[index]) as iterator:
-        whole = take_outcomes(iterator)
-    after_errors = [at + 1 for at, each in enumerate(whole) if isinstance(each, str)]
+        expected = take_outcomes(iterator)
+    after_errors = [at + 1 for at, each in enumerate(expected) if isinstance(each, str)]
     assert after_errors or (plan, index) == ("rows", 1)
     for steps in sorted({each for at in after_errors for each in (at, at + 1)}):
         with iter(consumer_datasets(dataset, service, f"{job} {steps}", 2)[index]) as iterator:
             before = take_outcomes(iterator, steps)
             state = json.dumps(iterator.get_state())
-        assert before == whole[:steps]
+        assert before == expected[:steps]
         with iter(
             consumer_datasets(dataset, service, f"{job} {steps} again", 2)[index]
         ) as iterator:
             iterator.set_state(json.loads(state))
             assert iterator.get_state() == json.loads(state)
-            assert take_outcomes(iterator) == whole[steps:]
+            assert take_outcomes(iterator) == expected[steps:]
 
 
 @pytest.mark.parametrize("plan", ["rows", "a filter", "datasets"])
@@ -365,13 +367,13 @@ def test_a_single_process_resumes_after_an_error_without_loss(plan: str) -> None
         while not before or not isinstance(before[-1], str):
             before += take_outcomes(iterator, 1)
         state = iterator.get_state()
-    here = iter(dataset)
-    here.set_state(state)
-    given = [each for each in take_outcomes(iter(dataset)) if not isinstance(each, str)]
-    rest = [each for each in take_outcomes(here) if not isinstance(each, str)]
+    local = iter(dataset)
+    local.set_state(state)
+    outcomes = [each for each in take_outcomes(iter(dataset)) if not isinstance(each, str)]
+    remaining = [each for each in take_outcomes(local) if not isinstance(each, str)]
     # A failed row has its position in a round; the other consumer received the next row.
     rounds = len(before) - 1
-    assert rest == given[2 * rounds + (plan == "rows") :]
+    assert remaining == outcomes[2 * rounds + (plan == "rows") :]
 
 
 def test_errors_of_the_remainder_are_raised_with_it() -> None:
@@ -429,11 +431,13 @@ def check_seed_of_options(plan: str, service: str) -> None:
             states.append(iterator.get_state())
     assert states[0] == states[1]
     assert states[0]["seed"] == 5
-    here = iter(dataset)
-    here.set_state(states[0])
-    assert lists(here) == expected[16:]
-    again = [iter(each) for each in consumer_datasets(dataset, service, f"options again {plan}", 3)]
-    for index, iterator in enumerate(again):
+    local = iter(dataset)
+    local.set_state(states[0])
+    assert lists(local) == expected[16:]
+    resumed = [
+        iter(each) for each in consumer_datasets(dataset, service, f"options again {plan}", 3)
+    ]
+    for index, iterator in enumerate(resumed):
         iterator.set_state(states[0])
         assert lists(iterator) == expected[16 + index :: 3]
 
@@ -444,9 +448,9 @@ def test_a_state_of_a_single_ordered_client_contains_the_option_seed(service: st
     with iter(dataset.apply(distribute(DYNAMIC, service, ordered=True))) as iterator:
         assert lists(next(iterator) for _ in range(8)) == expected[:8]
         state = iterator.get_state()
-    here = iter(dataset)
-    here.set_state(state)
-    assert lists(here) == expected[8:]
+    local = iter(dataset)
+    local.set_state(state)
+    assert lists(local) == expected[8:]
 
 
 # --- jobs ----------------------------------------------------------------------------------------

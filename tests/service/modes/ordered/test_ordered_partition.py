@@ -73,10 +73,10 @@ def test_a_step_whose_elements_do_not_fit_stays_in_the_client() -> None:
 
 
 def test_a_function_that_raises_while_measured_stays_in_the_client() -> None:
-    def only_there(number: int) -> int:
+    def fails_here(number: int) -> int:
         raise OSError("no such device")
 
-    chosen = OrderedPartition(READ.shuffle(10).map(only_there).plan)
+    chosen = OrderedPartition(READ.shuffle(10).map(fails_here).plan)
     assert chosen.mode == "ordered"
     assert "unknown element size: " in chosen.explain()
     assert "OSError" in chosen.explain()
@@ -183,10 +183,10 @@ def length_of(number: int) -> bytes:
 
 
 def test_a_pickled_partition_keeps_its_mode() -> None:
-    for bound_by in (10, 1 << 40):
+    for restored in (10, 1 << 40):
         chosen = OrderedPartition(
-            Dataset.range(8).filter(bool).shuffle(bound_by).map(length_of).plan
+            Dataset.range(8).filter(bool).shuffle(restored).map(length_of).plan
         )
-        half = chosen.mode
-        assert half == ("ordered, pushed down, deferred errors" if bound_by == 10 else "ordered")
-        assert pickle.loads(pickle.dumps(chosen)).mode == half
+        mode = chosen.mode
+        assert mode == ("ordered, pushed down, deferred errors" if restored == 10 else "ordered")
+        assert pickle.loads(pickle.dumps(chosen)).mode == mode

@@ -51,7 +51,7 @@ def read(reader: FullStreamReader, limit: int) -> tuple[list[list[int]], list[An
 
 @pytest.mark.parametrize("limit", [1, 2, 10])
 @pytest.mark.parametrize(
-    ("remainder", "index", "rest"),
+    ("remainder", "index", "remainder_elements"),
     [
         ("drop", 0, []),
         ("pad", 0, [[6]]),
@@ -61,13 +61,13 @@ def read(reader: FullStreamReader, limit: int) -> tuple[list[list[int]], list[An
     ],
 )
 def test_each_round_yields_one_element_and_a_position_after_it(
-    remainder: str, index: int, rest: list[list[int]], limit: int
+    remainder: str, index: int, remainder_elements: list[list[int]], limit: int
 ) -> None:
     consumer = ConsumerConfig(index, 3, remainder)
-    expected = [[index], [3 + index], *rest]
+    expected = [[index], [3 + index], *remainder_elements]
     rows, positions = read(FullStreamReader(ListReader(8, 0), consumer), limit)
     assert rows == expected
-    assert positions[-1] == {"index": 8 if rest else 6}
+    assert positions[-1] == {"index": 8 if remainder_elements else 6}
     for position in positions:
         remaining, _ = read(FullStreamReader(ListReader(8, position["index"]), consumer), limit)
         assert remaining == expected[math.ceil(position["index"] / 3) :]

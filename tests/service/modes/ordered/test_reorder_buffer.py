@@ -102,7 +102,7 @@ class Task:
         """Return the next reply, with some elements of its splits."""
         assigned = tuple(self.assigned)
         count = self._chance.randint(1, 12)
-        values, origins, ends, since = [], [], [], self._done
+        values, runs, ends, since = [], [], [], self._done
         while self._queue and len(values) < count:
             number, split, step = self._queue[0]
             if isinstance(step, tuple):
@@ -124,16 +124,16 @@ class Task:
             assert isinstance(step, int)
             values.append(split * 100 + step)
             self.holds[split] = step + 1
-            last = origins[-1] if origins else None
+            last = runs[-1] if runs else None
             if last and last[0] == number and last[2] + last[3] == step:
-                origins[-1] = (number, 1, last[2], last[3] + 1)
+                runs[-1] = (number, 1, last[2], last[3] + 1)
             elif last and last[0] + last[1] == number and last[2:] == (step, 1):
-                origins[-1] = (last[0], last[1] + 1, step, 1)
+                runs[-1] = (last[0], last[1] + 1, step, 1)
             else:
-                origins.append((number, 1, step, 1))
+                runs.append((number, 1, step, 1))
         message = answer_of(
             num_elements=len(values),
-            origins=(*merge_runs(origins), *merge_runs(ends)),
+            origins=(*merge_runs(runs), *merge_runs(ends)),
             done_from=since,
             done_to=self._done,
             assigned=assigned,
@@ -148,8 +148,8 @@ def test_splits_that_arrive_in_any_order_are_read_in_order(seed: int) -> None:
     model = Model(chance)
     buffer = ReorderBuffer(max_bytes=chance.choice([0, 50, 1 << 20]))
     tasks = {number: Task(number, model, chance) for number in range(3)}
-    rest = list(range(model.size))
-    again: list[tuple[int, int]] = []
+    unassigned = list(range(model.size))
+    returned_splits: list[tuple[int, int]] = []
     got: list[str] = []
     split = ordinal = 0
     for _ in range(10_000):
@@ -178,20 +178,20 @@ def test_splits_that_arrive_in_any_order_are_read_in_order(seed: int) -> None:
         if chance.random() < 0.1:
             lost = tasks.pop(chance.choice(list(tasks)))
             buffer.forget_tasks([lost.number])
-            again = sorted([*again, *lost.holds.items()])
+            returned_splits = sorted([*returned_splits, *lost.holds.items()])
             number = lost.number + 3
             tasks[number] = Task(number, model, chance)
         allowed = buffer.tasks_to_request(split, set(tasks))
         number = chance.choice(sorted(tasks if allowed is None else allowed))
         task = tasks[number]
         if task.is_idle:
-            if again:
-                back, first = again.pop(0)
-                task.assign([back], first)
-            elif rest:
+            if returned_splits:
+                returned, first = returned_splits.pop(0)
+                task.assign([returned], first)
+            elif unassigned:
                 many = chance.randint(1, 5)
-                task.assign(rest[:many], 0)
-                del rest[:many]
+                task.assign(unassigned[:many], 0)
+                del unassigned[:many]
             else:
                 continue
         buffer.add_reply(number, *task.reply(), 100)
@@ -202,14 +202,17 @@ def test_splits_that_arrive_in_any_order_are_read_in_order(seed: int) -> None:
 def test_duplicate_elements_are_returned_once() -> None:
     """Two tasks compute a split; the elements of the faster one count."""
     buffer = ReorderBuffer(max_bytes=1 << 20)
-    whole = ((0, 1, 7, 0),)
+    assigned = ((0, 1, 7, 0),)
     buffer.add_reply(
-        1, answer_of(num_elements=2, origins=((0, 1, 0, 2),), assigned=whole), chunk_of([1, 2]), 16
+        1,
+        answer_of(num_elements=2, origins=((0, 1, 0, 2),), assigned=assigned),
+        chunk_of([1, 2]),
+        16,
     )
-    first = answer_of(num_elements=3, origins=((0, 1, 0, 3),), assigned=whole)
+    first = answer_of(num_elements=3, origins=((0, 1, 0, 3),), assigned=assigned)
     buffer.add_reply(2, first, chunk_of([1, 2, 3]), 24)
     last = answer_of(
-        num_elements=1, origins=((0, 1, 2, 1), (0, 1, 3, END_ORDINAL - 3)), assigned=whole
+        num_elements=1, origins=((0, 1, 2, 1), (0, 1, 3, END_ORDINAL - 3)), assigned=assigned
     )
     buffer.add_reply(1, last, chunk_of([3]), 8)
     got: list[int] = []
@@ -227,11 +230,11 @@ def test_complete_splits_are_returned_up_to_the_requested_limits() -> None:
     buffer.add_reply(1, many, chunk_of([*range(10)]), 80)
     got: list[tuple[list[int], int]] = []
     split = 7
-    for most, limit in [(9, 1), (9, 3), (2, 9), (9, 9)]:
-        given = buffer.take_complete(split, most, limit)
-        if given is not None:
-            got.append(([int(row) for row in given[0].rows()], given[1]))
-            split += given[1]
+    for max_splits, limit in [(9, 1), (9, 3), (2, 9), (9, 9)]:
+        taken = buffer.take_complete(split, max_splits, limit)
+        if taken is not None:
+            got.append(([int(row) for row in taken[0].rows()], taken[1]))
+            split += taken[1]
     # One element is less than a split; three are one and a half splits.
     assert got == [([0, 1], 1), ([2, 3, 4, 5], 2), ([6, 7, 8, 9], 2)]
     assert buffer.take_complete(split, 9, 9) is None
@@ -261,31 +264,31 @@ def test_received_elements_of_an_abandoned_split_are_returned() -> None:
     found = buffer.next_elements(0, 0, 5)
     assert found is not None
     assert found.chunk is not None
-    over = buffer.next_elements(0, 1, 5)
-    assert over is not None
-    assert over.chunk is None
+    end = buffer.next_elements(0, 1, 5)
+    assert end is not None
+    assert end.chunk is None
 
 
 def buffer_with_three_complete_splits() -> ReorderBuffer:
     """Return a buffer with splits 4, 5 and 6 of two 10-byte elements each, from one reply."""
     buffer = ReorderBuffer(max_bytes=1 << 20)
-    came = answer_of(
+    reply = answer_of(
         num_elements=6,
         origins=((0, 3, 0, 2), (0, 3, 2, END_ORDINAL - 2)),
         assigned=((0, 3, 4, 0),),
     )
-    buffer.add_reply(1, came, chunk_of([40, 41, 50, 51, 60, 61]), 60)
+    buffer.add_reply(1, reply, chunk_of([40, 41, 50, 51, 60, 61]), 60)
     return buffer
 
 
 @pytest.mark.parametrize(
-    ("most", "limit", "values"),
+    ("max_splits", "limit", "values"),
     [(3, 9, [40, 41, 50, 51, 60, 61]), (3, 5, [40, 41, 50, 51]), (1, 9, [40, 41])],
 )
 def test_take_complete_obeys_the_limits_of_splits_and_elements(
-    most: int, limit: int, values: list[int]
+    max_splits: int, limit: int, values: list[int]
 ) -> None:
-    found = buffer_with_three_complete_splits().take_complete(4, most, limit)
+    found = buffer_with_three_complete_splits().take_complete(4, max_splits, limit)
     assert found is not None
     assert [int(each) for each in found[0].rows()] == values
     assert found[1] == len(values) // 2
@@ -305,17 +308,21 @@ def test_buffered_bytes_count_until_elements_are_returned() -> None:
     assert buffer.bytes == 0
 
 
-@pytest.mark.parametrize("done", [0, 1])
-def test_an_error_records_whether_it_is_the_last_of_its_split(done: int) -> None:
+@pytest.mark.parametrize("done_to", [0, 1])
+def test_an_error_records_whether_it_is_the_last_of_its_split(done_to: int) -> None:
     buffer = ReorderBuffer(max_bytes=1 << 20)
     failed = answer_of(
-        failed_split=0, failed_position=(0, 1), error=b"x", done_to=done, assigned=((0, 1, 7, 0),)
+        failed_split=0,
+        failed_position=(0, 1),
+        error=b"x",
+        done_to=done_to,
+        assigned=((0, 1, 7, 0),),
     )
     buffer.add_reply(1, failed, FailedError(), 0)
     found = buffer.next_elements(7, 0, 5)
     assert found is not None
     assert found.error is not None
-    assert get_error_position(found.error) == ErrorPosition(7, 0, 1, is_last=bool(done))
+    assert get_error_position(found.error) == ErrorPosition(7, 0, 1, is_last=bool(done_to))
 
 
 def test_finished_tasks_are_forgotten() -> None:
@@ -329,13 +336,13 @@ def test_nothing_is_retained_of_read_splits() -> None:
     # Every second split ends only because its task reports it as done.
     buffer = ReorderBuffer(max_bytes=1 << 20)
     for split in range(400):
-        over = {"done_from": split, "done_to": split + 1} if split % 2 else {"done_to": 0}
+        end = {"done_from": split, "done_to": split + 1} if split % 2 else {"done_to": 0}
         ends = () if split % 2 else ((split, 1, 1, END_ORDINAL - 1),)
         one = answer_of(
             num_elements=1,
             origins=((split, 1, 0, 1), *ends),
             assigned=((split, 1, split, 0),),
-            **over,
+            **end,
         )
         buffer.add_reply(1, one, chunk_of([split]), 8)
         assert buffer.next_elements(split, 0, 1) is not None
@@ -346,10 +353,10 @@ def test_nothing_is_retained_of_read_splits() -> None:
 
 def test_splits_completed_by_two_tasks_are_returned_once() -> None:
     buffer = buffer_with_three_complete_splits()
-    before = answer_of(
+    reply = answer_of(
         num_elements=8, origins=((0, 4, 0, 2), (0, 4, 2, END_ORDINAL - 2)), assigned=((0, 4, 3, 0),)
     )
-    buffer.add_reply(2, before, chunk_of([30, 31, 40, 41, 50, 51, 60, 61]), 80)
+    buffer.add_reply(2, reply, chunk_of([30, 31, 40, 41, 50, 51, 60, 61]), 80)
     got, split, ordinal = [], 3, 0
     while (found := buffer.next_elements(split, ordinal, 9)) is not None:
         if found.chunk is None:

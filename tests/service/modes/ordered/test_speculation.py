@@ -103,7 +103,7 @@ def opened(folder: str, number: int) -> hr.Dataset:
 
 
 def test_resuming_does_not_reopen_datasets_that_were_read_completely(tmp_path: Path) -> None:
-    def over(cluster: LocalCluster, folder: Path) -> hr.Dataset:
+    def distribute_over(cluster: LocalCluster, folder: Path) -> hr.Dataset:
         opens = functools.partial(opened, str(folder))
         dataset = hr.Dataset.range(60).interleave(opens, cycle_length=2)
         return dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, ordered=True))
@@ -112,16 +112,16 @@ def test_resuming_does_not_reopen_datasets_that_were_read_completely(tmp_path: P
     before.mkdir()
     after.mkdir()
     with LocalCluster(num_workers=1, processes=False) as cluster:
-        everything = [int(each) for each in over(cluster, before)]
-        with iter(over(cluster, before)) as iterator:
+        everything = [int(each) for each in distribute_over(cluster, before)]
+        with iter(distribute_over(cluster, before)) as iterator:
             first = [int(next(iterator)) for _ in range(300)]
             state = json.dumps(iterator.get_state())
     read = {number // 1000 for number in first} - {3, first[-1] // 1000, first[-2] // 1000}
     assert len(read) > 20, "they were read while dataset 3 was open"
     with LocalCluster(num_workers=2, processes=False) as cluster:
-        iterator = iter(over(cluster, after))
+        iterator = iter(distribute_over(cluster, after))
         iterator.set_state(json.loads(state))
         assert first + [int(each) for each in iterator] == everything
-    again = {int(path.name.partition("-")[0]) for path in after.iterdir()}
-    assert 3 in again
-    assert not again & read
+    reopened = {int(path.name.partition("-")[0]) for path in after.iterdir()}
+    assert 3 in reopened
+    assert not reopened & read

@@ -67,8 +67,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{folder}/*.tfrecord"
 
 
-def records(*places: tuple[int, int]) -> list[bytes]:
-    return [f"{number}.{record}".encode() for number, record in places]
+def records(*ids: tuple[int, int]) -> list[bytes]:
+    return [f"{number}.{record}".encode() for number, record in ids]
 
 
 TWO_FILES = records(*((n, r) for n in (3, 8) for r in range(10)))
@@ -142,13 +142,13 @@ def test_options_choose_between_file_and_element_shards(read: Read, files: str) 
 
 @pytest.mark.catalogue("AS17", "AS19")
 def test_too_few_files_raise_an_error_with_both_numbers(read: Read, files: str) -> None:
-    few = Dataset.list_files(files, shuffle=False).take(4)
+    files_of = Dataset.list_files(files, shuffle=False).take(4)
     for mode in (FILE, EITHER):
-        for place in (0, 3, 4):
+        for slot in (0, 3, 4):
             with pytest.raises(InvalidArgumentError, match=r"4 files.*the required 5 shards"):
-                read(few.flat_map(hr.TFRecordDataset), mode, place)
+                read(files_of.flat_map(hr.TFRecordDataset), mode, slot)
     expected = records(*((n, r) for n in range(4) for r in (3, 8)))
-    assert read(few.flat_map(hr.TFRecordDataset), DATA, 3) == expected
+    assert read(files_of.flat_map(hr.TFRecordDataset), DATA, 3) == expected
 
 
 @pytest.mark.catalogue("AS21-23")

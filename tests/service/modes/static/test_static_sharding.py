@@ -89,10 +89,10 @@ def test_all_shards_together_contain_the_dataset_once(files: str) -> None:
 def test_an_epoch_has_one_shuffle_order_that_differs_from_the_previous() -> None:
     with service(workers=3) as dispatcher:
         shuffled = read(Dataset.range(100).shuffle(100), DATA, dispatcher)
-        passes = [[int(x) for x in shuffled] for _ in range(2)]
-    for each in passes:
+        epochs = [[int(x) for x in shuffled] for _ in range(2)]
+    for each in epochs:
         assert sorted(each) == list(range(100))
-    assert passes[0] != passes[1]
+    assert epochs[0] != epochs[1]
 
 
 def test_an_epoch_waits_for_workers_that_have_not_joined() -> None:
@@ -157,8 +157,8 @@ def test_named_ports_match_any_port() -> None:
 
 def test_unsupported_visitation_values_are_rejected() -> None:
     with service(workers=1) as dispatcher:
-        again = read(Dataset.range(3), DATA, dispatcher, visitation="at_least_once")
-        assert list(again) == [0, 1, 2]
+        second = read(Dataset.range(3), DATA, dispatcher, visitation="at_least_once")
+        assert list(second) == [0, 1, 2]
         with pytest.raises(ValueError, match="visitation"):
             read(Dataset.range(3), DATA, dispatcher, visitation="exactly_once")
 
@@ -180,14 +180,14 @@ def test_a_repeated_shard_is_logged_as_a_warning(caplog: pytest.LogCaptureFixtur
     config = DispatcherConfig(worker_addresses=["localhost", "localhost"])
     with DispatchServer(config) as dispatcher, ExitStack() as stack:
         stack.enter_context(worker_of(dispatcher))
-        leaving = worker_of(dispatcher)
+        stopped = worker_of(dispatcher)
         with iter(read(Dataset.range(1 << 20).map(int), DATA, dispatcher)) as reader:
             next(reader)
-            leaving.drain(timeout=0.1)
-            leaving.stop()
+            stopped.drain(timeout=0.1)
+            stopped.stop()
             stack.enter_context(worker_of(dispatcher))
-            seen = {int(value) for value in reader}
-    assert seen | {0, 1} == set(range(1 << 20))
+            elements = {int(value) for value in reader}
+    assert elements | {0, 1} == set(range(1 << 20))
     assert "the worker of shard 1 was lost (loss 1)" in caplog.text
 
 
@@ -201,8 +201,8 @@ def mixed_cluster(**config: Any) -> Iterator[DispatchServer]:
         listed = DispatcherConfig(worker_addresses=["localhost"] * 5, **config)
         dispatcher = stack.enter_context(DispatchServer(listed))
         address = dispatcher.target.removeprefix("tcp://")
-        for place in range(5):
-            if place == 1:
+        for slot in range(5):
+            if slot == 1:
                 stack.enter_context(worker_of(dispatcher))
             else:
                 stack.enter_context(remote_worker(address))
@@ -227,8 +227,8 @@ def test_auto_reads_the_worker_of_this_process_if_there_is_one() -> None:
         with mixed_cluster(deployment_mode=mode) as dispatcher:
             found = [int(x) for x in read(Dataset.range(20), DATA, dispatcher)]
             assert found == [1, 6, 11, 16]
-            whole = read(Dataset.range(20), EITHER, dispatcher, target_workers="ANY")
-            assert sorted(int(x) for x in whole) == list(range(20))
+            copy = read(Dataset.range(20), EITHER, dispatcher, target_workers="ANY")
+            assert sorted(int(x) for x in copy) == list(range(20))
 
 
 @pytest.mark.catalogue("AS9", "AS16")
@@ -256,23 +256,23 @@ def test_a_colocated_deployment_without_a_local_worker_raises() -> None:
 def test_readers_wait_for_a_local_worker_that_restarts() -> None:
     settings = DispatcherConfig(worker_addresses=["localhost"] * 2)
     with DispatchServer(settings) as dispatcher, ExitStack() as stack:
-        leaving = stack.enter_context(worker_of(dispatcher))
+        stopped = stack.enter_context(worker_of(dispatcher))
         stack.enter_context(remote_worker(dispatcher.target.removeprefix("tcp://")))
         data = read(Dataset.range(1 << 12).map(int), DATA, dispatcher, max_outstanding_requests=1)
         with iter(data) as reader:
             assert int(next(reader)) == 0
-            leaving.stop()
+            stopped.stop()
             starting = threading.Timer(1.0, lambda: stack.enter_context(worker_of(dispatcher)))
             starting.start()
-            seen = {int(x) for x in reader}
+            elements = {int(x) for x in reader}
             starting.join()
-    assert seen | {0} == set(range(0, 1 << 12, 2))
+    assert elements | {0} == set(range(0, 1 << 12, 2))
 
 
 def test_a_local_worker_that_does_not_restart_raises() -> None:
     settings = DispatcherConfig(worker_addresses=["localhost"] * 2)
     with DispatchServer(settings) as dispatcher, ExitStack() as stack:
-        leaving = stack.enter_context(worker_of(dispatcher))
+        stopped = stack.enter_context(worker_of(dispatcher))
         stack.enter_context(remote_worker(dispatcher.target.removeprefix("tcp://")))
         data = read(
             Dataset.range(1 << 20).map(int),
@@ -283,7 +283,7 @@ def test_a_local_worker_that_does_not_restart_raises() -> None:
         )
         with iter(data) as reader:
             assert int(next(reader)) == 0
-            leaving.stop()
+            stopped.stop()
             with pytest.raises(UnavailableError, match="no worker can deliver one"):
                 for _ in reader:
                     pass
@@ -291,7 +291,7 @@ def test_a_local_worker_that_does_not_restart_raises() -> None:
 
 def test_a_local_copy_ends_with_its_worker_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with DispatchServer() as dispatcher, ExitStack() as stack:
-        leaving = stack.enter_context(worker_of(dispatcher))
+        stopped = stack.enter_context(worker_of(dispatcher))
         stack.enter_context(remote_worker(dispatcher.target.removeprefix("tcp://")))
         data = read(
             Dataset.range(1 << 40),
@@ -302,7 +302,7 @@ def test_a_local_copy_ends_with_its_worker_and_a_warning(caplog: pytest.LogCaptu
         )
         with iter(data) as reader:
             next(reader)
-            leaving.stop()
+            stopped.stop()
             for _ in reader:
                 pass
     assert "The rest of its copy is missing" in caplog.text

@@ -7,7 +7,7 @@
       "pad"           consumers without a batch receive one without rows
       "end_together"  their rows are shared evenly
 
-Rule. An element that raises keeps its place, and its round is not changed. An error of a cost
+Rule. A failed element keeps its position, and its round is not changed. An error of a cost
 function, or of a round with incompatible batches, is raised once for each consumer.
 """
 
@@ -57,7 +57,7 @@ class RoundShaper(ElementIterator):
         self._remainder = remainder
         self._cost_fn = cost_fn
         self._count_begun = count_begun
-        #: Rest of the current round: elements, and errors in their places.
+        #: Rest of the current round: elements, and errors in place of elements.
         self._round: list[Any] = []
         #: States before and after that round.
         self._state: State = input.get_state()
