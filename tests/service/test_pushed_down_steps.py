@@ -74,7 +74,7 @@ def test_a_function_with_small_elements_is_called_only_by_workers(service: str) 
     dataset = SHUFFLED.map(made_by).batch(4)
     served = in_order(dataset, service)
     assert re.search(r"workers +map ", served.explain())
-    assert "16 bytes an element, measured" in served.explain()
+    assert "16 bytes per element, measured" in served.explain()
     got, want = lists(served), lists(dataset)
     assert [[row[0] for row in batch] for batch in got] == [
         [row[0] for row in batch] for batch in want
@@ -107,7 +107,7 @@ def test_a_function_that_fails_here_stays_here_and_fails_as_before(service: str)
     dataset = SHUFFLED.map(functools.partial(not_at, os.getpid()))
     served = in_order(dataset, service)
     assert re.search(r"client +map ", served.explain())
-    assert re.search(r"not known: .*OSError", served.explain())
+    assert re.search(r"unknown element size: .*OSError", served.explain())
     with pytest.raises(UserFunctionError, match="no such device"):
         next(iter(served))
 

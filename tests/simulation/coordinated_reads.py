@@ -33,10 +33,10 @@ from tests.simulation.scenario import DYNAMIC, OFF, Scenario, scenario_of
 __all__ = ["CoordinatedReads"]
 
 _CONSUMER_LOST_MESSAGES = (
-    "cannot go on with round",
-    "did not take part in round",
+    "cannot read round",
+    "did not read round",
     "the current round has already reached",
-    "counts as gone",
+    "its group of consumers cannot continue",
     "cannot rejoin it",
 )
 """Parts of errors of a consumer that cannot continue, because one was lost or its lease expired."""

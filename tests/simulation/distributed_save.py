@@ -103,7 +103,7 @@ class DistributedSave(Cluster):
             tuple(atom)
             for event in self.journaled(FilesCommitted)
             for file in event.files
-            for atom in json.loads(file.form)
+            for atom in json.loads(file.schema)
         )
         everything = self.scenario.plan.everything()
         require_none(duplicates(saved), "no element is saved twice")
@@ -113,5 +113,5 @@ class DistributedSave(Cluster):
     def _may_have_failed(self, error: str) -> bool:
         plan, deaths = self.scenario.plan, len(self.journaled(events.WorkerLost))
         raises = "raises" in error and bool(plan.failing)
-        kills = "given up, because" in error and deaths >= _MAX_DEATHS
+        kills = "abandoned, because" in error and deaths >= _MAX_DEATHS
         return plan.broken or raises or kills

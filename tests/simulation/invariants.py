@@ -267,7 +267,7 @@ def reports_lost_copies(cluster: Cluster, failure: Exception | None) -> bool:
     """Return whether a failure reports that all copies are lost, and workers were lost."""
     return (
         isinstance(failure, FailedPreconditionError)
-        and "every worker that had a copy" in str(failure)
+        and "workers with a copy of the dataset were lost" in str(failure)
         and bool(cluster.journaled(*_WORKER_ENDED))
     )
 

@@ -88,7 +88,7 @@ class StaticSharding(Cluster):
         failure = reading.failure
         return (
             isinstance(failure, FailedPreconditionError)
-            and "was given up" in str(failure)
+            and "was abandoned" in str(failure)
             and len(self.journaled(events.WorkerLost)) >= _MAX_DEATHS
         )
 

@@ -137,7 +137,7 @@ def test_a_save_that_must_fail_fails_soon_with_buffering_steps(
 
         cluster.run_for(60.0, restart_workers)
         (save,) = cluster.dispatcher.state.saves.values()
-        assert "given up" in save.error
+        assert "abandoned, because" in save.error
 
 
 def test_a_worker_that_dies_after_its_last_files_duplicates_nothing(

@@ -222,7 +222,7 @@ def test_a_restarted_worker_without_the_finished_task_causes_a_warning() -> None
 def test_an_aborted_request_is_resent() -> None:
     session = opened(1)
     session.act(0.0)
-    assert session.worker_replied(1, 0, AbortedError("request 0 was asked again"), None, 0.1) == []
+    assert session.worker_replied(1, 0, AbortedError("request 0 was repeated"), None, 0.1) == []
     assert numbers(session.act(1.0), 1) == [0]
 
 
@@ -286,7 +286,7 @@ def test_consumption_is_acknowledged_after_the_credit_per_task_shrinks() -> None
     (ask,) = [ask for ask in session.act(0.7).requests if ask.task.task_id == 1]
     assert (ask.request_number, ask.message.acknowledged) == (2, 2)
     # The first one is answered now, which says nothing of the second.
-    assert session.worker_replied(1, 2, AbortedError("request 2 was asked again"), None, 0.71) == []
+    assert session.worker_replied(1, 2, AbortedError("request 2 was repeated"), None, 0.71) == []
     assert numbers(session.act(0.9), 1) == numbers(session.act(9.0), 1) == []
     assert session.worker_replied(1, 2, elements(2, 1), "a", 9.0)
 

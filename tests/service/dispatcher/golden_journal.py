@@ -172,7 +172,7 @@ def saves() -> Scenario:
     while task.assigned.num_assigned < 8:
         scene.split(4000, max_splits=8)
         file = messages.SavedFile(
-            number=files_of(task.mode_state).num_files, elements=4, bytes=800, form="{}"
+            number=files_of(task.mode_state).num_files, elements=4, bytes=800, schema="{}"
         )
         fields = {
             "worker_id": "v",

@@ -192,7 +192,7 @@ def test_poison_shard_is_abandoned_when_the_others_are_read() -> None:
         scenario.report_delivery("c", task_id)
     update = scenario.heartbeat("c")
     assert update.finished
-    assert "Share 0 was given up" in update.failure_reason
+    assert "Shard 0 was abandoned" in update.failure_reason
     assert "a:1" in update.failure_reason
     scenario.check()
 

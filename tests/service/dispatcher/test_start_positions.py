@@ -67,10 +67,10 @@ def test_clients_of_a_job_must_start_at_the_same_position(scene: Scenario) -> No
     scene.open("d", **EXACTLY, **POSITION)
     with pytest.raises(FailedPreconditionError, match="another saved state"):
         scene.open("e", **EXACTLY, **{**POSITION, "start_position_id": "other position"})
-    with pytest.raises(FailedPreconditionError, match="starts from the start"):
+    with pytest.raises(FailedPreconditionError, match="starts from the beginning"):
         scene.open("e", **EXACTLY)
     scene.open("f", **{**EXACTLY, "job_name": "fresh"})
-    with pytest.raises(FailedPreconditionError, match="read from the start"):
+    with pytest.raises(FailedPreconditionError, match="read from the beginning"):
         scene.open("e", **{**EXACTLY, **POSITION, "job_name": "fresh"})
     scene.check()
 
@@ -111,7 +111,7 @@ def test_sole_client_resumes_from_a_position_after_a_departed_one(scene: Scenari
     }
     scene.open("c", **alone)
     assign_all(scene)
-    with pytest.raises(FailedPreconditionError, match="is read from the start"):
+    with pytest.raises(FailedPreconditionError, match="is read from the beginning"):
         scene.open("d", **alone, first_split=5, start_position_id="position")
     scene.close("c")
     opened = scene.open("d", **alone, first_split=5, start_position_id="position")
@@ -123,7 +123,7 @@ def test_shared_job_does_not_restart_from_a_position(scene: Scenario) -> None:
     scene.open("c", **EXACTLY)
     assign_all(scene)
     scene.close("c")
-    with pytest.raises(FailedPreconditionError, match="read from the start"):
+    with pytest.raises(FailedPreconditionError, match="read from the beginning"):
         scene.open("d", **EXACTLY, **POSITION)
 
 

@@ -23,7 +23,7 @@ class SavedFile(msgspec.Struct, frozen=True, array_like=True):
     """Number of the file in the stream, from 0."""
     elements: int
     bytes: int
-    form: str
+    schema: str
 
 
 class SaveDestination(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Rows are shared so that each consumer has as many, and none is much dearer."""
+"""Rows are balanced: each consumer gets equally many rows at similar total costs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def test_lognormal_costs_of_32_rows_and_more_are_balanced(seed: int) -> None:
     groups, rows = int(chance.integers(2, 17)), int(chance.integers(32, 65))
     costs = chance.lognormal(0.0, 1.0, groups * rows)
     shares = balance_rows(costs, groups)
-    assert {len(share) for share in shares} == {rows}
-    totals = [costs[share].sum() for share in shares]
+    assert {len(group) for group in shares} == {rows}
+    totals = [costs[group].sum() for group in shares]
     assert max(totals) <= max(1.05 * np.mean(totals), costs.max()), f"seed {seed}"
 
 
@@ -30,10 +30,10 @@ def test_each_row_goes_to_one_group_and_groups_differ_by_one_row_at_most(
 ) -> None:
     shares = balance_rows(costs, groups)
     assert len(shares) == groups
-    assert sorted(row for share in shares for row in share) == list(range(len(costs)))
-    sizes = [len(share) for share in shares]
+    assert sorted(row for group in shares for row in group) == list(range(len(costs)))
+    sizes = [len(group) for group in shares]
     assert max(sizes) - min(sizes) <= 1
-    assert all(share == sorted(share) for share in shares)
+    assert all(group == sorted(group) for group in shares)
 
 
 def test_the_same_costs_always_give_the_same_groups() -> None:

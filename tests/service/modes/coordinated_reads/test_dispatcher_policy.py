@@ -1,4 +1,4 @@
-"""What all consumers must know alike is decided by the dispatcher, and kept."""
+"""Everything that consumers must agree on is decided and journaled by the dispatcher."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def join(scene: Scenario, *names: str, number: int = 2, mode: int = OFF, **terms
     return reply
 
 
-def beat(scene: Scenario, client_id: str, horizon: int = 0) -> Any:
+def heartbeat(scene: Scenario, client_id: str, horizon: int = 0) -> Any:
     return scene.ask(messages.ClientHeartbeat(client_id=client_id, horizon=horizon))
 
 
-def settle(scene: Scenario, client_id: str, task_id: int, rounds: int, units: int = 0) -> None:
-    received = ((0, units),) if units else ()
+def report_rounds(
+    scene: Scenario, client_id: str, task_id: int, rounds: int, splits: int = 0
+) -> None:
+    received = ((0, splits),) if splits else ()
     scene.ask(
         messages.ReportDelivery(
             client_id=client_id, task_id=task_id, delivered=received, rounds=rounds
@@ -52,15 +54,15 @@ def settle(scene: Scenario, client_id: str, task_id: int, rounds: int, units: in
     )
 
 
-def test_a_worker_that_joins_begins_where_no_consumer_may_be_yet(scene: Scenario) -> None:
+def test_a_joining_worker_starts_at_the_horizon(scene: Scenario) -> None:
     reply = join(scene, "a", "b")
     assert [(task.task_id, task.starting_round) for task in reply.tasks] == [(4000, 0)]
-    assert beat(scene, "a", horizon=16).horizon == 16
+    assert heartbeat(scene, "a", horizon=16).horizon == 16
     scene.add_worker("w")
     scene.check()
     scene.restart()
     for client_id in "ab":
-        update = beat(scene, client_id)
+        update = heartbeat(scene, client_id)
         assert [(each.task_id, each.starting_round) for each in update.tasks] == [
             (4000, 0),
             (4001, 16),
@@ -68,13 +70,13 @@ def test_a_worker_that_joins_begins_where_no_consumer_may_be_yet(scene: Scenario
         assert update.horizon == 16
 
 
-def test_the_horizon_never_goes_back_and_is_said_also_where_nothing_else_is_new(
+def test_the_horizon_never_decreases_and_is_in_unchanged_replies(
     scene: Scenario,
 ) -> None:
     join(scene, "a", "b")
-    beat(scene, "a", horizon=20)
-    assert beat(scene, "b", horizon=10).horizon == 20
-    version = beat(scene, "b").version
+    heartbeat(scene, "a", horizon=20)
+    assert heartbeat(scene, "b", horizon=10).horizon == 20
+    version = heartbeat(scene, "b").version
     reply = scene.ask(messages.ClientHeartbeat(client_id="b", known_version=version, horizon=32))
     assert (reply.unchanged, reply.horizon) == (True, 32)
     assert [each.horizon for each in scene.events if isinstance(each, HorizonAdvanced)] == [
@@ -84,50 +86,50 @@ def test_the_horizon_never_goes_back_and_is_said_also_where_nothing_else_is_new(
     scene.check()
 
 
-def test_of_a_lost_task_the_rounds_that_arrived_everywhere_count(scene: Scenario) -> None:
+def test_of_a_lost_task_only_rounds_received_everywhere_count(scene: Scenario) -> None:
     join(scene, "a", "b")
     scene.ask(messages.UnregisterWorker(worker_id="v"))
     for client_id in "ab":
-        update = beat(scene, client_id)
+        update = heartbeat(scene, client_id)
         assert update.reports_needed == (4000,)
-        assert update.complete_rounds == (), "it is not known yet"
-    settle(scene, "a", 4000, rounds=7)
-    assert beat(scene, "b").complete_rounds == ()
+        assert update.complete_rounds == (), "the number of rounds is not known yet"
+    report_rounds(scene, "a", 4000, rounds=7)
+    assert heartbeat(scene, "b").complete_rounds == ()
     scene.restart()
-    settle(scene, "b", 4000, rounds=5)
+    report_rounds(scene, "b", 4000, rounds=5)
     for client_id in "ab":
-        assert beat(scene, client_id).complete_rounds == ((4000, 5),)
+        assert heartbeat(scene, client_id).complete_rounds == ((4000, 5),)
     scene.check()
 
 
-def test_before_all_have_joined_no_round_of_a_lost_task_arrived_everywhere(scene: Scenario) -> None:
+def test_before_all_consumers_joined_no_round_of_a_lost_task_counts(scene: Scenario) -> None:
     join(scene, "a", number=2)
     scene.ask(messages.UnregisterWorker(worker_id="v"))
-    settle(scene, "a", 4000, rounds=3)
-    assert beat(scene, "a").complete_rounds == ((4000, 0),)
+    report_rounds(scene, "a", 4000, rounds=3)
+    assert heartbeat(scene, "a").complete_rounds == ((4000, 0),)
     scene.check()
 
 
-def others_end_first(scene: Scenario) -> None:
-    """Have consumer a read to the end, and b not yet, when the worker is lost."""
+def finish_for_one_consumer(scene: Scenario) -> None:
+    """Finish the task; consumer a reads to the end and closes, then the worker is lost."""
     scene.finish("v", 4000)
-    assert beat(scene, "a").finished
+    assert heartbeat(scene, "a").finished
     scene.close("a")
     scene.lose("v")
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
-def test_of_a_finished_task_all_rounds_count_though_who_had_them_has_left(
+def test_all_rounds_of_a_finished_task_count_after_their_reader_left(
     scene: Scenario, mode: int
 ) -> None:
     ends = scene.register(num_splits=1, cardinality=10)
     join(scene, "a", "b", mode=mode, dataset_id=ends)
     if mode == DYNAMIC:
         scene.split(4000)
-    others_end_first(scene)
-    assert beat(scene, "b").reports_needed == (4000,)
-    settle(scene, "b", 4000, rounds=5, units=int(mode == DYNAMIC))
-    update = beat(scene, "b")
+    finish_for_one_consumer(scene)
+    assert heartbeat(scene, "b").reports_needed == (4000,)
+    report_rounds(scene, "b", 4000, rounds=5, splits=int(mode == DYNAMIC))
+    update = heartbeat(scene, "b")
     assert (update.complete_rounds, update.missing_consumer, update.finished) == (
         ((4000, 5),),
         "",
@@ -136,7 +138,7 @@ def test_of_a_finished_task_all_rounds_count_though_who_had_them_has_left(
     scene.check()
 
 
-def test_of_a_finished_task_all_rounds_count_though_another_leaves_and_does_not_say_so(
+def test_all_rounds_of_a_finished_task_count_without_a_report_of_a_leaver(
     scene: Scenario,
 ) -> None:
     ends = scene.register(num_splits=10, cardinality=10)
@@ -144,8 +146,8 @@ def test_of_a_finished_task_all_rounds_count_though_another_leaves_and_does_not_
     scene.finish("v", 4000)
     scene.lose("v")
     scene.close("a")
-    settle(scene, "b", 4000, rounds=5)
-    update = beat(scene, "b")
+    report_rounds(scene, "b", 4000, rounds=5)
+    update = heartbeat(scene, "b")
     assert (update.complete_rounds, update.missing_consumer, update.finished) == (
         ((4000, 5),),
         "",
@@ -154,7 +156,7 @@ def test_of_a_finished_task_all_rounds_count_though_another_leaves_and_does_not_
     scene.check()
 
 
-def test_a_consumer_that_left_and_did_not_say_what_it_had_of_the_last_copy_is_named(
+def test_a_consumer_that_left_without_its_report_is_named(
     scene: Scenario,
 ) -> None:
     scene.add_worker("w")
@@ -164,12 +166,12 @@ def test_a_consumer_that_left_and_did_not_say_what_it_had_of_the_last_copy_is_na
     scene.lose("v")
     assert scene.state.iterations[2000].finished, "the other copy ended"
     scene.close("a")
-    settle(scene, "b", 4000, rounds=5)
-    assert beat(scene, "b").missing_consumer == "consumer 0 (client a) has left"
+    report_rounds(scene, "b", 4000, rounds=5)
+    assert heartbeat(scene, "b").missing_consumer == "consumer 0 (client a) has left"
     scene.check()
 
 
-def test_of_a_finished_task_without_units_it_is_said_that_it_gave_none_when_its_worker_left(
+def test_a_finished_task_without_splits_has_zero_rounds_after_its_worker_left(
     scene: Scenario,
 ) -> None:
     ends = scene.register(num_splits=1, cardinality=10)
@@ -178,22 +180,22 @@ def test_of_a_finished_task_without_units_it_is_said_that_it_gave_none_when_its_
     scene.add_worker("w")
     assert scene.get_split(4001, num_done=0).wait is False
     scene.finish("w", 4001)
-    # Before it heard that, worker w stopped, and refused what a and b asked it.
+    # Worker w stopped before it knew that the task finished, and rejected the requests of a and b.
     scene.unregister_worker("w")
     for client_id in "ab":
-        assert beat(scene, client_id).reports_needed == (4001,)
-        settle(scene, client_id, 4001, rounds=0)
-    assert beat(scene, "a").complete_rounds == ((4001, 0),)
+        assert heartbeat(scene, client_id).reports_needed == (4001,)
+        report_rounds(scene, client_id, 4001, rounds=0)
+    assert heartbeat(scene, "a").complete_rounds == ((4001, 0),)
     scene.check()
 
 
-def test_units_of_rounds_that_did_not_arrive_everywhere_are_dealt_again(scene: Scenario) -> None:
+def test_splits_of_rounds_that_did_not_arrive_everywhere_are_reassigned(scene: Scenario) -> None:
     join(scene, "a", "b", mode=DYNAMIC)
     scene.split(4000, max_splits=10)
     scene.ask(messages.UnregisterWorker(worker_id="v"))
-    settle(scene, "a", 4000, rounds=4, units=8)
-    settle(scene, "b", 4000, rounds=3, units=6)
-    assert beat(scene, "a").complete_rounds == ((4000, 3),)
+    report_rounds(scene, "a", 4000, rounds=4, splits=8)
+    report_rounds(scene, "b", 4000, rounds=3, splits=6)
+    assert heartbeat(scene, "a").complete_rounds == ((4000, 3),)
     (iteration,) = scene.state.iterations.values()
     task = scene.state.tasks[4000]
     assert task.assigned.delivered == ((0, 6),)
@@ -201,8 +203,9 @@ def test_units_of_rounds_that_did_not_arrive_everywhere_are_dealt_again(scene: S
     scene.check()
 
 
-def test_no_task_waits_for_what_a_leaving_worker_holds(scene: Scenario) -> None:
-    # It would lack a part of its round, and the leaving worker gives none before that is whole.
+def test_no_task_waits_for_splits_of_a_draining_worker(scene: Scenario) -> None:
+    # The task would lack a part of its round, and the draining worker delivers none before the
+    # round is complete.
     join(scene, "a", "b", mode=DYNAMIC)
     scene.add_worker("w")
     scene.split(4000, max_splits=10)
@@ -211,36 +214,36 @@ def test_no_task_waits_for_what_a_leaving_worker_holds(scene: Scenario) -> None:
         pass
     assert not reply.wait
     scene.finish("w", 4001)
-    # What comes back is for another task.
+    # Returned splits are assigned to another task.
     scene.return_splits("v", 4000, (3, 5))
     scene.finish("v", 4000)
     scene.unregister_worker("v")
-    (other,) = [each for each in beat(scene, "a").tasks if each.worker_id == "w"]
+    (other,) = [each for each in heartbeat(scene, "a").tasks if each.worker_id == "w"]
     assert scene.get_split(other.task_id).stop
     scene.check()
 
 
-def test_nobody_settles_for_a_consumer_that_is_silent(scene: Scenario) -> None:
+def test_no_loss_is_final_before_a_silent_consumer_reports(scene: Scenario) -> None:
     join(scene, "a", "b")
     scene.ask(messages.UnregisterWorker(worker_id="v"))
-    settle(scene, "a", 4000, rounds=7)
+    report_rounds(scene, "a", 4000, rounds=7)
     for _ in range(29):
         scene.tick(1.0)
-        assert beat(scene, "a").complete_rounds == ()
-    assert beat(scene, "a").awaited_clients == ("b",)
+        assert heartbeat(scene, "a").complete_rounds == ()
+    assert heartbeat(scene, "a").awaited_clients == ("b",)
 
 
-def test_a_consumer_that_left_is_named_and_no_length_is_said_any_more(scene: Scenario) -> None:
+def test_after_a_consumer_left_it_is_named_and_round_counts_are_unknown(scene: Scenario) -> None:
     join(scene, "a", "b")
     scene.close("b")
-    assert beat(scene, "a").missing_consumer == "consumer 1 (client b) has left"
+    assert heartbeat(scene, "a").missing_consumer == "consumer 1 (client b) has left"
     scene.ask(messages.UnregisterWorker(worker_id="v"))
-    settle(scene, "a", 4000, rounds=7)
-    assert beat(scene, "a").complete_rounds == ()
+    report_rounds(scene, "a", 4000, rounds=7)
+    assert heartbeat(scene, "a").complete_rounds == ()
     scene.check()
 
 
-def test_an_index_is_read_by_one_client(scene: Scenario) -> None:
+def test_a_consumer_index_is_read_by_one_client(scene: Scenario) -> None:
     join(scene, "a", "b")
     terms = {"job_name": "job", "processing_mode": OFF, "num_consumers": 2}
     with pytest.raises(
@@ -254,9 +257,9 @@ def test_an_index_is_read_by_one_client(scene: Scenario) -> None:
     scene.check()
 
 
-def test_when_all_have_left_the_pass_is_given_up_and_begins_again(scene: Scenario) -> None:
+def test_after_all_consumers_left_the_epoch_is_discarded_and_restarts(scene: Scenario) -> None:
     join(scene, "a", "b")
-    beat(scene, "a", horizon=16)
+    heartbeat(scene, "a", horizon=16)
     scene.close("a")
     scene.close("b")
     assert not scene.state.iterations
@@ -265,7 +268,7 @@ def test_when_all_have_left_the_pass_is_given_up_and_begins_again(scene: Scenari
     scene.check()
 
 
-def test_consumers_that_all_are_silent_for_too_long_give_the_pass_up(scene: Scenario) -> None:
+def test_expiry_of_all_consumers_discards_the_epoch(scene: Scenario) -> None:
     join(scene, "a", "b")
     scene.tick(32.0)
     assert not scene.state.clients
@@ -273,7 +276,7 @@ def test_consumers_that_all_are_silent_for_too_long_give_the_pass_up(scene: Scen
     scene.check()
 
 
-def test_the_same_index_may_read_a_finished_pass(scene: Scenario) -> None:
+def test_a_consumer_index_may_be_reused_for_a_finished_epoch(scene: Scenario) -> None:
     join(scene, "a", "b")
     scene.finish("v", 4000)
     assert scene.open(
@@ -283,16 +286,16 @@ def test_the_same_index_may_read_a_finished_pass(scene: Scenario) -> None:
 
 
 @pytest.mark.parametrize("cardinality", [-1, -2, 10])
-def test_a_worker_that_comes_again_begins_another_copy(cardinality: int) -> None:
+def test_a_restarted_worker_starts_another_copy(cardinality: int) -> None:
     scene = Scenario()
     scene.register(num_splits=None, cardinality=cardinality)
     scene.add_worker("u")
     scene.add_worker("v", "v:1")
     join(scene, "a", "b")
-    beat(scene, "a", horizon=16)
+    heartbeat(scene, "a", horizon=16)
     scene.ask(messages.UnregisterWorker(worker_id="v"))
     scene.add_worker("v2", "v:1")
-    update = beat(scene, "a")
+    update = heartbeat(scene, "a")
     assert [(each.worker_id, each.starting_round) for each in update.tasks] == [
         ("u", 0),
         ("v2", 16),
@@ -300,14 +303,14 @@ def test_a_worker_that_comes_again_begins_another_copy(cardinality: int) -> None
     scene.check()
 
 
-def test_rounds_are_of_copies_or_of_units_that_are_dealt(scene: Scenario) -> None:
+def test_coordinated_reads_require_off_or_dynamic_and_a_job_name(scene: Scenario) -> None:
     with pytest.raises(FailedPreconditionError, match="OFF and DYNAMIC for num_consumers=2"):
         join(scene, "a", mode=int(ShardingPolicy.DATA))
     with pytest.raises(FailedPreconditionError, match="`job_name` must be set"):
         scene.open("a", processing_mode=OFF, num_consumers=2, consumer_index=0)
 
 
-def test_what_a_task_is_read_by_is_in_its_definition(scene: Scenario) -> None:
+def test_a_task_definition_has_the_number_of_consumers(scene: Scenario) -> None:
     scene.put_plan(b"pickled")
     digest = hashlib.sha256(b"pickled").digest()
     join(scene, "a", "b", remainder="pad", cost_fn_id="digest", cost_fn_digest=digest)
@@ -316,14 +319,14 @@ def test_what_a_task_is_read_by_is_in_its_definition(scene: Scenario) -> None:
     assert (reply.remainder, reply.cost_fn_digest) == ("pad", digest)
 
 
-def test_a_cost_function_is_wanted_before_a_job_begins(scene: Scenario) -> None:
+def test_a_cost_function_must_be_uploaded_before_the_job_starts(scene: Scenario) -> None:
     digest = hashlib.sha256(b"pickled").digest()
-    kept = len(scene.events)
+    stored = len(scene.events)
     assert join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest).cost_fn_needed
-    assert len(scene.events) == kept
+    assert len(scene.events) == stored
     scene.put_plan(b"pickled")
     assert not join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest).cost_fn_needed
-    # One that says the same and is other bytes is not sent at all.
+    # A cost function with the same id and other bytes is not sent at all.
     other = scene.open(
         "b",
         job_name="job",
@@ -337,7 +340,7 @@ def test_a_cost_function_is_wanted_before_a_job_begins(scene: Scenario) -> None:
     assert scene.state.clients.keys() == {"a", "b"}
 
 
-def test_a_cost_function_is_kept_as_long_as_its_job(scene: Scenario) -> None:
+def test_a_cost_function_is_stored_as_long_as_its_job(scene: Scenario) -> None:
     digest = hashlib.sha256(b"pickled").digest()
     scene.put_plan(b"pickled")
     join(scene, "a", cost_fn_id="digest", cost_fn_digest=digest)
@@ -352,7 +355,7 @@ def test_a_cost_function_is_kept_as_long_as_its_job(scene: Scenario) -> None:
         apply(scene.replay(), events.PlanForgotten(digest=digest))
 
 
-def test_a_worker_that_dies_of_its_copy_again_and_again_gets_no_other() -> None:
+def test_a_worker_that_dies_repeatedly_gets_no_further_copy() -> None:
     scene = Scenario()
     scene.register(num_splits=None, cardinality=-1)
     scene.add_worker("u")

@@ -1,4 +1,4 @@
-"""The rows of a round's batches, shared among consumers: elements in, elements out."""
+"""Round shaping: rows of a round's batches are shared among consumers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.service.modes.coordinated_reads.round_shaping import RoundShaper
 
 
 class Given(ElementIterator):
-    """Yields these elements, and raises these errors, one at a time; its state counts them."""
+    """Yields the given elements and raises the given errors; its state is the index."""
 
     def __init__(self, *elements: Any) -> None:
         self._elements = elements
@@ -59,17 +59,17 @@ def cost_of(fn: Any) -> UserFunction:
     return UserFunction(fn, "cost_fn", contain_exits=True)
 
 
-def test_padding_fills_the_last_round_with_batches_of_no_rows() -> None:
+def test_padding_fills_the_last_round_with_empty_batches() -> None:
     shaped = RoundShaper(Given(rows(1), rows(2), rows(3)), 2, remainder="pad")
     assert read(shaped) == [[1], [2], [3], []]
 
 
-def test_ending_together_shares_the_rows_of_the_last_round() -> None:
+def test_end_together_divides_the_rows_of_the_last_round() -> None:
     shaped = RoundShaper(Given(rows(1, 2, 3), rows(4, 5)), 4, remainder="end_together")
     assert read(shaped) == [[1, 2], [3], [4], [5]]
 
 
-def test_whole_rounds_stay_as_they_are_without_a_cost_function() -> None:
+def test_complete_rounds_are_unchanged_without_a_cost_function() -> None:
     shaped = RoundShaper(Given(rows(1, 2), rows(3)), 2, remainder="end_together")
     assert read(shaped) == [[1, 2], [3]]
 
@@ -79,14 +79,14 @@ def test_costs_are_balanced_within_a_round() -> None:
     assert read(shaped) == [[10, 1], [9, 2]]
 
 
-def test_rows_of_structures_go_together() -> None:
+def test_the_components_of_a_row_stay_together() -> None:
     batches = [{"a": rows(10, 9), "b": rows(0, 1)}, {"a": rows(1, 2), "b": rows(2, 3)}]
     shaped = RoundShaper(Given(*batches), 2, cost_fn=cost_of(lambda row: row["a"]))
     found = [shaped.next_chunk(1) for _ in range(2)]
     assert [chunk.rows()[0]["b"].tolist() for chunk in found if chunk] == [[0, 2], [1, 3]]
 
 
-def test_a_round_with_an_error_is_left_as_it_is() -> None:
+def test_a_round_with_an_error_is_unchanged() -> None:
     error = ValueError("bad")
     shaped = RoundShaper(
         Given(rows(5, 1), error, rows(2, 2), rows(7, 1)), 2, cost_fn=cost_of(lambda row: row)
@@ -94,7 +94,7 @@ def test_a_round_with_an_error_is_left_as_it_is() -> None:
     assert read(shaped) == [[5, 1], error, [7, 1], [2, 2]]
 
 
-def test_what_the_cost_function_raises_is_raised_once_for_each_consumer() -> None:
+def test_an_error_of_the_cost_function_is_raised_once_per_consumer() -> None:
     shaped = RoundShaper(Given(rows(1), rows(2)), 2, cost_fn=cost_of(lambda row: 1 / 0))
     found = read(shaped)
     assert [type(each) for each in found] == [UserFunctionError] * 2
@@ -102,12 +102,12 @@ def test_what_the_cost_function_raises_is_raised_once_for_each_consumer() -> Non
 
 
 @pytest.mark.parametrize("cost", [-1.0, float("nan"), float("inf")])
-def test_a_cost_is_a_number_of_at_least_zero(cost: float) -> None:
+def test_a_negative_cost_is_rejected(cost: float) -> None:
     shaped = RoundShaper(Given(rows(1), rows(2)), 2, cost_fn=cost_of(lambda row: cost))
-    assert "a row costs a number of at least 0" in str(read(shaped)[0])
+    assert "must return a finite number of at least 0" in str(read(shaped)[0])
 
 
-def test_rows_of_different_shapes_are_refused_with_what_would_do() -> None:
+def test_rows_of_different_shapes_are_rejected_with_the_fix() -> None:
     batches = [np.zeros((2, 3)), np.zeros((2, 4))]
     shaped = RoundShaper(Given(*batches), 2, cost_fn=cost_of(lambda row: 1.0))
     (first, second) = read(shaped)
@@ -117,14 +117,14 @@ def test_rows_of_different_shapes_are_refused_with_what_would_do() -> None:
 
 
 @pytest.mark.parametrize("element", [5, np.int64(5), {}])
-def test_elements_without_rows_cannot_be_shared(element: Any) -> None:
+def test_elements_without_rows_are_rejected(element: Any) -> None:
     shaped = RoundShaper(Given(element), 2, remainder="end_together")
     (first, second) = read(shaped)
     assert isinstance(first, InvalidArgumentError)
     assert isinstance(second, InvalidArgumentError)
 
 
-def test_units_count_with_the_last_element_of_a_round() -> None:
+def test_splits_count_with_the_last_element_of_a_round() -> None:
     shaped = RoundShaper(Given(rows(1), rows(2), rows(3), rows(4)), 2, remainder="pad")
     states = []
     while (chunk := shaped.next_chunk(1)) is not None:

@@ -1,4 +1,4 @@
-"""Trainers that share what workers make: each reads everything, and it is made once."""
+"""Cross-trainer cache: each trainer reads all elements, which are computed once."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_each_trainer_reads_from_the_first_element() -> None:
 
 
 @pytest.mark.catalogue("CT2")
-def test_trainers_read_a_dataset_of_which_they_have_the_id() -> None:
+def test_trainers_read_a_dataset_by_id() -> None:
     with service() as (dispatcher, _):
         for trainer in ("one", "two"):
             name = register_dataset(dispatcher.target, ENDLESS, dataset_id="dataset_id")
@@ -99,14 +99,14 @@ def test_trainers_read_a_dataset_of_which_they_have_the_id() -> None:
 
 
 @pytest.mark.catalogue("CT3")
-def test_without_a_cache_the_second_client_gets_what_the_first_did_not() -> None:
+def test_without_a_cache_clients_share_the_elements() -> None:
     with service() as (dispatcher, _), iter(shared(dispatcher, None)) as one:
         assert take(one, 10) == list(range(10))
         assert first(shared(dispatcher, None), 1)[0] >= 10
 
 
 @pytest.mark.catalogue("CT4")
-def test_trainers_side_by_side_read_the_same_at_each_step_through_a_small_window() -> None:
+def test_parallel_trainers_read_the_same_elements_through_a_small_window() -> None:
     with service(cache=28 * 150) as (dispatcher, _), contextlib.ExitStack() as stack:
         readers = [
             stack.enter_context(
@@ -119,29 +119,29 @@ def test_trainers_side_by_side_read_the_same_at_each_step_through_a_small_window
 
 
 @pytest.mark.catalogue("CT5")
-def test_a_slow_trainer_skips_what_left_the_window_and_is_warned_with_numbers(
+def test_a_slow_trainer_skips_evicted_elements_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with service(cache=500) as (dispatcher, _):
         with iter(shared(dispatcher, "slow")) as slow:
-            seen = take(slow, 1)
+            elements = take(slow, 1)
             assert first(shared(dispatcher, "fast"), 200) == list(range(200))
-            wait_until(lambda: bool(seen.extend(take(slow, 5))) or "fell behind" in caplog.text)
-        assert seen == sorted(set(seen))
-        assert "trainer 'slow' fell behind: " in caplog.text
+            wait_until(lambda: bool(elements.extend(take(slow, 5))) or "skipped" in caplog.text)
+        assert elements == sorted(set(elements))
+        assert "trainer 'slow' skipped " in caplog.text
         assert "cross_trainer_cache_size_bytes" in caplog.text
         assert first(shared(dispatcher, "late"), 200)[0] > 0
 
 
 @pytest.mark.catalogue("CT6")
-def test_trainers_one_after_the_other_read_through_a_small_window() -> None:
+def test_sequential_trainers_read_through_a_small_window() -> None:
     with service(cache=500) as (dispatcher, _):
         for number in range(20):
             assert len(first(shared(dispatcher, f"trainer {number}"), 200)) == 200
 
 
 @pytest.mark.catalogue("CT7")
-def test_trainers_see_the_same_order_of_a_shuffle() -> None:
+def test_trainers_get_the_same_shuffle_order() -> None:
     with service() as (dispatcher, _):
         shuffled = ENDLESS.shuffle(100)
         assert first(shared(dispatcher, "one", shuffled), 10) == first(
@@ -157,14 +157,14 @@ def test_clients_of_one_trainer_share_its_elements() -> None:
 
 
 @pytest.mark.catalogue("CT9")
-def test_jobs_of_different_names_share_nothing() -> None:
+def test_jobs_with_different_names_share_no_elements() -> None:
     with service() as (dispatcher, _):
         assert first(shared(dispatcher, "one", job_name="job1"), 10) == list(range(10))
         assert first(shared(dispatcher, "one", job_name="job2"), 10) == list(range(10))
 
 
 @pytest.mark.catalogue("CT10")
-def test_dealt_units_are_made_once_for_all_trainers() -> None:
+def test_dynamic_splits_are_computed_once_for_all_trainers() -> None:
     with service(workers=2) as (dispatcher, _):
         one = first(shared(dispatcher, "one", mode=ShardingPolicy.DYNAMIC), 100)
         two = first(shared(dispatcher, "two", mode=ShardingPolicy.DYNAMIC), 100)
@@ -173,7 +173,7 @@ def test_dealt_units_are_made_once_for_all_trainers() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["local", "shm", "tcp"])
-def test_what_one_trainer_writes_into_an_element_no_other_sees(protocol: str) -> None:
+def test_changes_to_an_element_are_invisible_to_other_trainers(protocol: str) -> None:
     with service() as (dispatcher, _):
         batches = hr.Dataset.range(10**6).repeat().batch(100_000)
         for trainer in ("one", "two"):
@@ -193,33 +193,33 @@ def _noted(number: int) -> int:
     return number
 
 
-def test_an_element_is_computed_once_however_many_trainers_read_it() -> None:
+def test_an_element_is_computed_once_for_any_number_of_trainers() -> None:
     MADE.clear()
     with service() as (dispatcher, _):
         datasets = [shared(dispatcher, f"trainer {n}", ENDLESS.map(_noted)) for n in range(4)]
-        seen: dict[int, list[int]] = {}
+        elements: dict[int, list[int]] = {}
 
         def read(number: int) -> None:
-            seen[number] = first(datasets[number], 500)
+            elements[number] = first(datasets[number], 500)
 
         threads = [threading.Thread(target=read, args=(n,)) for n in range(4)]
         for each in threads:
             each.start()
         for each in threads:
             each.join()
-    assert [seen[n] for n in range(4)] == [list(range(500))] * 4
+    assert [elements[n] for n in range(4)] == [list(range(500))] * 4
     assert len(MADE) == len(set(MADE)) >= 500
 
 
 @pytest.mark.catalogue("CT11")
-def test_compression_none_on_both_sides() -> None:
+def test_trainers_can_all_disable_compression() -> None:
     with service() as (dispatcher, _):
         for trainer in ("one", "two"):
             assert first(shared(dispatcher, trainer, compression=None), 10) == list(range(10))
 
 
 @pytest.mark.catalogue("CT12", "CT18")
-def test_a_job_is_read_with_one_compression_and_with_or_without_a_cache() -> None:
+def test_clients_of_a_job_must_agree_on_compression_and_cache() -> None:
     with service() as (dispatcher, _), iter(shared(dispatcher, "one")) as one:
         next(one)
         with pytest.raises(AlreadyExistsError, match="compression: <AUTO>; got <None"):
@@ -232,7 +232,7 @@ def test_a_job_is_read_with_one_compression_and_with_or_without_a_cache() -> Non
 
 
 @pytest.mark.catalogue("CT14")
-def test_a_dataset_that_is_known_to_end_is_refused() -> None:
+def test_a_finite_dataset_is_rejected() -> None:
     with service() as (dispatcher, _):
         with pytest.raises(
             InvalidArgumentError,
@@ -252,7 +252,7 @@ def test_a_dataset_that_is_known_to_end_is_refused() -> None:
 
 
 @pytest.mark.catalogue("CT15")
-def test_the_third_iteration_over_one_dataset_is_refused() -> None:
+def test_the_third_iteration_over_one_dataset_is_rejected() -> None:
     with service() as (dispatcher, _):
         dataset = shared(dispatcher, "one")
         first(dataset, 10)
@@ -267,18 +267,18 @@ def test_the_third_iteration_over_one_dataset_is_refused() -> None:
 
 @pytest.mark.catalogue("CT19")
 @pytest.mark.parametrize("trainer", ["", None])
-def test_a_trainer_needs_a_name(trainer: Any) -> None:
+def test_an_empty_trainer_id_is_rejected(trainer: Any) -> None:
     with pytest.raises(ValueError, match="requires a non-empty trainer ID"):
         CrossTrainerCache(trainer)
 
 
-def test_other_values_are_no_cache() -> None:
+def test_other_types_for_cross_trainer_cache_are_rejected() -> None:
     with pytest.raises(TypeError, match="must be a CrossTrainerCache"):
         distribute("parallel_epochs", "a:1", job_name="j", cross_trainer_cache="t")  # type: ignore[arg-type]
 
 
 @pytest.mark.catalogue("CX1")
-def test_a_worker_that_starts_again_begins_with_the_first_element() -> None:
+def test_a_restarted_worker_starts_at_the_first_element() -> None:
     with service(workers=0, worker_timeout_ms=1000) as (dispatcher, _):
         server = worker(dispatcher)
         port = int(server.address.rpartition(":")[2])
@@ -291,20 +291,20 @@ def test_a_worker_that_starts_again_begins_with_the_first_element() -> None:
 
 
 @pytest.mark.catalogue("CX2")
-def test_a_dispatcher_that_starts_again_is_not_noticed(tmp_path: Path) -> None:
+def test_trainers_are_unaffected_by_a_dispatcher_restart(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=tmp_path, fault_tolerant_mode=True)
     dispatcher = DispatchServer(config)
     port = int(dispatcher.target.rpartition(":")[2])
     with worker(dispatcher), iter(shared(dispatcher, "one")) as iterator:
         assert take(iterator, 100) == list(range(100))
         dispatcher.stop()
-        again = DispatcherConfig(port=port, work_dir=tmp_path, fault_tolerant_mode=True)
-        with DispatchServer(again) as dispatcher:
+        resumed = DispatcherConfig(port=port, work_dir=tmp_path, fault_tolerant_mode=True)
+        with DispatchServer(resumed) as dispatcher:
             assert take(iterator, 100) == list(range(100, 200))
             assert first(shared(dispatcher, "two"), 10) == list(range(10))
 
 
-def test_trainers_read_on_when_a_worker_process_is_killed_and_another_comes() -> None:
+def test_trainers_continue_after_a_worker_process_is_replaced() -> None:
     with LocalCluster(num_workers=2, worker_timeout_ms=2000) as cluster:
         datasets = [
             ENDLESS.apply(
@@ -337,7 +337,7 @@ def test_trainers_read_on_when_a_worker_process_is_killed_and_another_comes() ->
             )
 
 
-def test_a_dataset_that_ends_all_the_same_is_an_error_for_each_trainer_where_it_ends() -> None:
+def test_an_unexpected_end_of_the_dataset_raises_at_each_trainer() -> None:
     with service() as (dispatcher, _):
         ends = ENDLESS.take_while(lambda x: x < 5)
         datasets = [shared(dispatcher, name, ends) for name in ("one", "two")]
@@ -348,12 +348,12 @@ def test_a_dataset_that_ends_all_the_same_is_an_error_for_each_trainer_where_it_
                     next(iterator)
 
 
-def test_a_trainer_that_comes_back_goes_on_where_it_was() -> None:
+def test_a_returning_trainer_resumes_at_its_position() -> None:
     with service() as (dispatcher, _):
-        before = first(shared(dispatcher, "t", max_outstanding_requests=1), 30)
+        earlier = first(shared(dispatcher, "t", max_outstanding_requests=1), 30)
         first(shared(dispatcher, "other"), 100)
-        after = first(shared(dispatcher, "t"), 10)
-        assert before[-1] < after[0] < 100
+        later = first(shared(dispatcher, "t"), 10)
+        assert earlier[-1] < later[0] < 100
 
 
 def test_a_worker_that_joins_is_read_by_all_trainers() -> None:
@@ -372,22 +372,23 @@ def test_a_worker_that_joins_is_read_by_all_trainers() -> None:
             )
 
 
-def test_trainers_read_on_when_one_of_two_workers_leaves_and_another_comes() -> None:
+def test_trainers_continue_when_a_worker_leaves_and_another_joins() -> None:
     with service(workers=1) as (dispatcher, (one,)):
-        leaving = worker(dispatcher)
+        draining = worker(dispatcher)
         dataset = shared(dispatcher, "one")
         with iter(dataset) as iterator:
             wait_until(
                 lambda: (
                     bool(take(iterator, 1000))
-                    and hr.service.delivery_report(dataset).keys() == {one.address, leaving.address}
+                    and hr.service.delivery_report(dataset).keys()
+                    == {one.address, draining.address}
                 )
             )
-            leaving.drain(timeout=0.5)
-            with worker(dispatcher) as late:
+            draining.drain(timeout=0.5)
+            with worker(dispatcher) as late_worker:
                 wait_until(
                     lambda: (
                         bool(take(iterator, 1000))
-                        and late.address in hr.service.delivery_report(dataset)
+                        and late_worker.address in hr.service.delivery_report(dataset)
                     )
                 )

@@ -1,4 +1,4 @@
-"""Where trainers share what workers make, copies have no end, and workers come and go."""
+"""Dispatcher policy of the cross-trainer cache: infinite copies, joining and leaving workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.service import messages
 from tests.service.dispatcher.scenario import DYNAMIC, OFF, Scenario
 
 
-def begun(scene: Scenario, *workers: str, mode: int = OFF) -> None:
+def start_scene(scene: Scenario, *workers: str, mode: int = OFF) -> None:
     scene.register()
     for worker_id in workers:
         scene.add_worker(worker_id)
@@ -28,25 +28,23 @@ def join(scene: Scenario, client_id: str, mode: int = OFF, **fields: object) -> 
     )
 
 
-def copies(scene: Scenario) -> list[str]:
-    """Return the workers that make a copy now."""
+def workers_with_copies(scene: Scenario) -> list[str]:
+    """Return the workers that run a copy."""
     scene.check()
     return [task.worker_id for task in scene.heartbeat("c").tasks]
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
-def test_workers_hand_out_what_they_make_to_each_trainer(scene: Scenario, mode: int) -> None:
-    begun(scene, "w", mode=mode)
+def test_tasks_use_the_shared_delivery_policy(scene: Scenario, mode: int) -> None:
+    start_scene(scene, "w", mode=mode)
     task = scene.ask(messages.GetTask(worker_id="w", task_id=4000))
     assert task.delivery_policy == "shared"
     assert task.assigns_splits == (mode == DYNAMIC)
 
 
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
-def test_workers_hear_that_a_trainer_is_gone_for_which_they_keep_elements(
-    scene: Scenario, mode: int
-) -> None:
-    begun(scene, "w", mode=mode)
+def test_workers_learn_that_a_trainer_has_departed(scene: Scenario, mode: int) -> None:
+    start_scene(scene, "w", mode=mode)
     join(scene, "d", mode)
     scene.close("d")
     assert scene.worker_heartbeat_reply("w", 4000).departed_clients == ((4000, "d"),)
@@ -57,22 +55,18 @@ def test_workers_hear_that_a_trainer_is_gone_for_which_they_keep_elements(
 
 
 @pytest.mark.parametrize("address", ["v:1", "elsewhere:1"])
-def test_a_worker_that_starts_again_has_a_copy_again_while_others_run(
-    scene: Scenario, address: str
-) -> None:
-    begun(scene, "v", "w")
+def test_a_restarted_worker_gets_a_new_copy_while_others_run(scene: Scenario, address: str) -> None:
+    start_scene(scene, "v", "w")
     scene.lose("v")
-    assert copies(scene) == ["w"]
+    assert workers_with_copies(scene) == ["w"]
     scene.add_worker("v again", address)
-    assert copies(scene) == ["w", "v again"]
+    assert workers_with_copies(scene) == ["w", "v again"]
 
 
-@pytest.mark.parametrize("said_before", [True, False])
-def test_the_iteration_outlives_all_workers_that_were_asked_to_leave(
-    scene: Scenario, said_before: bool
-) -> None:
-    begun(scene, "v")
-    if said_before:
+@pytest.mark.parametrize("num_reports", [True, False])
+def test_the_iteration_outlives_draining_of_all_workers(scene: Scenario, num_reports: bool) -> None:
+    start_scene(scene, "v")
+    if num_reports:
         scene.drain_worker("v")
     scene.ask(
         messages.FinishTask(
@@ -82,25 +76,25 @@ def test_the_iteration_outlives_all_workers_that_were_asked_to_leave(
             cut_short=True,
         )
     )
-    # Perhaps only now, where the dispatcher was away when it was said first.
+    # A dispatcher that was down at the first report learns of it only now.
     scene.drain_worker("v")
     scene.unregister_worker("v")
-    assert copies(scene) == []
+    assert workers_with_copies(scene) == []
     assert not scene.heartbeat("c").finished
     scene.add_worker("w")
-    assert copies(scene) == ["w"]
+    assert workers_with_copies(scene) == ["w"]
 
 
-def test_where_all_copies_are_lost_the_next_is_another_attempt(scene: Scenario) -> None:
-    begun(scene, "v")
+def test_after_all_copies_are_lost_another_attempt_starts(scene: Scenario) -> None:
+    start_scene(scene, "v")
     scene.lose("v")
     scene.add_worker("w")
     (task,) = scene.heartbeat("c").tasks
     assert (task.worker_id, task.attempt) == ("w", 1)
 
 
-def test_a_worker_that_comes_later_joins_the_attempt_that_is_under_way(scene: Scenario) -> None:
-    begun(scene, "v")
+def test_a_later_worker_joins_the_current_attempt(scene: Scenario) -> None:
+    start_scene(scene, "v")
     scene.lose("v")
     scene.add_worker("w")
     scene.add_worker("x")
@@ -108,14 +102,14 @@ def test_a_worker_that_comes_later_joins_the_attempt_that_is_under_way(scene: Sc
     assert found == [("w", 1), ("x", 1)]
 
 
-def test_a_copy_that_ended_by_itself_ends_the_iteration(scene: Scenario) -> None:
-    begun(scene, "v")
+def test_a_copy_that_reached_its_end_ends_the_iteration(scene: Scenario) -> None:
+    start_scene(scene, "v")
     scene.finish("v", 4000)
     assert scene.heartbeat("c").finished
 
 
-def test_a_job_is_read_with_a_cache_by_all_or_by_none(scene: Scenario) -> None:
-    begun(scene, "v")
+def test_all_clients_of_a_job_use_a_cache_or_none_does(scene: Scenario) -> None:
+    start_scene(scene, "v")
     with pytest.raises(
         AlreadyExistsError, match="Existing cross-trainer cache: <enabled>; got <disabled>"
     ):
@@ -124,15 +118,15 @@ def test_a_job_is_read_with_a_cache_by_all_or_by_none(scene: Scenario) -> None:
         join(scene, "d", job_name=None)
 
 
-def test_what_a_trainer_did_not_use_is_not_dealt_again(scene: Scenario) -> None:
-    begun(scene, "w", mode=DYNAMIC)
+def test_splits_that_a_trainer_did_not_consume_are_not_reassigned(scene: Scenario) -> None:
+    start_scene(scene, "w", mode=DYNAMIC)
     join(scene, "d", DYNAMIC)
-    ticket = scene.state.tasks[4000].task_token
-    granted = scene.ask(
+    task_token = scene.state.tasks[4000].task_token
+    reply = scene.ask(
         messages.GetSplit(
             worker_id="w",
             task_id=4000,
-            task_token=ticket,
+            task_token=task_token,
             assignment_number=0,
             max_splits=3,
             num_done=0,
@@ -143,7 +137,7 @@ def test_what_a_trainer_did_not_use_is_not_dealt_again(scene: Scenario) -> None:
         messages.ReportDepartedClient(
             worker_id="w",
             task_id=4000,
-            task_token=ticket,
+            task_token=task_token,
             client_id="d",
             unacknowledged=(),
             possibly_lost=(),
@@ -152,7 +146,7 @@ def test_what_a_trainer_did_not_use_is_not_dealt_again(scene: Scenario) -> None:
     scene.check()
     (iteration,) = scene.state.iterations.values()
     assert (iteration.pool.next_split, iteration.pool.returned, iteration.missing_splits) == (
-        granted.stop,
+        reply.stop,
         (),
         [],
     )

@@ -1,4 +1,4 @@
-"""What trainers share: requests and times in, answers out; and the same for any sequence."""
+"""Shared window delivery: requests and times in, replies out; also for random sequences."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def skipped_by(answer: Any) -> int:
 
 
 class Trainers:
-    """Clients that read one after the other what a stand-in for a producer makes when it may."""
+    """Clients that read in turn from a simulated producer."""
 
-    def __init__(self, window: int = 1 << 20, *, sizes: int = 1, most: int = 0) -> None:
+    def __init__(self, window: int = 1 << 20, *, sizes: int = 1, max_elements: int = 0) -> None:
         self.shared: SharedWindowDelivery[str] = SharedWindowDelivery(
             BufferLimits(window_bytes=window)
         )
-        self.most = most
+        self.max_elements = max_elements
         self.made = 0
         self.per_portion = sizes
         self._numbers: dict[str, int] = defaultdict(int)
         self._may_make = True
         self.got: list[tuple[str, BatchReply]] = []
 
-    def ask(self, client: str, trainer: str | None = None, most: int | None = None) -> None:
-        """Ask for the next elements, after all that came before was used."""
+    def ask(self, client: str, trainer: str | None = None, max_elements: int | None = None) -> None:
+        """Request the next elements and acknowledge all earlier ones."""
         number = self._numbers[client]
         self._numbers[client] += 1
         message = GetElements(
@@ -43,13 +43,13 @@ class Trainers:
             client_id=client,
             request_number=number,
             acknowledged=number,
-            max_elements=self.most if most is None else most,
+            max_elements=self.max_elements if max_elements is None else max_elements,
             trainer_id=trainer or client,
         )
         self.got += self.shared.request_received(client, message, now=0.0)
 
     def make(self) -> bool:
-        """Make a portion, if the producer may; whether it did."""
+        """Produce a batch if there is room; return whether one was produced."""
         if not self.shared.has_room:
             return False
         self.add(self.per_portion)
@@ -68,16 +68,18 @@ class Trainers:
             )
         )
 
-    def read(self, client: str, trainer: str | None = None, most: int | None = None) -> BatchReply:
-        """Return what a client gets next."""
-        self.ask(client, trainer, most)
-        while not any(who == client for who, _ in self.got):
+    def read(
+        self, client: str, trainer: str | None = None, max_elements: int | None = None
+    ) -> BatchReply:
+        """Return the next reply to a client."""
+        self.ask(client, trainer, max_elements)
+        while not any(receiver == client for receiver, _ in self.got):
             assert self.make(), f"{client} waits, and nothing may be made"
-        place = next(n for n, (who, _) in enumerate(self.got) if who == client)
-        return self.got.pop(place)[1]
+        index = next(n for n, (receiver, _) in enumerate(self.got) if receiver == client)
+        return self.got.pop(index)[1]
 
     def read_elements(self, client: str, count: int, trainer: str | None = None) -> list[int]:
-        """Return the numbers of the next elements, at least so many."""
+        """Return the numbers of the next elements, at least `count`."""
         numbers: list[int] = []
         while len(numbers) < count:
             content = self.read(client, trainer)
@@ -90,13 +92,13 @@ def test_one_trainer_reads_in_order() -> None:
     assert Trainers().read_elements("a", 10) == list(range(10))
 
 
-def test_each_of_ten_trainers_sees_all_that_was_made_once() -> None:
+def test_ten_trainers_each_read_all_elements_once() -> None:
     trainers = Trainers()
     assert [trainers.read_elements(f"t{n}", 10) for n in range(10)] == [list(range(10))] * 10
     assert trainers.made == 10
 
 
-def test_nothing_is_made_before_the_trainer_that_is_farthest_asks() -> None:
+def test_nothing_is_produced_before_the_fastest_trainer_requests_it() -> None:
     trainers = Trainers()
     trainers.read_elements("fast", 5)
     assert trainers.made == 5
@@ -106,7 +108,7 @@ def test_nothing_is_made_before_the_trainer_that_is_farthest_asks() -> None:
     assert not trainers.make()
 
 
-def test_slow_trainers_skip_what_left_the_window_and_hear_how_much() -> None:
+def test_slow_trainers_skip_evicted_elements_and_learn_the_number() -> None:
     trainers = Trainers(window=5)
     assert trainers.read_elements("slow", 1) == [0]
     assert trainers.read_elements("fast", 20) == list(range(20))
@@ -128,7 +130,7 @@ def test_slow_trainers_skip_what_left_the_window_and_hear_how_much() -> None:
     assert (content.first_element, skipped_by(content)) == (96, 0)
 
 
-def test_a_trainer_that_starts_late_begins_with_the_oldest_and_missed_nothing_of_its_own() -> None:
+def test_a_late_trainer_starts_at_the_oldest_element_without_skips() -> None:
     trainers = Trainers(window=5)
     trainers.read_elements("first", 100)
     content = trainers.read("late")
@@ -136,7 +138,7 @@ def test_a_trainer_that_starts_late_begins_with_the_oldest_and_missed_nothing_of
     assert (content.first_element, skipped_by(content)) == (95, 0)
 
 
-def test_trainers_take_turns_in_extending_a_window_of_one_element() -> None:
+def test_trainers_advance_a_window_of_one_element_in_turn() -> None:
     trainers = Trainers(window=1)
     for number in range(20):
         for name in ("a", "b"):
@@ -145,21 +147,21 @@ def test_trainers_take_turns_in_extending_a_window_of_one_element() -> None:
             assert (content.first_element, skipped_by(content)) == (number, 0)
 
 
-def test_clients_of_one_trainer_share_its_place() -> None:
+def test_clients_of_one_trainer_share_its_position() -> None:
     trainers = Trainers()
     assert trainers.read_elements("a", 10, trainer="t") == list(range(10))
     assert trainers.read_elements("b", 10, trainer="t") == list(range(10, 20))
     assert trainers.read_elements("c", 20, trainer="other") == list(range(20))
 
 
-def test_a_trainer_that_comes_back_goes_on_where_it_was() -> None:
+def test_a_returning_trainer_resumes_at_its_position() -> None:
     trainers = Trainers()
     trainers.read_elements("before", 7, trainer="t")
     trainers.shared.remove_client("before")
     assert trainers.read_elements("after", 3, trainer="t") == [7, 8, 9]
 
 
-def test_the_same_number_gets_the_same_answer_again() -> None:
+def test_a_repeated_request_gets_the_same_reply() -> None:
     shared: SharedWindowDelivery[str] = SharedWindowDelivery()
     message = GetElements(
         task_id=1, task_token="", client_id="a", request_number=0, acknowledged=0, trainer_id="t"
@@ -169,7 +171,7 @@ def test_the_same_number_gets_the_same_answer_again() -> None:
     assert shared.request_received("again", message, now=1.0) == [("again", content)]
 
 
-def test_a_client_that_acknowledges_nothing_holds_no_more_than_its_bytes() -> None:
+def test_unacknowledged_batches_of_a_client_are_bounded_in_bytes() -> None:
     shared: SharedWindowDelivery[str] = SharedWindowDelivery(BufferLimits(client_bytes=100))
     for number in range(3):
         message = GetElements(
@@ -181,19 +183,19 @@ def test_a_client_that_acknowledges_nothing_holds_no_more_than_its_bytes() -> No
             trainer_id="t",
         )
         shared.request_received(f"a{number}", message, now=0.0)
-    given = [
-        who
+    replies = [
+        client
         for n in range(3)
-        for who, _ in shared.add_batch(ResultBatch(first_element=n, num_elements=1, size=90))
+        for client, _ in shared.add_batch(ResultBatch(first_element=n, num_elements=1, size=90))
     ]
-    assert given == ["a0", "a1"]
+    assert replies == ["a0", "a1"]
     assert not shared.has_room
 
 
-def test_whoever_asks_for_few_elements_gets_a_part_of_what_was_made_together() -> None:
+def test_a_request_for_few_elements_gets_part_of_a_batch() -> None:
     trainers = Trainers(sizes=8)
     assert trainers.read_elements("a", 8) == list(range(8))
-    parts = [trainers.read("b", most=3) for _ in range(4)]
+    parts = [trainers.read("b", max_elements=3) for _ in range(4)]
     assert [
         (each.first_element, each.num_elements) for each in parts if isinstance(each, ResultBatch)
     ] == [
@@ -208,7 +210,7 @@ def test_whoever_asks_for_few_elements_gets_a_part_of_what_was_made_together() -
         (6, 8),
         (0, 3),
     ]
-    # A unit is whole with the last of its parts.
+    # A split is complete with its last part.
     assert [each.num_splits for each in parts if isinstance(each, ResultBatch)] == [0, 0, 8, 0]
 
 
@@ -219,14 +221,14 @@ def test_an_error_goes_to_one_client_and_the_next_element_to_all() -> None:
     trainers.got += trainers.shared.add_batch(
         ResultBatch(first_element=0, error=UserFunctionError("bad"))
     )
-    ((who, content),) = trainers.got
-    assert who == "a"
+    ((client, content),) = trainers.got
+    assert client == "a"
     assert isinstance(content, ResultBatch)
     assert str(content.error) == "bad"
     trainers.got.clear()
     trainers.ask("a")
     trainers.add(1)
-    assert sorted(who for who, _ in trainers.got) == ["a", "b"]
+    assert sorted(client for client, _ in trainers.got) == ["a", "b"]
 
 
 def test_an_element_larger_than_the_window_is_an_error_that_names_both_sizes() -> None:
@@ -243,10 +245,10 @@ def test_an_element_larger_than_the_window_is_an_error_that_names_both_sizes() -
     trainers.got.clear()
     trainers.ask("a")
     trainers.add(1, size=10)
-    assert [who for who, _ in trainers.got] == ["a"]
+    assert [client for client, _ in trainers.got] == ["a"]
 
 
-def test_data_that_ends_is_an_error_for_each_trainer_after_its_last_element() -> None:
+def test_the_end_of_data_is_an_error_for_each_trainer() -> None:
     trainers = Trainers()
     trainers.read_elements("a", 3)
     trainers.ask("a")
@@ -269,7 +271,7 @@ def test_data_that_ends_is_an_error_for_each_trainer_after_its_last_element() ->
     assert all(isinstance(each, GetElementsReply) and each.end_of_task for each in answers.values())
 
 
-def test_a_task_that_was_asked_to_end_gives_each_trainer_what_there_is_and_no_error() -> None:
+def test_a_draining_task_delivers_the_remaining_elements_without_error() -> None:
     trainers = Trainers()
     trainers.read_elements("fast", 3)
     trainers.read_elements("slow", 1)
@@ -281,10 +283,10 @@ def test_a_task_that_was_asked_to_end_gives_each_trainer_what_there_is_and_no_er
     trainers.ask("slow")
     assert trainers.got == []
     assert trainers.shared.is_fully_acknowledged
-    assert {who for who, _ in trainers.shared.note_finished()} == {"fast", "slow"}
+    assert {client for client, _ in trainers.shared.note_finished()} == {"fast", "slow"}
 
 
-def test_a_task_finishes_without_a_trainer_that_left_before_the_end() -> None:
+def test_a_task_finishes_without_waiting_for_a_departed_trainer() -> None:
     trainers = Trainers()
     trainers.read_elements("stays", 3)
     trainers.read_elements("leaves", 1)
@@ -296,7 +298,7 @@ def test_a_task_finishes_without_a_trainer_that_left_before_the_end() -> None:
     assert trainers.shared.can_finish
 
 
-def test_every_trainer_hears_why_a_task_failed() -> None:
+def test_every_trainer_receives_the_error_of_a_failed_task() -> None:
     trainers = Trainers()
     trainers.ask("a")
     trainers.ask("b")
@@ -305,30 +307,30 @@ def test_every_trainer_hears_why_a_task_failed() -> None:
     )
     trainers.shared.note_outcome(failed=True, drained=False)
     trainers.got += trainers.shared.note_exhausted()
-    said = [str(each.error) for _, each in trainers.got if isinstance(each, ResultBatch)]
-    assert said == ["cannot open"] * 2
+    errors = [str(each.error) for _, each in trainers.got if isinstance(each, ResultBatch)]
+    assert errors == ["cannot open"] * 2
 
 
-def test_whoever_is_called_off_or_names_no_trainer_is_refused() -> None:
+def test_departed_clients_and_requests_without_trainer_are_rejected() -> None:
     trainers = Trainers()
     trainers.ask("a")
-    refused = CancelledError("deleted")
-    answers, left = trainers.shared.cancel(refused)
-    assert answers == [("a", refused)]
-    assert left.delivered_splits == ()
+    error = CancelledError("deleted")
+    answers, output = trainers.shared.cancel(error)
+    assert answers == [("a", error)]
+    assert output.delivered_splits == ()
     trainers.ask("b")
-    assert trainers.got == [("b", refused)]
-    nameless = GetElements(
+    assert trainers.got == [("b", error)]
+    without_trainer = GetElements(
         task_id=1, task_token="", client_id="c", request_number=0, acknowledged=0
     )
-    ((_, content),) = trainers.shared.request_received("c", nameless, now=0.0)
+    ((_, content),) = trainers.shared.request_received("c", without_trainer, now=0.0)
     assert isinstance(content, InvalidArgumentError)
 
 
-def test_what_a_silent_client_held_is_dropped_and_said_when_its_trainer_comes_back() -> None:
+def test_dropped_batches_of_a_silent_client_are_reported_as_skipped() -> None:
     shared: SharedWindowDelivery[str] = SharedWindowDelivery(BufferLimits(client_timeout=10.0))
 
-    def ask(number: int, acknowledged: int, now: float) -> list[tuple[str, BatchReply]]:
+    def send_request(number: int, acknowledged: int, now: float) -> list[tuple[str, BatchReply]]:
         message = GetElements(
             task_id=1,
             task_token="",
@@ -339,10 +341,10 @@ def test_what_a_silent_client_held_is_dropped_and_said_when_its_trainer_comes_ba
         )
         return shared.request_received("a", message, now)
 
-    ask(0, 0, 0.0)
+    send_request(0, 0, 0.0)
     shared.add_batch(ResultBatch(first_element=0, num_elements=2, size=1))
     assert shared.drop_expired(11.0) == ([], 2)
-    assert ask(0, 0, 12.0) == []
+    assert send_request(0, 0, 12.0) == []
     ((_, content),) = shared.add_batch(ResultBatch(first_element=2, num_elements=1, size=1))
     assert isinstance(content, ResultBatch)
     assert (content.first_element, skipped_by(content)) == (2, 2)
@@ -356,35 +358,35 @@ def test_what_a_silent_client_held_is_dropped_and_said_when_its_trainer_comes_ba
     sizes=st.integers(1, 4),
 )
 @settings(max_examples=150)
-def test_any_readers_see_ascending_elements_once_and_know_of_each_gap(
+def test_any_readers_get_ascending_elements_once_and_every_gap_reported(
     steps: list[tuple[int, int, bool]], window: int, sizes: int
 ) -> None:
     trainers = Trainers(window=max(window, sizes), sizes=sizes)
-    heard: dict[str, list[ResultBatch]] = defaultdict(list)
-    busy: set[str] = set()
-    for client, most, makes in steps:
+    reported: dict[str, list[ResultBatch]] = defaultdict(list)
+    waiting_clients: set[str] = set()
+    for client, max_elements, makes in steps:
         name = f"client{client}"
-        if name not in busy:
-            busy.add(name)
-            trainers.ask(name, f"trainer{client // 2}", most=most)
+        if name not in waiting_clients:
+            waiting_clients.add(name)
+            trainers.ask(name, f"trainer{client // 2}", max_elements=max_elements)
         if makes:
             trainers.make()
-        for who, content in trainers.got:
+        for receiver, content in trainers.got:
             assert isinstance(content, ResultBatch)
-            heard[who].append(content)
-            busy.discard(who)
+            reported[receiver].append(content)
+            waiting_clients.discard(receiver)
         trainers.got.clear()
         elements, size = trainers.shared.window_usage
         assert size <= max(window, sizes)
         assert elements <= trainers.made
-    given: dict[str, list[ResultBatch]] = defaultdict(list)
+    replies: dict[str, list[ResultBatch]] = defaultdict(list)
     for client in range(4):
-        given[f"trainer{client // 2}"] += heard[f"client{client}"]
-    for figures in trainers.shared.trainer_activity():
-        portions = sorted(given[figures.trainer_id], key=lambda each: each.first_element)
-        ends = [each.first_element + each.num_elements for each in portions]
-        gaps = [each.first_element - end for end, each in zip(ends, portions[1:], strict=False)]
+        replies[f"trainer{client // 2}"] += reported[f"client{client}"]
+    for activity in trainers.shared.trainer_activity():
+        batches = sorted(replies[activity.trainer_id], key=lambda each: each.first_element)
+        ends = [each.first_element + each.num_elements for each in batches]
+        gaps = [each.first_element - end for end, each in zip(ends, batches[1:], strict=False)]
         assert all(gap >= 0 for gap in gaps), "each element once"
-        assert sum(gaps) == sum(skipped_by(each) for each in portions), "each gap is said"
-        assert figures.delivered == sum(each.num_elements for each in portions)
-        assert figures.lag >= 0
+        assert sum(gaps) == sum(skipped_by(each) for each in batches), "each gap is reported"
+        assert activity.delivered == sum(each.num_elements for each in batches)
+        assert activity.lag >= 0

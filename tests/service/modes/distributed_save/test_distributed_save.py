@@ -1,4 +1,4 @@
-"""The workers of a service save a dataset together: each element once, whatever happens to them."""
+"""Distributed save: workers save each element once, even if processes fail."""
 
 from __future__ import annotations
 
@@ -51,26 +51,28 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
-def saved(dataset: Any, path: Path, cluster: LocalCluster, **options: Any) -> Any:
-    """Save a dataset and wait for it; return what was saved."""
+def save_and_load(dataset: Any, path: Path, cluster: LocalCluster, **options: Any) -> Any:
+    """Save a dataset, wait for the save, and return the loaded dataset."""
     distributed_save(dataset, path, cluster.target, **options).wait(SECONDS)
     return Dataset.load(path)
 
 
-# --- what is saved ------------------------------------------------------------------------------
+# --- saved elements -----------------------------------------------------------------------------
 
 
 @pytest.mark.catalogue("SV1")
 @pytest.mark.parametrize("size", [0, 1, 10, 1000])
-def test_each_element_is_there_once(tmp_path: Path, cluster: LocalCluster, size: int) -> None:
-    found = saved(Dataset.range(size).map(lambda x: x + 1), tmp_path / "d", cluster)
+def test_each_element_is_saved_once(tmp_path: Path, cluster: LocalCluster, size: int) -> None:
+    found = save_and_load(Dataset.range(size).map(lambda x: x + 1), tmp_path / "d", cluster)
     assert sorted(numbers(found)) == list(range(1, size + 1))
     assert found.cardinality() == size
 
 
 @pytest.mark.catalogue("SV3")
-def test_every_pass_of_a_repeated_dataset_is_saved(tmp_path: Path, cluster: LocalCluster) -> None:
-    found = saved(Dataset.range(100).repeat(5), tmp_path / "d", cluster)
+def test_every_repetition_of_a_repeated_dataset_is_saved(
+    tmp_path: Path, cluster: LocalCluster
+) -> None:
+    found = save_and_load(Dataset.range(100).repeat(5), tmp_path / "d", cluster)
     assert sorted(numbers(found)) == sorted([*range(100)] * 5)
 
 
@@ -96,13 +98,13 @@ def test_any_plan_is_saved_once(
     tmp_path: Path, cluster: LocalCluster, make: Callable[[], Any], expected: int
 ) -> None:
     dataset = make()
-    found = saved(dataset, tmp_path / "d", cluster, chunk_bytes=200)
+    found = save_and_load(dataset, tmp_path / "d", cluster, chunk_bytes=200)
     assert sorted(numbers(found)) == sorted(numbers(dataset))
     assert len(numbers(found)) == expected
 
 
-def test_batches_are_those_of_one_process(tmp_path: Path, cluster: LocalCluster) -> None:
-    found = saved(Dataset.range(103).batch(10), tmp_path / "d", cluster)
+def test_batches_equal_those_of_a_single_process(tmp_path: Path, cluster: LocalCluster) -> None:
+    found = save_and_load(Dataset.range(103).batch(10), tmp_path / "d", cluster)
     rows = sorted((batch.tolist() for batch in found), key=lambda each: each[0])
     assert rows == [list(range(start, min(start + 10, 103))) for start in range(0, 103, 10)]
 
@@ -110,7 +112,7 @@ def test_batches_are_those_of_one_process(tmp_path: Path, cluster: LocalCluster)
 def test_structures_keep_their_spec(tmp_path: Path, cluster: LocalCluster) -> None:
     source = {"x": np.arange(20.0).reshape(10, 2), "y": np.array([f"s{n}" for n in range(10)])}
     dataset = Dataset.from_tensor_slices(source)
-    found = saved(dataset, tmp_path / "d", cluster)
+    found = save_and_load(dataset, tmp_path / "d", cluster)
     assert found.element_spec == dataset.element_spec
     assert sorted(str(row["y"]) for row in found) == [f"s{n}" for n in range(10)]
 
@@ -126,26 +128,26 @@ def test_choices_among_datasets_are_saved(tmp_path: Path, cluster: LocalCluster)
 
 
 @pytest.mark.catalogue("LD8")
-def test_elements_are_numbered_as_in_one_process(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_enumerate_numbers_elements_as_in_a_single_process(
+    tmp_path: Path, cluster: LocalCluster
+) -> None:
     letters = Dataset.from_tensor_slices(np.array(["a", "b", "c"])).repeat(3).enumerate()
-    found = saved(letters, tmp_path / "d", cluster)
+    found = save_and_load(letters, tmp_path / "d", cluster)
     assert sorted((int(n), str(x)) for n, x in found) == [(n, "abc"[n % 3]) for n in range(9)]
 
 
 @pytest.mark.catalogue("LD6", "LD7")
-def test_samples_of_what_was_saved_and_what_was_sampled(
-    tmp_path: Path, cluster: LocalCluster
-) -> None:
+def test_saved_samples_and_samples_of_saved_datasets(tmp_path: Path, cluster: LocalCluster) -> None:
     for number in range(3):
         distributed_save(Dataset.range(10), tmp_path / str(number), cluster.target)
     loaded = [Dataset.load(tmp_path / str(number), wait=True) for number in range(3)]
-    mixed = Dataset.sample_from_datasets(loaded, stop_on_empty_dataset=False, seed=3)
-    assert sorted(numbers(mixed)) == sorted([*range(10)] * 3)
-    again = saved(mixed, tmp_path / "d", cluster)
-    assert sorted(numbers(again)) == sorted([*range(10)] * 3)
+    sampled = Dataset.sample_from_datasets(loaded, stop_on_empty_dataset=False, seed=3)
+    assert sorted(numbers(sampled)) == sorted([*range(10)] * 3)
+    resumed = save_and_load(sampled, tmp_path / "d", cluster)
+    assert sorted(numbers(resumed)) == sorted([*range(10)] * 3)
 
 
-def test_a_dataset_is_saved_by_url(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_a_dataset_is_saved_to_a_url(tmp_path: Path, cluster: LocalCluster) -> None:
     url = f"memory://{tmp_path.name}/d"
     save = distributed_save(Dataset.range(50).map(slow), url, cluster.target, chunk_bytes=80)
     assert sorted(numbers(Dataset.load(url, wait=True))) == list(range(50))
@@ -157,7 +159,7 @@ def test_a_dataset_is_saved_by_url(tmp_path: Path, cluster: LocalCluster) -> Non
 
 
 @pytest.mark.catalogue("SV6")
-def test_several_saves_go_on_at_a_time(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_several_saves_run_concurrently(tmp_path: Path, cluster: LocalCluster) -> None:
     datasets = {n: Dataset.range(n, n + 200) for n in range(0, 5000, 1000)}
     saves = {
         n: distributed_save(each, tmp_path / str(n), cluster.target) for n, each in datasets.items()
@@ -171,7 +173,7 @@ def test_several_saves_go_on_at_a_time(tmp_path: Path, cluster: LocalCluster) ->
 
 
 @pytest.mark.catalogue("LD1")
-def test_it_is_loaded_while_it_is_saved(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_a_save_can_be_loaded_while_it_runs(tmp_path: Path, cluster: LocalCluster) -> None:
     dataset = Dataset.range(2000).map(slow)
     save = distributed_save(dataset, tmp_path / "d", cluster.target, chunk_bytes=400)
     reader = iter(Dataset.load(tmp_path / "d", wait=True))
@@ -183,7 +185,7 @@ def test_it_is_loaded_while_it_is_saved(tmp_path: Path, cluster: LocalCluster) -
 
 
 @pytest.mark.catalogue("LD2")
-def test_whoever_loads_may_begin_first(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_loading_may_start_before_the_save(tmp_path: Path, cluster: LocalCluster) -> None:
     found: list[int] = []
     reader = threading.Thread(
         target=lambda: found.extend(numbers(Dataset.load(tmp_path / "d", wait=True)))
@@ -195,18 +197,18 @@ def test_whoever_loads_may_begin_first(tmp_path: Path, cluster: LocalCluster) ->
 
 
 @pytest.mark.catalogue("LD3")
-def test_repetitions_have_one_order(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_repeated_loads_have_the_same_order(tmp_path: Path, cluster: LocalCluster) -> None:
     distributed_save(Dataset.range(10).shuffle(10), tmp_path / "d", cluster.target, chunk_bytes=1)
     found = numbers(Dataset.load(tmp_path / "d", wait=True).repeat(4))
-    passes = [found[start : start + 10] for start in range(0, 40, 10)]
-    assert passes == [passes[0]] * 4
-    assert sorted(passes[0]) == list(range(10))
+    repetitions = [found[start : start + 10] for start in range(0, 40, 10)]
+    assert repetitions == [repetitions[0]] * 4
+    assert sorted(repetitions[0]) == list(range(10))
 
 
 @pytest.mark.catalogue("SV8", "LD5")
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 3), (ShardingPolicy.DYNAMIC, 1)])
-def test_what_was_saved_is_distributed(
+def test_a_saved_dataset_can_be_distributed(
     tmp_path: Path, cluster: LocalCluster, mode: ShardingPolicy, copies: int, wait: bool
 ) -> None:
     save = distributed_save(Dataset.range(10), tmp_path / "d", cluster.target)
@@ -223,7 +225,7 @@ def test_what_was_saved_is_distributed(
 def test_reader_func_gets_the_streams_that_were_written(
     tmp_path: Path, cluster: LocalCluster, wait: bool
 ) -> None:
-    saved(Dataset.range(50).map(slow), tmp_path / "d", cluster, chunk_bytes=1)
+    save_and_load(Dataset.range(50).map(slow), tmp_path / "d", cluster, chunk_bytes=1)
     counted: list[int] = []
 
     def read(streams: Any) -> Any:
@@ -238,28 +240,28 @@ def test_reader_func_gets_the_streams_that_were_written(
 
 
 @pytest.mark.catalogue("SV18", "LD16")
-def test_a_position_in_it_is_restored(tmp_path: Path, cluster: LocalCluster) -> None:
-    saved(Dataset.range(30), tmp_path / "d", cluster, chunk_bytes=1)
+def test_a_position_in_a_saved_dataset_is_restored(tmp_path: Path, cluster: LocalCluster) -> None:
+    save_and_load(Dataset.range(30), tmp_path / "d", cluster, chunk_bytes=1)
     for wait in (False, True):
-        whole = numbers(Dataset.load(tmp_path / "d", wait=wait))
-        for place in range(0, 31, 7):
+        everything = numbers(Dataset.load(tmp_path / "d", wait=wait))
+        for position in range(0, 31, 7):
             reader = iter(Dataset.load(tmp_path / "d", wait=wait))
-            assert [int(next(reader)) for _ in range(place)] == whole[:place]
-            again = iter(Dataset.load(tmp_path / "d", wait=wait))
-            again.set_state(reader.get_state())
-            assert numbers(again) == whole[place:]
+            assert [int(next(reader)) for _ in range(position)] == everything[:position]
+            resumed = iter(Dataset.load(tmp_path / "d", wait=wait))
+            resumed.set_state(reader.get_state())
+            assert numbers(resumed) == everything[position:]
         later = Dataset.load(tmp_path / "d", wait=wait).repeat(3).skip(30)
-        with iter(later) as reader, iter(later) as again:
-            assert [int(next(reader)) for _ in range(40)] == (whole * 2)[:40]
-            again.set_state(reader.get_state())
-            assert numbers(again) == whole[10:]
+        with iter(later) as reader, iter(later) as resumed:
+            assert [int(next(reader)) for _ in range(40)] == (everything * 2)[:40]
+            resumed.set_state(reader.get_state())
+            assert numbers(resumed) == everything[10:]
 
 
-# --- what is refused, and what fails ----------------------------------------------------------
+# --- rejected arguments and failures ----------------------------------------------------------
 
 
 @pytest.mark.catalogue("SV13", "SV14")
-def test_wrong_arguments_are_refused(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_invalid_arguments_are_rejected(tmp_path: Path, cluster: LocalCluster) -> None:
     for service, text in ((1, "must be a string"), ("", "must not be empty")):
         with pytest.raises(ValueError, match=text):
             distributed_save(Dataset.range(3), tmp_path, service)  # type: ignore[arg-type]
@@ -272,7 +274,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path, cluster: LocalCluster) -> N
 
 
 @pytest.mark.catalogue("SV17")
-def test_a_dispatcher_without_a_journal_saves_nothing(tmp_path: Path) -> None:
+def test_a_dispatcher_without_a_journal_rejects_saves(tmp_path: Path) -> None:
     with (
         DispatchServer() as dispatcher,
         pytest.raises(InvalidArgumentError, match="in the fault tolerant mode"),
@@ -281,9 +283,9 @@ def test_a_dispatcher_without_a_journal_saves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.catalogue("SV11", "SF2")
-def test_a_path_that_is_used_is_refused(tmp_path: Path, own_cluster: LocalCluster) -> None:
+def test_a_path_with_a_saved_dataset_is_rejected(tmp_path: Path, own_cluster: LocalCluster) -> None:
     cluster = own_cluster
-    saved(Dataset.range(3), tmp_path / "d", cluster)
+    save_and_load(Dataset.range(3), tmp_path / "d", cluster)
     with pytest.raises(AlreadyExistsError, match="already started or completed"):
         distributed_save(Dataset.range(3), tmp_path / "d", cluster.target)
     cluster.restart_dispatcher()
@@ -295,25 +297,25 @@ def test_a_path_that_is_used_is_refused(tmp_path: Path, own_cluster: LocalCluste
     assert numbers(Dataset.load(tmp_path / "e")) == [0, 1, 2]
 
 
-def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_a_path_that_cannot_be_written_is_in_the_error(
+    tmp_path: Path, cluster: LocalCluster
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FailedPreconditionError, match="a part of the path is a file"):
         distributed_save(Dataset.range(3), tmp_path / "file" / "d", cluster.target)
 
 
 def has_no_open_file(directory: Path) -> bool:
-    """Return whether all files of elements in a directory are Arrow files with their ends."""
+    """Return whether all element files in a directory are complete Arrow files."""
     try:
         files = [each for each in directory.iterdir() if ".arrow" in each.name]
         return all(each.read_bytes().endswith(b"ARROW1") for each in files)
-    except FileNotFoundError:  # thrown away just now
+    except FileNotFoundError:  # deleted in the meantime
         return False
 
 
 @pytest.mark.catalogue("SV12", "LD9")
-def test_a_function_that_raises_fails_the_save_for_all(
-    tmp_path: Path, cluster: LocalCluster
-) -> None:
+def test_a_failing_function_fails_the_save(tmp_path: Path, cluster: LocalCluster) -> None:
     def seven(x: int) -> int:
         if x == 77:
             raise ValueError("it is seventy-seven")
@@ -326,14 +328,14 @@ def test_a_function_that_raises_fails_the_save_for_all(
         with pytest.raises(FailedPreconditionError, match="it is seventy-seven"):
             numbers(Dataset.load(tmp_path / "d", wait=wait))
     assert "seventy-seven" in save.progress().error
-    # Another worker may have begun a file, and throws it away when it hears of the error; one that
-    # it finished just before stays until the next save.
+    # Another worker deletes its unfinished file when it learns of the error; a file that it
+    # finished just before stays until the next save.
     wait_until(lambda: has_no_open_file(tmp_path / "d"))
     assert {"dataset.json", "ERROR"} <= {each.name for each in (tmp_path / "d").iterdir()}
-    assert sorted(numbers(saved(Dataset.range(3), tmp_path / "d", cluster))) == [0, 1, 2]
+    assert sorted(numbers(save_and_load(Dataset.range(3), tmp_path / "d", cluster))) == [0, 1, 2]
 
 
-def test_a_wait_has_an_end(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_waiting_for_a_save_times_out(tmp_path: Path, cluster: LocalCluster) -> None:
     save = distributed_save(Dataset.range(5000).map(slow), tmp_path / "d", cluster.target)
     with pytest.raises(DeadlineExceededError, match="did not finish within"):
         save.wait(0.05)
@@ -341,7 +343,9 @@ def test_a_wait_has_an_end(tmp_path: Path, cluster: LocalCluster) -> None:
 
 
 @pytest.mark.catalogue("SF3-10")
-def test_stray_files_do_no_harm(tmp_path: Path, own_cluster: LocalCluster) -> None:
+def test_stray_files_in_the_directory_are_ignored(
+    tmp_path: Path, own_cluster: LocalCluster
+) -> None:
     cluster = own_cluster
     (tmp_path / "d").mkdir()
     for name in ("stream_x", "00000000-00000-000000-ffffffffffffffff.arrow", "ERROR"):
@@ -353,11 +357,11 @@ def test_stray_files_do_no_harm(tmp_path: Path, own_cluster: LocalCluster) -> No
     assert sorted(numbers(Dataset.load(tmp_path / "d"))) == list(range(100))
 
 
-def test_one_that_is_not_known_is_named(tmp_path: Path, cluster: LocalCluster) -> None:
+def test_an_unknown_save_is_in_the_error(tmp_path: Path, cluster: LocalCluster) -> None:
     save = distributed_save(Dataset.range(3), tmp_path / "d", cluster.target)
     save.wait(SECONDS)
     other = type(save)(cluster.target.partition("://")[2], "f" * 16, "nowhere", None)
-    with pytest.raises(NotFoundError, match="is not known here"):
+    with pytest.raises(NotFoundError, match="not found"):
         other.progress()
     assert str(tmp_path / "d") in repr(save)
 
@@ -366,7 +370,7 @@ def test_one_that_is_not_known_is_named(tmp_path: Path, cluster: LocalCluster) -
 
 
 @pytest.mark.catalogue("SF1", "SF13")
-def test_workers_and_the_dispatcher_are_restarted_midway(tmp_path: Path) -> None:
+def test_a_save_survives_restarts_of_workers_and_dispatcher(tmp_path: Path) -> None:
     with LocalCluster(2, processes=False, work_dir=tmp_path / "j") as cluster:
         save = distributed_save(
             Dataset.range(1000).map(slow), tmp_path / "d", cluster.target, chunk_bytes=300
@@ -389,7 +393,7 @@ def test_workers_and_the_dispatcher_are_restarted_midway(tmp_path: Path) -> None
 
 @pytest.mark.catalogue("LF1")
 @pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 2), (ShardingPolicy.DYNAMIC, 1)])
-def test_what_is_being_saved_is_read_through_a_restart(
+def test_a_running_save_is_read_across_a_dispatcher_restart(
     tmp_path: Path, own_cluster: LocalCluster, mode: ShardingPolicy, copies: int
 ) -> None:
     dataset = Dataset.range(200).repeat(2).map(slow)
@@ -403,10 +407,10 @@ def test_what_is_being_saved_is_read_through_a_restart(
 
 @pytest.mark.catalogue("LF2-4")
 @pytest.mark.parametrize(("mode", "copies"), [(ShardingPolicy.OFF, 2), (ShardingPolicy.DYNAMIC, 1)])
-def test_what_was_saved_is_read_whoever_stops_and_joins(
+def test_a_saved_dataset_is_read_while_workers_leave_and_join(
     tmp_path: Path, own_cluster: LocalCluster, mode: ShardingPolicy, copies: int
 ) -> None:
-    saved(Dataset.range(400), tmp_path / "d", own_cluster)
+    save_and_load(Dataset.range(400), tmp_path / "d", own_cluster)
     loaded = Dataset.load(tmp_path / "d").map(slow).repeat(2)
     reader = iter(loaded.apply(distribute(mode, own_cluster.target)))
     found = [int(next(reader)) for _ in range(100)]
@@ -426,7 +430,7 @@ def test_what_was_saved_is_read_whoever_stops_and_joins(
 
 @pytest.mark.catalogue("SF14", "SF15", "SF17", "SF18")
 @pytest.mark.parametrize("steps", ["map", "interleave", "shuffle"])
-def test_workers_are_killed_midway(tmp_path: Path, steps: str) -> None:
+def test_a_save_survives_killed_workers(tmp_path: Path, steps: str) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -449,24 +453,24 @@ def test_workers_are_killed_midway(tmp_path: Path, steps: str) -> None:
     assert sorted(numbers(Dataset.load(tmp_path / "d"))) == list(range(1500))
 
 
-def test_an_element_that_kills_its_workers_fails_the_save(tmp_path: Path) -> None:
-    def deadly(x: int) -> int:
+def test_an_element_that_kills_workers_fails_the_save(tmp_path: Path) -> None:
+    def kills_worker(x: int) -> int:
         if x == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         return x
 
     with LocalCluster(2, work_dir=tmp_path / "j", worker_timeout_ms=1000) as cluster:
-        save = distributed_save(Dataset.range(20).map(deadly), tmp_path / "d", cluster.target)
-        with pytest.raises(FailedPreconditionError, match="the worker died each time"):
+        save = distributed_save(Dataset.range(20).map(kills_worker), tmp_path / "d", cluster.target)
+        with pytest.raises(FailedPreconditionError, match="every worker that processed"):
             save.wait(2 * SECONDS)
 
 
-def test_the_workers_go_on_when_the_process_that_asked_is_gone(
+def test_a_save_continues_after_its_client_process_ended(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:
-    program = f"""
+    script = f"""
 import headrace as hr
 hr.service.distributed_save(hr.Dataset.range(500), {str(tmp_path / "d")!r}, {cluster.target!r})
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=SECONDS)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=SECONDS)
     assert sorted(numbers(Dataset.load(tmp_path / "d", wait=True))) == list(range(500))

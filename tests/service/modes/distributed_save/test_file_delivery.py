@@ -1,4 +1,4 @@
-"""What a session says of a task that writes files, and what becomes of it."""
+"""Delivery of a task that writes files: reports to the dispatcher, and the end of the task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONE, TWO = SavedFile(0, 5, 100, "{}"), SavedFile(1, 5, 100, "{}")
 
 
 class Writing(CoreDriver):
-    """A session with a task that writes files."""
+    """A worker core with a task that writes files."""
 
     def begin_writing(self, task_id: int = 1) -> int:
         self.register()
@@ -52,7 +52,7 @@ def files(*found: SavedFile, done: int) -> ResultBatch:
     return ResultBatch(first_element=0, files=found, done_to=done, delivered_end=done)
 
 
-def test_a_task_that_no_client_asks_for_is_begun_by_the_dispatchers_word() -> None:
+def test_a_task_without_clients_starts_with_a_heartbeat_reply() -> None:
     worker = Writing()
     worker.begin_writing()
     assert len(worker.calls_of(GetTask)) == 1
@@ -63,7 +63,7 @@ def test_a_task_that_no_client_asks_for_is_begun_by_the_dispatchers_word() -> No
     assert len(worker.calls_of(GetTask)) == len(worker.starts) == 1
 
 
-def test_files_are_said_until_they_are_heard_one_word_after_the_other() -> None:
+def test_file_reports_are_resent_until_confirmed_one_at_a_time() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.need_splits(producer)
@@ -80,7 +80,7 @@ def test_files_are_said_until_they_are_heard_one_word_after_the_other() -> None:
     assert worker.calls_of(GetSplit)[-1].num_done == 4
 
 
-def test_a_producer_that_is_far_ahead_waits_for_room() -> None:
+def test_a_producer_waits_while_three_reports_are_unconfirmed() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.need_splits(producer)
@@ -94,7 +94,7 @@ def test_a_producer_that_is_far_ahead_waits_for_room() -> None:
     assert worker.acknowledge(CommitFiles).resumes == [producer]
 
 
-def test_the_end_is_said_after_the_last_files_with_units_that_have_no_elements() -> None:
+def test_the_end_is_reported_after_the_last_files_and_empty_splits() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.need_splits(producer)
@@ -108,7 +108,7 @@ def test_the_end_is_said_after_the_last_files_with_units_that_have_no_elements()
     assert len(worker.calls_of(FinishTask)) == 1
 
 
-def test_a_task_that_is_to_wait_lets_its_producer_know() -> None:
+def test_a_deferred_task_resumes_its_producer() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.need_splits(producer)
@@ -116,7 +116,7 @@ def test_a_task_that_is_to_wait_lets_its_producer_know() -> None:
     assert actions.deferrals == [producer]
 
 
-def test_what_the_dispatcher_does_not_want_ends_the_task() -> None:
+def test_a_precondition_error_of_the_dispatcher_ends_the_task() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.produce(producer, files(ONE, done=0))
@@ -125,7 +125,7 @@ def test_what_the_dispatcher_does_not_want_ends_the_task() -> None:
     assert worker.calls_of(FailTask) == []
 
 
-def test_what_the_dispatcher_cannot_take_fails_the_task() -> None:
+def test_files_rejected_by_the_dispatcher_fail_the_task() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.produce(producer, files(ONE, done=0))
@@ -133,7 +133,7 @@ def test_what_the_dispatcher_cannot_take_fails_the_task() -> None:
     assert "the dispatcher rejected its files" in worker.calls_of(FailTask)[-1].reason
 
 
-def test_a_worker_that_stops_hands_back_what_is_in_no_file() -> None:
+def test_a_stopping_worker_returns_splits_that_are_in_no_file() -> None:
     worker = Writing()
     producer = worker.begin_writing()
     worker.need_splits(producer)
@@ -145,9 +145,9 @@ def test_a_worker_that_stops_hands_back_what_is_in_no_file() -> None:
     assert [each.splits for each in worker.calls_of(ReturnSplits)] == [((5, 8),)]
 
 
-def test_a_client_is_refused() -> None:
+def test_a_client_request_is_rejected() -> None:
     worker = Writing()
     worker.begin_writing()
     request = worker.request()
-    with pytest.raises(FailedPreconditionError, match="no client reads it"):
+    with pytest.raises(FailedPreconditionError, match="has no clients"):
         raise worker.replies[request]

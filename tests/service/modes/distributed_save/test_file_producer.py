@@ -1,4 +1,4 @@
-"""A producer of files says that they are whole only between units."""
+"""File producer: files are reported as complete only between splits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SAVE = "0" * 16
 
 
 class Session:
-    """Grants units as a test says, and takes what the producer says."""
+    """Assigns splits to a producer and records its reports."""
 
     def __init__(
         self,
@@ -42,55 +42,60 @@ class Session:
         dataset: hr.Dataset,
         *,
         chunk_bytes: int | None = None,
-        patience: float = 0.3,
+        disk_full_seconds: float = 0.3,
     ) -> None:
         self.directory = SavedDirectory(path)
         self.directory.begin(SaveHeader(SAVE, "digest", None))
-        self.said: list[ResultBatch] = []
+        self.batches: list[ResultBatch] = []
         self.failure: str | None = None
-        self.ended_ = threading.Event()
+        self.ended = threading.Event()
         self.needs = threading.Semaphore(0)
-        self.feed = ProducerChannel(1, self)
+        self.channel = ProducerChannel(1, self)
         plan = dump_plan(dataset.plan)
         task = definition(assigns_splits=True)
 
-        def opened(hand_over: Callable[[], None]) -> ElementIterator:
-            return open_plan(plan, task, partial(self.feed.next_splits, hand_over), worker="w:1")
+        def opened(flush: Callable[[], None]) -> ElementIterator:
+            return open_plan(plan, task, partial(self.channel.next_splits, flush), worker="w:1")
 
         order = SaveDestination(SAVE, str(path), b"", chunk_bytes)
         self.producer = FileProducer(
-            "task-1", opened, self.feed, destination=order, stream=4, disk_full_seconds=patience
+            "task-1",
+            opened,
+            self.channel,
+            destination=order,
+            stream=4,
+            disk_full_seconds=disk_full_seconds,
         )
         self.producer.start()
 
-    def batch_produced(self, producer: int, portion: ResultBatch) -> None:
-        self.said.append(portion)
-        self.feed.resume()
+    def batch_produced(self, producer: int, batch: ResultBatch) -> None:
+        self.batches.append(batch)
+        self.channel.resume()
 
     def splits_needed(self, producer: int) -> None:
         self.needs.release()
 
     def producer_ended(self, producer: int, failure: str | None) -> None:
         self.failure = failure
-        self.ended_.set()
+        self.ended.set()
 
-    def grant(self, *units: tuple[int, int] | None) -> None:
-        for each in units:
+    def grant(self, *splits: tuple[int, int] | None) -> None:
+        for each in splits:
             assert self.needs.acquire(timeout=SECONDS)
-            self.feed.grant(SplitGrant(producer=1, splits=each))
+            self.channel.grant(SplitGrant(producer=1, splits=each))
 
     def let_wait(self) -> None:
         assert self.needs.acquire(timeout=SECONDS)
-        self.feed.defer()
+        self.channel.defer()
 
     def end(self) -> None:
-        assert self.ended_.wait(SECONDS)
+        assert self.ended.wait(SECONDS)
         self.producer.join(SECONDS)
 
-    def elements(self, portion: ResultBatch) -> list[Any]:
+    def elements(self, batch: ResultBatch) -> list[Any]:
         found: list[Any] = []
-        for each in portion.files:
-            record = ChunkRecord(4, each.number, each.elements, each.bytes, each.form, 0)
+        for each in batch.files:
+            record = ChunkRecord(4, each.number, each.elements, each.bytes, each.schema, 0)
             folder = self.directory.folder
             folder.publish(record.name(SAVE), record.public_name(SAVE))
             chunk = ChunkFile(folder, record, SAVE).read(0, 1 << 20)
@@ -101,23 +106,25 @@ class Session:
         return self.directory.folder.list_unpublished()
 
 
-def test_all_is_said_at_the_end(tmp_path: Path) -> None:
+def test_all_files_are_reported_at_the_end(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).map(lambda x: x * 2))
     session.grant((0, 3), (7, 9), None)
     session.end()
-    (portion,) = session.said
-    assert (portion.done_from, portion.done_to, portion.num_elements) == (0, 5, 5)
-    assert session.elements(portion) == [0, 2, 4, 14, 16]
+    (batch,) = session.batches
+    assert (batch.done_from, batch.done_to, batch.num_elements) == (0, 5, 5)
+    assert session.elements(batch) == [0, 2, 4, 14, 16]
     assert session.leftovers() == []
 
 
-def test_files_of_a_good_size_are_said(tmp_path: Path) -> None:
+def test_files_of_the_target_size_are_reported(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(1000), chunk_bytes=1000)
     session.grant((0, 1000), None)
     session.end()
-    assert len(session.said) > 3
-    assert [each.done_from for each in session.said[1:]] == [e.done_to for e in session.said[:-1]]
-    assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
+    assert len(session.batches) > 3
+    assert [each.done_from for each in session.batches[1:]] == [
+        e.done_to for e in session.batches[:-1]
+    ]
+    assert [x for each in session.batches for x in session.elements(each)] == [*range(1000)]
 
 
 def test_elements_without_bytes_are_written(tmp_path: Path) -> None:
@@ -125,62 +132,62 @@ def test_elements_without_bytes_are_written(tmp_path: Path) -> None:
     session.grant((0, 5), None)
     session.end()
     assert session.failure is None
-    assert sum(each.num_elements for each in session.said) == 5
+    assert sum(each.num_elements for each in session.batches) == 5
 
 
-def test_what_is_whole_is_said_when_units_are_waited_for_in_vain(tmp_path: Path) -> None:
+def test_complete_files_are_reported_when_no_splits_are_assigned(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10))
     session.grant((0, 3))
     session.let_wait()
-    wait_until(lambda: bool(session.said))
-    assert session.said[0].done_to == 3
-    session.feed.grant(SplitGrant(producer=1, splits=(3, 5)))
+    wait_until(lambda: bool(session.batches))
+    assert session.batches[0].done_to == 3
+    session.channel.grant(SplitGrant(producer=1, splits=(3, 5)))
     session.grant(None)
     session.end()
-    assert session.elements(session.said[1]) == [3, 4]
+    assert session.elements(session.batches[1]) == [3, 4]
 
 
-def test_what_a_step_holds_is_said_when_it_has_run_out(tmp_path: Path) -> None:
+def test_elements_held_by_a_step_are_reported_when_it_is_exhausted(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x % 2 == 0).batch(2))
     session.grant((0, 3))
     session.let_wait()
-    session.feed.grant(SplitGrant(producer=1, splits=(3, 5)))
+    session.channel.grant(SplitGrant(producer=1, splits=(3, 5)))
     session.grant(None)
     session.end()
-    assert [each.done_to for each in session.said] in ([5], [3, 5])
-    assert sum(each.num_elements for each in session.said) == 2
+    assert [each.done_to for each in session.batches] in ([5], [3, 5])
+    assert sum(each.num_elements for each in session.batches) == 2
 
 
 @pytest.mark.parametrize("and_waits", [False, True])
-def test_what_steps_hold_is_said_at_a_pause(tmp_path: Path, and_waits: bool) -> None:
+def test_elements_held_by_steps_are_reported_after_a_flush(tmp_path: Path, and_waits: bool) -> None:
     dataset = hr.Dataset.range(100).filter(lambda x: x < 60).shuffle(1000, seed=3).batch(4)
     session = Session(tmp_path, dataset.unbatch())
     session.grant((0, 8))
     assert session.needs.acquire(timeout=SECONDS)
-    assert session.said == []
-    session.feed.grant(SplitGrant(producer=1, is_pause=True))
+    assert session.batches == []
+    session.channel.grant(SplitGrant(producer=1, is_pause=True))
     if and_waits:
         session.let_wait()
         session.needs.release()
     session.grant((50, 70), (3, 4), None)
     session.end()
-    assert [(each.done_from, each.done_to) for each in session.said] == [(0, 8), (8, 29)]
-    assert sorted(session.elements(session.said[0])) == [*range(8)]
-    assert sorted(session.elements(session.said[1])) == [3, *range(50, 60)]
+    assert [(each.done_from, each.done_to) for each in session.batches] == [(0, 8), (8, 29)]
+    assert sorted(session.elements(session.batches[0])) == [*range(8)]
+    assert sorted(session.elements(session.batches[1])) == [3, *range(50, 60)]
 
 
-def test_units_without_elements_are_said_too(tmp_path: Path) -> None:
+def test_splits_without_elements_are_reported(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(10).filter(lambda x: x < 2))
     session.grant((0, 8))
     session.let_wait()
-    wait_until(lambda: bool(session.said))
-    assert sum(each.num_elements for each in session.said) == 2
-    session.feed.grant(SplitGrant(producer=1))
+    wait_until(lambda: bool(session.batches))
+    assert sum(each.num_elements for each in session.batches) == 2
+    session.channel.grant(SplitGrant(producer=1))
     session.end()
     assert session.failure is None
 
 
-def test_a_function_that_raises_ends_it(tmp_path: Path) -> None:
+def test_a_failing_function_ends_the_producer(tmp_path: Path) -> None:
     def seven(x: int) -> int:
         if x == 7:
             raise ValueError("seven")
@@ -191,12 +198,12 @@ def test_a_function_that_raises_ends_it(tmp_path: Path) -> None:
     session.end()
     assert session.failure is not None
     assert "seven" in session.failure
-    assert session.said == []
+    assert session.batches == []
     assert session.leftovers() == []
 
 
 class FullDisk:
-    """A file on a disk that has room for some bytes, and for more when `room` is raised."""
+    """A file on a disk with room for a number of bytes; increase `room` to free more."""
 
     def __init__(self, file: Any, room: int) -> None:
         self._file = file
@@ -215,50 +222,52 @@ class FullDisk:
         self._file.close()
 
 
-def test_a_disk_that_is_full_for_a_while_costs_nothing(
+def test_a_temporarily_full_disk_loses_no_elements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disks: list[FullDisk] = []
     create = LocalFolder.create
 
-    def full(self: LocalFolder, name: str) -> Any:
+    def raise_disk_full(self: LocalFolder, name: str) -> Any:
         disks.append(FullDisk(create(self, name), room=100))
         return disks[-1]
 
     with monkeypatch.context() as patched:
-        session = Session(tmp_path, hr.Dataset.range(1000), patience=60.0)
-        patched.setattr(LocalFolder, "create", full)
+        session = Session(tmp_path, hr.Dataset.range(1000), disk_full_seconds=60.0)
+        patched.setattr(LocalFolder, "create", raise_disk_full)
         session.grant((0, 1000), None)
         wait_until(lambda: bool(disks))
         assert disks[0].refused.wait(SECONDS)
-        assert session.said == []
+        assert session.batches == []
         disks[0].room = 1 << 30
         session.end()
     assert session.failure is None
-    assert [x for each in session.said for x in session.elements(each)] == [*range(1000)]
+    assert [x for each in session.batches for x in session.elements(each)] == [*range(1000)]
 
 
-def test_a_save_that_is_called_off_waits_for_no_room(
+def test_a_cancelled_save_does_not_wait_for_disk_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = FullDisk(open("/dev/null", "wb"), room=0)  # noqa: SIM115 - closed by its user
+    disk = FullDisk(open("/dev/null", "wb"), room=0)  # noqa: SIM115 - closed by its caller
     with monkeypatch.context() as patched:
-        session = Session(tmp_path, hr.Dataset.range(10), patience=600.0)
+        session = Session(tmp_path, hr.Dataset.range(10), disk_full_seconds=600.0)
         patched.setattr(LocalFolder, "create", lambda self, name: disk)
         session.grant((0, 10), None)
         assert disk.refused.wait(SECONDS)
-        session.feed.close()
+        session.channel.close()
         session.end()
     assert session.failure is not None
 
 
-def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: object, name: str) -> Any:
+def test_a_disk_that_stays_full_ends_the_producer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_disk_full(self: object, name: str) -> Any:
         return open("/dev/full", "wb", buffering=0)
 
     with monkeypatch.context() as patched:
         session = Session(tmp_path, hr.Dataset.range(10))
-        patched.setattr("headrace.storage.files.LocalFolder.create", full)
+        patched.setattr("headrace.storage.files.LocalFolder.create", raise_disk_full)
         session.grant((0, 10), None)
         session.end()
     assert session.failure is not None
@@ -269,22 +278,22 @@ def test_a_disk_that_stays_full_ends_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert session.failure.count("cannot write") == 1
 
 
-def test_a_plan_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(3))
     session.grant((0, 3), None)
     session.end()
 
-    def refuse(hand_over: Callable[[], None]) -> ElementIterator:
+    def refuse(flush: Callable[[], None]) -> ElementIterator:
         raise ValueError("no such thing")
 
     order = SaveDestination(SAVE, str(tmp_path), b"")
-    session.ended_.clear()
+    session.ended.clear()
     FileProducer("task-2", refuse, ProducerChannel(2, session), destination=order, stream=5).start()
     session.end()
     assert session.failure == "its plan cannot be opened: ValueError: no such thing"
 
 
-def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
+def test_the_iterator_is_closed_at_the_end(tmp_path: Path) -> None:
     closed: list[bool] = []
 
     class Empty(ElementIterator):
@@ -301,7 +310,7 @@ def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(3))
     session.grant((0, 3), None)
     session.end()
-    session.ended_.clear()
+    session.ended.clear()
     order = SaveDestination(SAVE, str(tmp_path), b"")
     FileProducer(
         "task-2", lambda _: Empty(), ProducerChannel(2, session), destination=order, stream=5
@@ -311,10 +320,10 @@ def test_what_it_reads_is_closed_at_the_end(tmp_path: Path) -> None:
     assert closed == [True]
 
 
-def test_one_that_is_closed_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_a_closed_producer_leaves_no_partial_file(tmp_path: Path) -> None:
     session = Session(tmp_path, hr.Dataset.range(1 << 20))
     session.grant((0, 1 << 18))
     assert session.needs.acquire(timeout=SECONDS)
-    session.feed.close()
+    session.channel.close()
     session.end()
     assert session.leftovers() == []

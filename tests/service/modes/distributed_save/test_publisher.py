@@ -1,4 +1,4 @@
-"""The publisher brings directories to what the facts say; each step may be done twice."""
+"""Publisher: directories follow the journaled events; each step may be repeated."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ SAVE, OTHER = "0" * 16, "1" * 16
 
 
 class Directories:
-    """A dispatcher, one worker with a task, and a publisher that is called by hand."""
+    """A dispatcher, one worker with a task, and a publisher that the test polls."""
 
-    def __init__(self, path: Path, patience: float = 30.0) -> None:
+    def __init__(self, path: Path, retry_seconds: float = 30.0) -> None:
         self.path = path / "saved"
         self.scene = Scenario(keeps_journal=True)
         self.scene.register(num_splits=4)
         self.scene.add_worker("u")
-        self.patience = patience
+        self.retry_seconds = retry_seconds
         self.begin_again()
 
     def begin_again(self) -> None:
         """Start another publisher, as after a restart."""
-        self.publisher = SavePublisher(self._ask, self.patience)
+        self.publisher = SavePublisher(self._ask, self.retry_seconds)
 
-    def _ask(self, question: TypedRequest[Any]) -> Any:
-        return self.scene.ask(question)  # type: ignore[arg-type]
+    def _ask(self, request: TypedRequest[Any]) -> Any:
+        return self.scene.ask(request)  # type: ignore[arg-type]
 
     def look(self) -> None:
         self.publisher._poll()
@@ -46,15 +46,15 @@ class Directories:
         self.scene.ask(saving(save, path=str(self.path)))
 
     def write(self, *contents: bytes, done: int) -> None:
-        """Let the worker write files, and say so."""
+        """Write files as the worker, and commit them."""
         (task,) = self.scene.state.tasks.values()
         while task.assigned.num_assigned < done:
             self.scene.split(task.task_id, max_splits=done - task.assigned.num_assigned)
         records = [
             ChunkRecord(
-                task.task_id, files_of(task.mode_state).num_files + place, 1, len(content), "{}"
+                task.task_id, files_of(task.mode_state).num_files + index, 1, len(content), "{}"
             )
-            for place, content in enumerate(contents)
+            for index, content in enumerate(contents)
         ]
         folder = SavedDirectory(self.path).folder
         for record, content in zip(records, contents, strict=True):
@@ -84,146 +84,152 @@ class Directories:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Iterator[Directories]:
-    there = Directories(tmp_path)
-    yield there
-    there.scene.check()
+def directories(tmp_path: Path) -> Iterator[Directories]:
+    directories = Directories(tmp_path)
+    yield directories
+    directories.scene.check()
 
 
-def test_a_directory_is_begun_filled_and_finished(there: Directories) -> None:
-    there.begin()
-    there.look()
-    assert there.update().is_open
-    assert there.names() == ["dataset.json"]
-    there.write(b"one", b"two", done=2)
-    there.look()
-    assert [name[:8] for name in there.names()] == ["00000000", "00000001", "dataset."]
-    there.write(b"three", done=4)
-    there.finish()
-    there.look()
-    assert there.update().is_closed
-    standing = SavedDirectory(there.path).read_status()
-    assert standing.chunks is not None
-    assert [each.bytes for each in standing.chunks] == [3, 3, 5]
+def test_a_directory_is_created_filled_and_finished(directories: Directories) -> None:
+    directories.begin()
+    directories.look()
+    assert directories.update().is_open
+    assert directories.names() == ["dataset.json"]
+    directories.write(b"one", b"two", done=2)
+    directories.look()
+    assert [name[:8] for name in directories.names()] == ["00000000", "00000001", "dataset."]
+    directories.write(b"three", done=4)
+    directories.finish()
+    directories.look()
+    assert directories.update().is_closed
+    header = SavedDirectory(directories.path).read_status()
+    assert header.chunks is not None
+    assert [each.bytes for each in header.chunks] == [3, 3, 5]
 
 
-def test_after_a_restart_all_is_done_again_that_may_not_have_been(there: Directories) -> None:
-    there.begin()
+def test_after_a_restart_unconfirmed_steps_are_repeated(directories: Directories) -> None:
+    directories.begin()
     for step in (
         lambda: None,
-        lambda: there.write(b"one", done=2),
-        lambda: there.write(b"two", done=4),
-        there.finish,
+        lambda: directories.write(b"one", done=2),
+        lambda: directories.write(b"two", done=4),
+        directories.finish,
     ):
         step()
-        there.look()
-        there.begin_again()
-        there.scene.restart()
-        there.look()
-    assert there.update().is_closed
-    assert len(SavedDirectory(there.path).read_status().chunks or ()) == 2
+        directories.look()
+        directories.begin_again()
+        directories.scene.restart()
+        directories.look()
+    assert directories.update().is_closed
+    assert len(SavedDirectory(directories.path).read_status().chunks or ()) == 2
 
 
-def test_files_that_do_not_count_are_never_seen_and_are_swept(there: Directories) -> None:
-    there.begin()
-    there.look()
-    directory = SavedDirectory(there.path)
+def test_uncommitted_files_are_never_visible_and_are_removed(directories: Directories) -> None:
+    directories.begin()
+    directories.look()
+    directory = SavedDirectory(directories.path)
     with directory.folder.create(ChunkRecord(7, 0).name(SAVE)) as file:
         file.write(b"of a worker that died")
-    (there.path / "stray").write_bytes(b"")
-    there.write(b"one", done=4)
-    there.look()
+    (directories.path / "stray").write_bytes(b"")
+    directories.write(b"one", done=4)
+    directories.look()
     assert len(directory.list_published(SAVE)) == 1
-    there.finish()
-    there.look()
+    directories.finish()
+    directories.look()
     assert directory.folder.list_unpublished() == []
-    assert "stray" in there.names()
+    assert "stray" in directories.names()
 
 
-def test_a_directory_that_holds_a_dataset_is_left_alone(there: Directories) -> None:
-    directory = SavedDirectory(there.path)
+def test_a_directory_with_a_saved_dataset_is_unchanged(directories: Directories) -> None:
+    directory = SavedDirectory(directories.path)
     directory.begin(SaveHeader(OTHER, "other", None))
     directory.finish(OTHER, [])
-    there.begin()
-    there.look()
-    there.look()
-    update = there.update()
+    directories.begin()
+    directories.look()
+    directories.look()
+    update = directories.update()
     assert (update.is_closed, update.error_class) == (True, "AlreadyExistsError")
-    assert there.names() == ["DONE", "dataset.json"]
+    assert directories.names() == ["DONE", "dataset.json"]
 
 
-def test_a_save_that_failed_says_so_in_its_directory(there: Directories) -> None:
-    there.begin()
-    there.look()
-    there.write(b"one", done=2)
-    (task,) = there.scene.state.tasks
-    there.scene.fail("u", task, "ValueError: seven")
-    there.look()
-    assert there.update().is_closed
-    assert there.names() == ["ERROR", "dataset.json"]
-    assert SavedDirectory(there.path).read_status().error == "the worker at u:1: ValueError: seven"
+def test_a_failed_save_is_recorded_in_its_directory(directories: Directories) -> None:
+    directories.begin()
+    directories.look()
+    directories.write(b"one", done=2)
+    (task,) = directories.scene.state.tasks
+    directories.scene.fail("u", task, "ValueError: seven")
+    directories.look()
+    assert directories.update().is_closed
+    assert directories.names() == ["ERROR", "dataset.json"]
+    assert (
+        SavedDirectory(directories.path).read_status().error
+        == "task 4000 on worker u:1 failed: ValueError: seven"
+    )
 
 
-def test_a_directory_that_another_save_took_is_left_to_it(there: Directories) -> None:
-    there.begin()
-    there.look()
-    SavedDirectory(there.path).begin(SaveHeader(OTHER, "digest", None))
-    there.write(b"one", done=4)
-    there.look()
-    there.look()
-    update = there.update()
+def test_a_directory_that_belongs_to_another_save_is_unchanged(directories: Directories) -> None:
+    directories.begin()
+    directories.look()
+    SavedDirectory(directories.path).begin(SaveHeader(OTHER, "digest", None))
+    directories.write(b"one", done=4)
+    directories.look()
+    directories.look()
+    update = directories.update()
     assert (update.is_closed, update.error_class) == (True, "AbortedError")
-    assert SavedDirectory(there.path).read_status() == (
+    assert SavedDirectory(directories.path).read_status() == (
         SaveHeader(OTHER, "digest", None),
         None,
         None,
     )
 
 
-def test_what_cannot_be_done_now_is_tried_again_and_then_fails(
-    there: Directories, monkeypatch: pytest.MonkeyPatch
+def test_temporary_errors_are_retried_until_the_save_fails(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: object, *args: object) -> None:
+    def raise_disk_full(self: object, *args: object) -> None:
         raise UnavailableError("no space left on device")
 
-    there.begin()
-    there.look()
-    there.write(b"one", done=4)
-    there.finish()
+    directories.begin()
+    directories.look()
+    directories.write(b"one", done=4)
+    directories.finish()
     with monkeypatch.context() as patched:
-        patched.setattr(SavedDirectory, "finish", full)
-        there.look()
-        assert not there.update().error
-    there.look()
-    assert there.update().is_closed
-    assert not there.update().error
+        patched.setattr(SavedDirectory, "finish", raise_disk_full)
+        directories.look()
+        assert not directories.update().error
+    directories.look()
+    assert directories.update().is_closed
+    assert not directories.update().error
 
 
 def test_a_disk_that_stays_full_fails_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: object, *args: object) -> None:
+    def raise_disk_full(self: object, *args: object) -> None:
         raise UnavailableError("no space left on device")
 
-    there = Directories(tmp_path, patience=0.0)
-    there.begin()
-    there.look()
-    there.write(b"one", done=4)
-    there.finish()
-    monkeypatch.setattr(SavedDirectory, "finish", full)
-    there.look()
-    there.look()
-    assert (there.update().is_closed, there.update().error) == (True, "no space left on device")
+    directories = Directories(tmp_path, retry_seconds=0.0)
+    directories.begin()
+    directories.look()
+    directories.write(b"one", done=4)
+    directories.finish()
+    monkeypatch.setattr(SavedDirectory, "finish", raise_disk_full)
+    directories.look()
+    directories.look()
+    assert (directories.update().is_closed, directories.update().error) == (
+        True,
+        "no space left on device",
+    )
 
 
-def test_the_thread_looks_when_a_fact_is_about_a_save(tmp_path: Path) -> None:
-    there = Directories(tmp_path)
+def test_the_thread_wakes_up_for_events_about_saves(tmp_path: Path) -> None:
+    directories = Directories(tmp_path)
     asked: list[object] = []
     publisher = SavePublisher(asked.append)
     assert publishing._POLL_SECONDS == 1.0
-    publisher.observe(there.scene.events)
+    publisher.observe(directories.scene.events)
     assert not publisher._wake_up.is_set()
-    there.begin()
-    publisher.observe(there.scene.events)
+    directories.begin()
+    publisher.observe(directories.scene.events)
     assert publisher._wake_up.is_set()
     publisher.close()

@@ -1,4 +1,4 @@
-"""DYNAMIC: each element of a source goes to one worker."""
+"""Dynamic sharding with real servers: each element is delivered by one worker."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ def test_two_workers_deliver_each_element_once(
 
 
 @pytest.mark.catalogue("DS26")
-def test_the_old_name_means_the_same(cluster: LocalCluster) -> None:
+def test_the_old_policy_name_is_an_alias(cluster: LocalCluster) -> None:
     cluster.add_worker()
     dataset = Range(100).apply(distribute("distributed_epoch", cluster.target))
     assert sorted(numbers(dataset)) == list(range(100))
 
 
 @pytest.mark.catalogue("DS9")
-def test_repeat_after_distribute_deals_anew(cluster: LocalCluster) -> None:
+def test_repeat_after_distribute_assigns_all_splits_again(cluster: LocalCluster) -> None:
     cluster.add_worker()
     dataset = dynamic(cluster, Range(20)).repeat(5)
     assert sorted(numbers(dataset)) == sorted(list(range(20)) * 5)
 
 
 @pytest.mark.catalogue("DS10")
-def test_an_endless_dataset_comes_evenly(cluster: LocalCluster) -> None:
+def test_an_infinite_dataset_is_read_evenly_from_workers(cluster: LocalCluster) -> None:
     cluster.add_worker()
     with iter(dynamic(cluster, Range(20).repeat())) as reader:
         seen = Counter(int(next(reader)) for _ in range(1000))
@@ -83,7 +83,7 @@ def test_an_endless_dataset_comes_evenly(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.catalogue("DS11")
-def test_workers_that_get_nothing_of_a_repetition_go_on_to_the_next(
+def test_workers_without_splits_in_a_repetition_continue_with_the_next(
     cluster: LocalCluster,
 ) -> None:
     for _ in range(4):
@@ -96,22 +96,22 @@ def test_workers_that_get_nothing_of_a_repetition_go_on_to_the_next(
 
 
 @pytest.mark.catalogue("DS13")
-def test_zipped_sources_are_dealt_in_step_to_one_worker(cluster: LocalCluster) -> None:
+def test_zipped_sources_are_assigned_to_one_worker_in_step(cluster: LocalCluster) -> None:
     pairs = list(dynamic(cluster, hr.Dataset.zip(Range(10), Range(10))))
     assert [(int(a), int(b)) for a, b in pairs] == [(i, i) for i in range(10)]
 
 
 @pytest.mark.catalogue("DS14")
-def test_a_zip_within_a_zip_is_dealt_in_step(cluster: LocalCluster) -> None:
+def test_a_nested_zip_is_assigned_in_step(cluster: LocalCluster) -> None:
     a = Range(10)
     rows = list(dynamic(cluster, hr.Dataset.zip(a, a, hr.Dataset.zip(a, a), a)))
-    flat = [(int(p), int(q), int(r), int(s), int(t)) for p, q, (r, s), t in rows]
-    assert flat == [(i,) * 5 for i in range(10)]
+    flattened = [(int(p), int(q), int(r), int(s), int(t)) for p, q, (r, s), t in rows]
+    assert flattened == [(i,) * 5 for i in range(10)]
 
 
 @pytest.mark.catalogue("DS15", "DS16")
 @pytest.mark.parametrize("times", [1, 3])
-def test_what_the_longer_side_has_left_is_dropped_in_each_repetition(
+def test_the_rest_of_the_longer_input_is_dropped_in_each_repetition(
     cluster: LocalCluster, times: int
 ) -> None:
     plan = hr.Dataset.zip(Range(200), Range(1000)).repeat(times)
@@ -120,20 +120,20 @@ def test_what_the_longer_side_has_left_is_dropped_in_each_repetition(
 
 
 @pytest.mark.catalogue("DS17")
-def test_three_workers_zip_as_many_as_the_shorter_side_has(cluster: LocalCluster) -> None:
+def test_three_workers_zip_as_many_elements_as_the_shorter_input_has(cluster: LocalCluster) -> None:
     cluster.add_worker()
     cluster.add_worker()
     pairs = list(dynamic(cluster, hr.Dataset.zip(Range(200), Range(1000))))
     assert len(pairs) == 200
 
 
-def test_one_worker_keeps_the_order_of_what_is_joined(cluster: LocalCluster) -> None:
+def test_one_worker_keeps_the_order_of_concatenated_datasets(cluster: LocalCluster) -> None:
     plan = Range(100).concatenate(Range(100, 200))
     assert numbers(dynamic(cluster, plan)) == list(range(200))
 
 
 @pytest.mark.catalogue("DS27")
-def test_a_dataset_inside_a_function_is_not_dealt(cluster: LocalCluster) -> None:
+def test_a_dataset_inside_a_function_is_not_split(cluster: LocalCluster) -> None:
     cluster.add_worker()
     cluster.add_worker()
     plan = Range(5).flat_map(lambda _: hr.Dataset.from_tensor_slices(["a", "b", "c"]).repeat(10))
@@ -141,20 +141,20 @@ def test_a_dataset_inside_a_function_is_not_dealt(cluster: LocalCluster) -> None
 
 
 @pytest.mark.catalogue("DS25")
-def test_what_cannot_be_split_is_refused_with_advice(cluster: LocalCluster) -> None:
-    # Said where it is written: workers would read a service that nobody could deal out.
-    with pytest.raises(hr.errors.FailedPreconditionError, match="apply `distribute` once"):
+def test_a_dataset_without_splits_is_rejected_with_the_fix(cluster: LocalCluster) -> None:
+    # Rejected by `distribute`, because workers could not split the inner service.
+    with pytest.raises(hr.errors.FailedPreconditionError, match="apply `distribute` only once"):
         dynamic(cluster, dynamic(cluster, Range(3)))
 
 
-def test_a_generator_is_run_by_one_of_the_workers(cluster: LocalCluster) -> None:
+def test_a_generator_runs_on_one_worker(cluster: LocalCluster) -> None:
     cluster.add_worker()
     generated = hr.Dataset.from_generator(lambda: iter(range(30)))
     assert numbers(dynamic(cluster, generated)) == list(range(30))
 
 
 @pytest.mark.catalogue("DS7")
-def test_windows_are_gathered_on_each_worker_and_datasets_in_them_are_whole(
+def test_windows_are_built_per_worker_and_their_datasets_are_complete(
     cluster: LocalCluster,
 ) -> None:
     cluster.add_worker()
@@ -168,13 +168,13 @@ def test_windows_are_gathered_on_each_worker_and_datasets_in_them_are_whole(
     assert {x % 10 for x in got} == {0, 1, 2, 3}
 
 
-def test_random_numbers_beside_data_are_those_of_one_process(cluster: LocalCluster) -> None:
+def test_zipped_random_numbers_equal_those_of_a_single_process(cluster: LocalCluster) -> None:
     cluster.add_worker()
     pairs = hr.Dataset.zip(Range(50), hr.Dataset.random(seed=3)).map(lambda x, r: x * 2**32 + r)
     assert sorted(numbers(dynamic(cluster, pairs))) == numbers(pairs)
 
 
-def test_padded_batches_over_rows_are_those_of_one_process(cluster: LocalCluster) -> None:
+def test_padded_batches_equal_those_of_a_single_process(cluster: LocalCluster) -> None:
     cluster.add_worker()
     batches = Range(30).map(lambda n: [n] * (int(n) % 5 + 1)).padded_batch(4)
     got = sorted(batch.tolist() for batch in dynamic(cluster, batches))
@@ -182,10 +182,10 @@ def test_padded_batches_over_rows_are_those_of_one_process(cluster: LocalCluster
 
 
 @pytest.mark.catalogue("DS20", "DS21")
-def test_a_mixture_is_read_by_one_worker_in_its_order(cluster: LocalCluster) -> None:
+def test_sampled_datasets_are_read_by_one_worker_in_order(cluster: LocalCluster) -> None:
     cluster.add_worker()
-    mixed = hr.Dataset.sample_from_datasets([Range(20), Range(100, 130)], [0.3, 0.7], seed=5)
-    assert numbers(dynamic(cluster, mixed)) == numbers(mixed)
+    sampled = hr.Dataset.sample_from_datasets([Range(20), Range(100, 130)], [0.3, 0.7], seed=5)
+    assert numbers(dynamic(cluster, sampled)) == numbers(sampled)
 
 
 @pytest.mark.catalogue("DS18", "DS19")
@@ -196,7 +196,7 @@ def test_a_mixture_is_read_by_one_worker_in_its_order(cluster: LocalCluster) -> 
         (lambda: hr.Dataset.zip(Range(50), Range(10).repeat(10)), 50),
     ],
 )
-def test_sources_of_different_rates_are_zipped_as_in_one_process(
+def test_sources_of_different_rates_are_zipped_as_in_a_single_process(
     cluster: LocalCluster, plan: Callable[[], hr.Dataset], count: int
 ) -> None:
     cluster.add_worker()
@@ -207,7 +207,7 @@ def test_sources_of_different_rates_are_zipped_as_in_one_process(
 
 
 @pytest.mark.catalogue("DS22")
-def test_numbers_of_enumerate_are_those_of_one_process(cluster: LocalCluster) -> None:
+def test_enumerate_numbers_equal_those_of_a_single_process(cluster: LocalCluster) -> None:
     cluster.add_worker()
     plan = hr.Dataset.from_tensor_slices(["a", "b", "c"]).repeat(10).enumerate()
     found = sorted((int(number), str(letter)) for number, letter in dynamic(cluster, plan))
@@ -219,30 +219,34 @@ def late_if_even(x: int) -> int:
     return x * 2
 
 
-def test_numbers_of_enumerate_after_map_are_those_of_one_process(cluster: LocalCluster) -> None:
+def test_enumerate_after_map_numbers_as_in_a_single_process(cluster: LocalCluster) -> None:
     cluster.add_worker()
     plan = hr.Dataset.range(60).shuffle(60, seed=1).map(late_if_even)
-    share = distribute(ShardingPolicy.DYNAMIC, cluster.target)
+    elements = distribute(ShardingPolicy.DYNAMIC, cluster.target)
     for dataset in (plan.enumerate(), plan.batch(4).enumerate(start=7), plan.enumerate().batch(9)):
-        assert sorted(map(str, dataset.apply(share))) == sorted(map(str, dataset))
-    share = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
-    with pytest.raises(FailedPreconditionError, match=r"enumerate .* needs the elements in the"):
-        list(plan.enumerate().apply(share))
+        assert sorted(map(str, dataset.apply(elements))) == sorted(map(str, dataset))
+    elements = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
+    with pytest.raises(
+        FailedPreconditionError, match=r"enumerate .* requires the order of a single"
+    ):
+        list(plan.enumerate().apply(elements))
 
 
-def test_steps_of_the_whole_stream_read_at_most_once(cluster: LocalCluster) -> None:
+def test_whole_stream_steps_require_at_most_once(cluster: LocalCluster) -> None:
     cluster.add_worker()
-    share = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
-    evens = hr.Dataset.range(100).filter(lambda x: x % 2 == 0)
-    assert len(list(evens.take(10).apply(share))) == 10
-    assert len(list(evens.skip(10).apply(share))) == 40
-    assert sorted(int(number) for number, _ in evens.enumerate().apply(share)) == list(range(50))
-    batches = evens.batch(4, drop_remainder=True).apply(share)
+    elements = distribute(ShardingPolicy.DYNAMIC, cluster.target, visitation="at_most_once")
+    dataset = hr.Dataset.range(100).filter(lambda x: x % 2 == 0)
+    assert len(list(dataset.take(10).apply(elements))) == 10
+    assert len(list(dataset.skip(10).apply(elements))) == 40
+    assert sorted(int(number) for number, _ in dataset.enumerate().apply(elements)) == list(
+        range(50)
+    )
+    batches = dataset.batch(4, drop_remainder=True).apply(elements)
     assert sum(len(batch) for batch in batches) == 48
 
 
 @pytest.mark.catalogue("DS28")
-def test_shuffled_files_are_dealt_once(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_shuffled_files_are_assigned_once(cluster: LocalCluster, tmp_path: Path) -> None:
     cluster.add_worker()
     for number in range(5):
         lines = "".join(f"{number} {record}\n" for record in range(5))

@@ -1,4 +1,4 @@
-"""Where nothing is dealt, each worker that joins reads a copy, whatever became of others."""
+"""No sharding: each worker that joins reads a copy, whatever happened to other copies."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from headrace.service.dispatcher.state import TaskPhase
 from tests.service.dispatcher.scenario import OFF, Scenario
 
 
-def begun(scene: Scenario, *workers: str) -> None:
+def start_scene(scene: Scenario, *workers: str) -> None:
     scene.register()
     for worker_id in workers:
         scene.add_worker(worker_id)
     scene.open("c", processing_mode=OFF, job_name="job")
 
 
-def copies(scene: Scenario) -> list[str]:
-    """Return the workers that make a copy now."""
+def workers_with_copies(scene: Scenario) -> list[str]:
+    """Return the workers that run a copy."""
     scene.check()
     return [task.worker_id for task in scene.heartbeat("c").tasks]
 
 
 @pytest.mark.parametrize("address", ["v:1", "elsewhere:1"])
-@pytest.mark.parametrize("how", ["lost", "left", "cut"])
-def test_workers_that_join_after_a_loss_get_copies(scene: Scenario, address: str, how: str) -> None:
-    begun(scene, "v", "w")
-    if how == "lost":
+@pytest.mark.parametrize("action", ["lost", "left", "cut"])
+def test_workers_that_join_after_a_loss_get_copies(
+    scene: Scenario, address: str, action: str
+) -> None:
+    start_scene(scene, "v", "w")
+    if action == "lost":
         scene.lose("v")
-    elif how == "left":
+    elif action == "left":
         scene.unregister_worker("v")
     else:
         scene.drain_worker("v")
@@ -38,26 +40,26 @@ def test_workers_that_join_after_a_loss_get_copies(scene: Scenario, address: str
         scene.unregister_worker("v")
     for worker_id, place in (("v again", address), ("x", "x:1"), ("y", "y:1")):
         scene.add_worker(worker_id, place)
-    assert copies(scene) == ["w", "v again", "x", "y"]
+    assert workers_with_copies(scene) == ["w", "v again", "x", "y"]
     scene.restart()
-    assert copies(scene) == ["w", "v again", "x", "y"]
+    assert workers_with_copies(scene) == ["w", "v again", "x", "y"]
     for number in range(4):
         assert not scene.heartbeat("c").finished
-        scene.finish(copies(scene)[0], 4001 + number)
+        scene.finish(workers_with_copies(scene)[0], 4001 + number)
     update = scene.heartbeat("c")
     assert (update.finished, update.failure_reason) == (True, "")
     scene.add_worker("late")
-    assert copies(scene) == []
+    assert workers_with_copies(scene) == []
 
 
-def test_a_worker_that_registers_again_begins_its_copy_again(scene: Scenario) -> None:
-    begun(scene, "v", "w")
+def test_a_worker_that_registers_again_restarts_its_copy(scene: Scenario) -> None:
+    start_scene(scene, "v", "w")
     scene.add_worker("v again", "v:1")
-    assert copies(scene) == ["w", "v again"]
+    assert workers_with_copies(scene) == ["w", "v again"]
 
 
-def test_a_worker_that_no_client_reaches_gets_no_second_copy(scene: Scenario) -> None:
-    begun(scene, "v", "w")
+def test_an_unreachable_worker_gets_no_second_copy(scene: Scenario) -> None:
+    start_scene(scene, "v", "w")
     for _ in range(70):
         scene.tick(1.0)
         scene.worker_heartbeat("v")
@@ -65,73 +67,76 @@ def test_a_worker_that_no_client_reaches_gets_no_second_copy(scene: Scenario) ->
         scene.ask(messages.ReportUnreachable(client_id="c", task_id=4000, connection_refused=False))
         scene.heartbeat("c")
     assert scene.state.tasks[4000].phase is TaskPhase.LOST
-    assert copies(scene) == ["w"]
+    assert workers_with_copies(scene) == ["w"]
 
 
-def test_a_worker_that_starts_again_where_a_copy_ended_makes_no_second_one(
+def test_a_worker_restarted_after_its_copy_ended_gets_no_second_copy(
     scene: Scenario,
 ) -> None:
-    begun(scene, "u", "v", "w")
+    start_scene(scene, "u", "v", "w")
     scene.drain_worker("u")
     scene.finish("u", 4000)
     scene.unregister_worker("u")
     scene.fail("v", 4001)
     scene.add_worker("u again", "u:1")
     scene.add_worker("v again", "v:1")
-    assert copies(scene) == ["w"]
+    assert workers_with_copies(scene) == ["w"]
     scene.add_worker("late")
-    assert copies(scene) == ["w", "late"]
+    assert workers_with_copies(scene) == ["w", "late"]
 
 
-def test_copies_begin_again_once_all_are_lost(scene: Scenario) -> None:
-    begun(scene, "v", "w")
+def test_copies_restart_once_all_are_lost(scene: Scenario) -> None:
+    start_scene(scene, "v", "w")
     scene.lose("v")
     scene.lose("w")
     scene.add_worker("x")
-    assert copies(scene) == ["x"]
+    assert workers_with_copies(scene) == ["x"]
     assert scene.heartbeat("c").tasks[0].attempt == 1
     scene.add_worker("w again", "w:1")
-    assert copies(scene) == ["x", "w again"]
+    assert workers_with_copies(scene) == ["x", "w again"]
     scene.restart()
-    assert copies(scene) == ["x", "w again"]
+    assert workers_with_copies(scene) == ["x", "w again"]
 
 
 @pytest.mark.parametrize("same_address", [True, False])
-def test_what_kills_every_worker_is_given_up_after_three_attempts(
+def test_a_dataset_that_kills_every_worker_fails_after_three_attempts(
     scene: Scenario, same_address: bool
 ) -> None:
-    begun(scene)
+    start_scene(scene)
     for number in range(3):
         assert not scene.heartbeat("c").finished
         scene.add_worker(f"w{number}", "host:1" if same_address else f"host:{number + 1}")
-        assert copies(scene) == [f"w{number}"]
+        assert workers_with_copies(scene) == [f"w{number}"]
         scene.lose(f"w{number}")
     update = scene.heartbeat("c")
     assert update.finished
-    assert "the last 3 within a minute of their start: 3 workers" in update.failure_reason
-    late = scene.open("late", processing_mode=OFF, job_name="job")
-    assert (late.failure_reason, late.finished_by) == (update.failure_reason, "")
+    assert (
+        "all 3 workers with a copy of the dataset were lost, the last 3 within a minute"
+        in update.failure_reason
+    )
+    delay = scene.open("late", processing_mode=OFF, job_name="job")
+    assert (delay.failure_reason, delay.finished_by) == (update.failure_reason, "")
     scene.add_worker("x")
-    assert copies(scene) == []
+    assert workers_with_copies(scene) == []
     scene.restart()
     assert scene.heartbeat("c").failure_reason == update.failure_reason
 
 
-def test_workers_that_die_and_are_replaced_make_few_copies_in_all(scene: Scenario) -> None:
-    begun(scene, "w0", "w1")
-    alive, births = ["w0", "w1"], 2
+def test_the_total_number_of_copies_is_bounded_if_workers_keep_dying(scene: Scenario) -> None:
+    start_scene(scene, "w0", "w1")
+    alive, num_started = ["w0", "w1"], 2
     while not scene.heartbeat("c").finished:
         scene.lose(alive.pop(0))
-        alive.append(f"w{births}")
+        alive.append(f"w{num_started}")
         scene.add_worker(alive[-1])
-        births += 1
-    made = [fact for fact in scene.events if isinstance(fact, events.TaskCreated)]
-    assert len(made) == 7
+        num_started += 1
+    num_copies = [event for event in scene.events if isinstance(event, events.TaskCreated)]
+    assert len(num_copies) == 7
     assert "the last 7 within a minute of their start" in scene.heartbeat("c").failure_reason
 
 
-def test_copies_that_ran_for_long_may_be_lost_any_number_of_times(scene: Scenario) -> None:
-    begun(scene)
+def test_stable_copies_may_be_lost_any_number_of_times(scene: Scenario) -> None:
+    start_scene(scene)
     for number in range(8):
         scene.add_worker(f"w{number}", "host:1")
         for _ in range(62 if number % 2 else 1):
@@ -149,8 +154,8 @@ def test_copies_that_ran_for_long_may_be_lost_any_number_of_times(scene: Scenari
     assert scene.heartbeat("c").finished
 
 
-def test_a_copy_that_was_cut_because_its_worker_leaves_is_named_as_lost(scene: Scenario) -> None:
-    begun(scene, "v", "w")
+def test_a_copy_cut_short_by_draining_is_reported_as_lost(scene: Scenario) -> None:
+    start_scene(scene, "v", "w")
     scene.drain_worker("v")
     scene.finish("v", 4000, cut_short=True)
     scene.unregister_worker("v")
@@ -169,8 +174,8 @@ def test_a_copy_that_was_cut_because_its_worker_leaves_is_named_as_lost(scene: S
     ]
 
 
-def test_a_copy_that_ended_before_its_worker_left_lacks_nothing(scene: Scenario) -> None:
-    begun(scene, "v", "w")
+def test_a_copy_that_ended_before_its_worker_left_is_complete(scene: Scenario) -> None:
+    start_scene(scene, "v", "w")
     scene.drain_worker("v")
     scene.finish("v", 4000)
     scene.unregister_worker("v")

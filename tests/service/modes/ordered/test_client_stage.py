@@ -1,4 +1,4 @@
-"""Reading in order where units are missing."""
+"""Client stage of ordered reading with missing splits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.service.modes.ordered.client_stage import ArrivingSplits
 
 
 class FinishedRunner:
-    """The shell of an iteration that is over."""
+    """Reader runner of an iteration that has ended."""
 
     failure = None
     is_closing = False
@@ -23,17 +23,17 @@ class FinishedRunner:
     def take_all(self) -> list[Any]:
         return []
 
-    def restrict_requests(self, task_ids: set[int] | None, wanted: int | None) -> None: ...
+    def restrict_requests(self, task_ids: set[int] | None, awaited_split: int | None) -> None: ...
 
     def wait_for_change(self) -> bool:
         self.waits += 1
-        assert self.waits == 1, "waits again for what does not come"
+        assert self.waits == 1, "the reader waits again although the iteration has ended"
         return False
 
     def end_wait(self) -> None: ...
 
 
-def test_a_unit_that_is_missing_at_the_end_has_no_elements() -> None:
+def test_a_split_missing_at_the_end_has_no_elements() -> None:
     session = cast(ReadSession, None)
-    units = ArrivingSplits(session, lambda _: cast(Any, FinishedRunner()), cast(Any, None), 2)
-    assert units.open(0, 0).next_chunk(10) is None
+    splits = ArrivingSplits(session, lambda _: cast(Any, FinishedRunner()), cast(Any, None), 2)
+    assert splits.open(0, 0).next_chunk(10) is None

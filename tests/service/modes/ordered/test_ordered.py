@@ -1,4 +1,4 @@
-"""In order, with real processes: whoever is killed, the sequence is that of one process."""
+"""Ordered reading with real processes: the sequence of a single process, even if workers die."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def text_of(elements: Any) -> list[str]:
     return [repr(np.asarray(element).tolist()) for element in elements]
 
 
-def numbers_in(texts: list[str]) -> list[str]:
-    return re.findall(r"\d+", " ".join(texts))
+def numbers_in(elements: list[str]) -> list[str]:
+    return re.findall(r"\d+", " ".join(elements))
 
 
 def digest_of(elements: list[str]) -> str:
@@ -87,7 +87,7 @@ def digest_of(elements: list[str]) -> str:
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_the_sequence_is_that_of_one_process_though_workers_are_killed(
+def test_the_sequence_is_that_of_a_single_process_if_workers_are_killed(
     plan: str, folder: str
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -110,8 +110,8 @@ def test_the_sequence_is_that_of_one_process_though_workers_are_killed(
     assert digest_of(got) == digest_of(expected)
 
 
-def test_both_halves_draw_from_one_seed_and_each_pass_has_its_order(service: str) -> None:
-    """Unseeded: a shuffle in the index part, on workers, and one of values, at the client."""
+def test_both_stages_share_one_seed_and_each_epoch_has_its_own_order(service: str) -> None:
+    """Without a seed: an index shuffle on workers, and a shuffle of values in the client."""
     for make in (
         lambda: hr.Dataset.range(300).shuffle(40).batch(4),
         lambda: hr.Dataset.range(20).interleave(hr.Dataset.range).shuffle(30),
@@ -132,7 +132,7 @@ def failing(number: int) -> int:
 
 
 def outcomes_of(dataset: hr.Dataset, state: Any = None) -> list[str]:
-    """Return the elements, and the errors in their places; from a state on, if there is one."""
+    """Return the elements and errors in order, starting from a state if one is given."""
     iterator, found = iter(dataset), []
     if state is not None:
         iterator.set_state(state)
@@ -142,8 +142,8 @@ def outcomes_of(dataset: hr.Dataset, state: Any = None) -> list[str]:
         except StopIteration:
             return found
         except UserFunctionError as error:
-            said = re.search(r"no \d+", str(error))
-            found.append(said[0] if said else str(error))
+            message = re.search(r"no \d+", str(error))
+            found.append(message[0] if message else str(error))
 
 
 def opened_unless_absent(number: int) -> hr.Dataset:
@@ -182,11 +182,11 @@ def opened_unless_absent(number: int) -> hr.Dataset:
         ),
     ],
     ids=[
-        *("map", "parallel map", "in files", "over files", "no file", "batches of several units"),
-        *("over what is chosen of files", "over shuffled files"),
+        *("map", "parallel map", "in files", "over files", "missing file", "batches of splits"),
+        *("over the first rows of files", "over shuffled files"),
     ],
 )
-def test_errors_come_in_the_places_of_their_elements(make: Any, service: str) -> None:
+def test_errors_are_raised_at_the_positions_of_their_elements(make: Any, service: str) -> None:
     ordered = make().apply(distribute(DYNAMIC, service, ordered=True))
     assert outcomes_of(ordered) == outcomes_of(make())
 
@@ -197,19 +197,19 @@ def slowly_failing(number: int) -> int:
 
 
 @pytest.mark.parametrize("is_shuffled", [False, True])
-def test_where_batches_are_made_by_workers_nothing_is_lost_or_doubled_by_errors(
+def test_errors_in_worker_batches_lose_and_duplicate_no_row(
     is_shuffled: bool,
 ) -> None:
-    """A batch over the index part lacks what failed; what is in the next stays there."""
+    """A batch lacks its failed rows; the rows of later batches do not move."""
     dataset = hr.Dataset.range(1203)
     if is_shuffled:
         dataset = dataset.shuffle(50, seed=3)
     rows = [int(row) for row in dataset]
-    want: list[str] = []
+    expected: list[str] = []
     for start in range(0, len(rows), 8):
         batch = rows[start : start + 8]
-        want += [f"no {row}" for row in batch if row % 10 == 3]
-        want += [str([row for row in batch if row % 10 != 3])]
+        expected += [f"no {row}" for row in batch if row % 10 == 3]
+        expected += [str([row for row in batch if row % 10 != 3])]
     remote = dataset.map(slowly_failing).batch(8)
     with LocalCluster(num_workers=2) as cluster:
         got: list[str] = []
@@ -224,10 +224,10 @@ def test_where_batches_are_made_by_workers_nothing_is_lost_or_doubled_by_errors(
             if len(got) in (60, 130):
                 cluster.add_worker()
                 cluster.kill_worker(len(got) // 130)
-    assert got == want
+    assert got == expected
 
 
-def test_what_would_be_read_twice_in_order_is_refused_and_not_left_out(service: str) -> None:
+def test_reading_elements_twice_in_order_is_rejected(service: str) -> None:
     dataset = hr.Dataset.range(9).interleave(hr.Dataset.range, cycle_length=3).enumerate()
     remote = dataset.cache().repeat(2).apply(distribute(DYNAMIC, service, ordered=True))
     iterator = iter(remote)
@@ -236,7 +236,7 @@ def test_what_would_be_read_twice_in_order_is_refused_and_not_left_out(service: 
         next(iterator)
 
 
-def test_the_order_stays_though_the_dispatcher_starts_again(tmp_path: Path) -> None:
+def test_the_order_survives_a_dispatcher_restart(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
     dispatcher = DispatchServer(config)
     address = dispatcher.target.removeprefix("tcp://")
@@ -254,12 +254,12 @@ def test_the_order_stays_though_the_dispatcher_starts_again(tmp_path: Path) -> N
     assert got == [2 * number for number in range(1500)]
 
 
-def test_what_was_registered_is_read_in_order_by_its_id(service: str, folder: str) -> None:
+def test_a_registered_dataset_is_read_in_order_by_its_id(service: str, folder: str) -> None:
     dataset = lines_in(folder).map(decode).batch(5)
     name = register_dataset(service, dataset)
     assert text_of(from_dataset_id(DYNAMIC, service, name, ordered=True)) == text_of(dataset)
-    few = hr.Dataset.range(100).filter(lambda x: x % 2 > 0).take(7)
-    name = register_dataset(service, few)
+    first_elements = hr.Dataset.range(100).filter(lambda x: x % 2 > 0).take(7)
+    name = register_dataset(service, first_elements)
     assert len(list(from_dataset_id(DYNAMIC, service, name))) == 7
 
 
@@ -273,7 +273,7 @@ STEPS_OF_THE_WHOLE_STREAM: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("step", STEPS_OF_THE_WHOLE_STREAM)
-def test_in_any_order_steps_of_the_whole_stream_mean_what_they_mean_in_one_process(
+def test_unordered_whole_stream_steps_behave_as_in_a_single_process(
     step: str, service: str
 ) -> None:
     add, count = STEPS_OF_THE_WHOLE_STREAM[step]
@@ -284,16 +284,16 @@ def test_in_any_order_steps_of_the_whole_stream_mean_what_they_mean_in_one_proce
         assert sorted(map(int, got)) == list(range(count))
 
 
-@pytest.mark.parametrize(("what", "terms"), [("take", {}), ("ordered reading", {"ordered": True})])
-def test_several_clients_are_refused_what_is_about_the_whole_stream(
-    what: str, terms: dict[str, Any]
+@pytest.mark.parametrize(("step", "terms"), [("take", {}), ("ordered reading", {"ordered": True})])
+def test_whole_stream_steps_are_rejected_for_several_clients(
+    step: str, terms: dict[str, Any]
 ) -> None:
     dataset = hr.Dataset.range(10_000).filter(lambda x: x % 2 > 0).take(4000)
     with LocalCluster(num_workers=1, processes=False) as cluster:
         shared = distribute(DYNAMIC, cluster.target, "job", **terms)
         first, second = iter(dataset.apply(shared)), iter(dataset.apply(shared))
         next(first)
-        with pytest.raises(FailedPreconditionError, match=rf"{what}.* needs the whole stream"):
+        with pytest.raises(FailedPreconditionError, match=rf"{step}.* needs the whole stream"):
             next(second)
         first.close()
         second.close()
@@ -303,7 +303,9 @@ def test_several_clients_are_refused_what_is_about_the_whole_stream(
     ("mode", "visitation"),
     [(ShardingPolicy.OFF, None), (ShardingPolicy.DATA, None), (DYNAMIC, "at_most_once")],
 )
-def test_only_exactly_once_has_an_order(mode: ShardingPolicy, visitation: str | None) -> None:
+def test_ordered_reading_requires_exactly_once(
+    mode: ShardingPolicy, visitation: str | None
+) -> None:
     with pytest.raises(ValueError, match="ordered=True"):
         distribute(mode, "localhost:1", ordered=True, visitation=visitation)
 
@@ -327,9 +329,7 @@ RESUMED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("plan", RESUMED)
-def test_a_position_is_gone_on_from_by_other_workers_and_in_process(
-    plan: str, service: str
-) -> None:
+def test_other_workers_and_a_single_process_resume_from_a_position(plan: str, service: str) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -340,36 +340,36 @@ def test_a_position_is_gone_on_from_by_other_workers_and_in_process(
         elements += text_of([element])
         states.append(json.dumps(iterator.get_state()))
     with LocalCluster(num_workers=1, processes=False) as other:
-        elsewhere = make().apply(distribute(DYNAMIC, other.target, ordered=True))
+        resumed = make().apply(distribute(DYNAMIC, other.target, ordered=True))
         for number in [0, *chance.sample(range(len(states)), 3)]:
             state = json.loads(states[number])
             assert len(states[number]) < 4096
-            there = iter(elsewhere)
-            there.set_state(state)
+            remote = iter(resumed)
+            remote.set_state(state)
             middle = []
             for _ in range(min(3, len(elements) - number)):
-                middle += text_of([next(there)])
-            after = there.get_state()
-            there.close()
-            here = iter(make())
-            here.set_state(after)
-            assert middle + text_of(here) == elements[number:]
-            here.set_state(state)
-            assert text_of(here) == elements[number:]
+                middle += text_of([next(remote)])
+            after = remote.get_state()
+            remote.close()
+            local = iter(make())
+            local.set_state(after)
+            assert middle + text_of(local) == elements[number:]
+            local.set_state(state)
+            assert text_of(local) == elements[number:]
 
 
-def test_a_position_of_one_process_is_gone_on_from_over_the_service(service: str) -> None:
+def test_the_service_resumes_from_a_position_of_a_single_process(service: str) -> None:
     make = RESUMED["batches"]
     iterator = iter(make())
     first = [next(iterator) for _ in range(11)]
     state = iterator.get_state()
-    there = iter(make().apply(distribute(DYNAMIC, service, ordered=True)))
-    there.set_state(state)
-    assert text_of(there) == text_of(iterator)
+    remote = iter(make().apply(distribute(DYNAMIC, service, ordered=True)))
+    remote.set_state(state)
+    assert text_of(remote) == text_of(iterator)
     assert len(first) == 11
 
 
-def test_what_runs_where_is_explained(service: str) -> None:
+def test_explain_shows_the_steps_of_both_stages(service: str) -> None:
     dataset = hr.Dataset.range(30).interleave(opened, cycle_length=4).shuffle(30).batch(2)
     text = dataset.apply(distribute(DYNAMIC, service, ordered=True)).explain()
     assert "order: as in a single process" in text
@@ -378,9 +378,9 @@ def test_what_runs_where_is_explained(service: str) -> None:
     assert "as workers finish" in dataset.apply(distribute(DYNAMIC, service)).explain()
 
 
-def test_what_would_open_datasets_at_the_client_in_order_is_refused_by_name(service: str) -> None:
+def test_a_step_that_opens_datasets_in_the_client_is_rejected_by_name(service: str) -> None:
     dataset = hr.Dataset.range(9).filter(lambda x: x > 2).interleave(opened, cycle_length=2)
-    with pytest.raises(FailedPreconditionError, match=r"interleave .*put that step after"):
+    with pytest.raises(FailedPreconditionError, match=r"interleave .*move that step after"):
         dataset.apply(distribute(DYNAMIC, service, ordered=True))
     assert len(list(dataset.apply(distribute(DYNAMIC, service)))) == len(list(dataset))
 
@@ -390,16 +390,16 @@ def left_over_and_failing(dataset: hr.Dataset) -> hr.Dataset:
 
 
 @pytest.mark.parametrize("number", [3, 4, 5, 13])
-def test_what_failed_before_a_place_among_chosen_elements_is_chosen_no_second_time(
+def test_an_error_before_a_position_in_sampled_datasets_is_not_repeated(
     number: int, service: str
 ) -> None:
     dataset = left_over_and_failing(hr.Dataset.range(40))
-    want = outcomes_of(dataset)
+    expected = outcomes_of(dataset)
     ordered = dataset.apply(distribute(DYNAMIC, service, ordered=True))
     with iter(ordered) as iterator:
         for _ in range(number):
             with contextlib.suppress(UserFunctionError):
                 next(iterator)
         state = iterator.get_state()
-    for going_on in (ordered, dataset):
-        assert outcomes_of(going_on, state) == want[number:]
+    for resumed in (ordered, dataset):
+        assert outcomes_of(resumed, state) == expected[number:]

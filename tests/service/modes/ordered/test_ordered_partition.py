@@ -1,4 +1,4 @@
-"""How a plan is cut for reading in order: by what its elements take, measured where need be."""
+"""Partition of a plan for ordered reading, which depends on (measured) element sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READ = Dataset.range(8).interleave(opened, cycle_length=4)
 
 
 class Called:
-    """A function that counts its calls, and makes elements of a size."""
+    """A function that counts its calls and returns elements of a given size."""
 
     def __init__(self, make: Callable[[int], object] = lambda number: np.zeros(100, np.uint8)):
         self.count, self.make = 0, make
@@ -33,14 +33,14 @@ class Called:
         return self.make(int(np.ravel(number)[0]))
 
 
-def test_a_step_of_unknown_size_sinks_where_a_few_elements_say_that_it_fits() -> None:
+def test_a_step_of_unknown_size_is_pushed_down_if_samples_fit() -> None:
     fn = Called()
     chosen = OrderedPartition(READ.shuffle(10_000).map(fn).batch(4).plan)
-    assert fn.count == 0, "nothing is made before somebody asks"
+    assert fn.count == 0, "nothing is computed before the mode is requested"
     assert chosen.mode == "ordered + pushed down + deferred errors"
     assert fn.count == 4
     assert "map (test_ordered_partition.py:" in chosen.explain()
-    assert "100 bytes an element, measured" in chosen.explain()
+    assert "100 bytes per element, measured" in chosen.explain()
     assert "shuffles in the client: 1,000,000 bytes" in chosen.explain()
     assert (chosen.mode, fn.count) == ("ordered + pushed down + deferred errors", 4)
 
@@ -55,15 +55,13 @@ def test_a_step_of_unknown_size_sinks_where_a_few_elements_say_that_it_fits() ->
     ],
     ids=["ragged", "bytes", "nested", "objects"],
 )
-def test_the_largest_of_what_was_made_counts_with_all_its_bytes(
-    make: Callable[[int], object], size: int
-) -> None:
+def test_the_size_is_that_of_the_largest_sample(make: Callable[[int], object], size: int) -> None:
     chosen = OrderedPartition(READ.shuffle(1000).map(Called(make)).plan)
-    assert f" {size:,} bytes an element" in chosen.explain()
+    assert f" {size:,} bytes per element" in chosen.explain()
     assert f" {size * 1000:,} bytes of processed elements" in chosen.explain()
 
 
-def test_what_does_not_fit_stays_at_the_client() -> None:
+def test_a_step_whose_elements_do_not_fit_stays_in_the_client() -> None:
     fn = Called(lambda n: np.zeros(1 << 20, np.uint8))
     assert (
         OrderedPartition(READ.shuffle(1024).map(fn).plan).mode
@@ -74,18 +72,18 @@ def test_what_does_not_fit_stays_at_the_client() -> None:
     assert "would exceed the memory limit" in chosen.explain()
 
 
-def test_a_function_that_raises_here_stays_at_the_client() -> None:
-    def only_there(number: int) -> int:
+def test_a_function_that_raises_while_measured_stays_in_the_client() -> None:
+    def fails_here(number: int) -> int:
         raise OSError("no such device")
 
-    chosen = OrderedPartition(READ.shuffle(10).map(only_there).plan)
+    chosen = OrderedPartition(READ.shuffle(10).map(fails_here).plan)
     assert chosen.mode == "ordered"
-    assert "size of an element is not known: " in chosen.explain()
+    assert "unknown element size: " in chosen.explain()
     assert "OSError" in chosen.explain()
     assert "elements of unknown size" in chosen.explain()
 
 
-def test_files_that_are_not_here_leave_the_size_unknown(tmp_path: Path) -> None:
+def test_missing_files_leave_the_element_size_unknown(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1\n2\n")
     lines = Dataset.list_files(f"{tmp_path}/*.txt").interleave(hr.TextLineDataset)
     dataset = lines.shuffle(10).map(Called(lambda n: b"x"))
@@ -104,13 +102,13 @@ NOT_NEEDED = {
     "a size that follows from specs": lambda fn: (
         Dataset.range(9).filter(lambda x: x > 1).shuffle(4).map(lambda x: x + 1)
     ),
-    "nothing that can sink": lambda fn: READ.shuffle(4).filter(lambda x: x > 1).map(fn),
-    "nothing over batches of several units": lambda fn: READ.batch(3).shuffle(4).map(fn),
+    "no step that can be pushed down": lambda fn: READ.shuffle(4).filter(lambda x: x > 1).map(fn),
+    "no step over batches of several splits": lambda fn: READ.batch(3).shuffle(4).map(fn),
 }
 
 
 @pytest.mark.parametrize("name", NOT_NEEDED)
-def test_no_function_is_called_where_nothing_hangs_on_it(name: str) -> None:
+def test_no_function_is_called_if_the_decision_does_not_need_it(name: str) -> None:
     fn = Called(lambda n: n)
     chosen = OrderedPartition(NOT_NEEDED[name](fn).plan)
     assert chosen.mode.startswith("ordered + pushed down")
@@ -118,10 +116,10 @@ def test_no_function_is_called_where_nothing_hangs_on_it(name: str) -> None:
     assert fn.count == 0
 
 
-def test_a_generator_is_not_opened_here() -> None:
+def test_a_generator_is_not_opened_for_measuring() -> None:
     chosen = OrderedPartition(Dataset.from_generator(no_generator).shuffle(4).map(Called()).plan)
     assert chosen.mode == "ordered"
-    assert "a generator runs where it is read" in chosen.explain()
+    assert "a generator runs only in the process" in chosen.explain()
 
 
 def test_no_buffer_is_filled_and_few_functions_are_called() -> None:
@@ -140,7 +138,7 @@ def test_no_buffer_is_filled_and_few_functions_are_called() -> None:
     assert len(opens) < 9
 
 
-def test_what_has_no_elements_near_its_beginning_is_left_alone() -> None:
+def test_a_dataset_without_early_elements_is_not_pushed_down() -> None:
     rare = Called(lambda n: False)
     chosen = OrderedPartition(Dataset.range(1 << 40).filter(rare).shuffle(9).map(Called()).plan)
     assert chosen.mode == "ordered"
@@ -148,17 +146,17 @@ def test_what_has_no_elements_near_its_beginning_is_left_alone() -> None:
     nested = Dataset.range(1 << 40).flat_map(lambda x: Dataset.range(9).filter(lambda y: y > 9))
     assert OrderedPartition(nested.shuffle(9).map(Called()).plan).mode == "ordered"
     empty = Dataset.range(9).filter(rare).shuffle(9).map(Called())
-    assert "there are no elements" in OrderedPartition(empty.plan).explain()
+    assert "the dataset has no elements" in OrderedPartition(empty.plan).explain()
 
 
-def test_two_shuffles_over_each_other_hold_what_the_steps_above_both_make() -> None:
+def test_two_stacked_shuffles_hold_elements_of_the_steps_above_both() -> None:
     fn, last = Called(), Called(lambda n: np.zeros(50, np.uint8))
     chosen = OrderedPartition(READ.shuffle(10).map(fn).shuffle(20).map(last).plan)
     assert f" {30 * 50:,} bytes of processed elements" in chosen.explain()
     assert last.count == 4
 
 
-def test_shuffles_below_an_end_to_end_are_held_too() -> None:
+def test_shuffles_below_a_concatenation_count() -> None:
     fn = Called(lambda n: np.zeros(1 << 20, np.uint8))
     both = READ.shuffle(1000).concatenate(READ.shuffle(100))
     assert OrderedPartition(both.map(fn).plan).mode == "ordered"
@@ -168,12 +166,12 @@ def test_shuffles_below_an_end_to_end_are_held_too() -> None:
     )
 
 
-def test_what_a_place_says_is_kept_where_nothing_was_decided_yet() -> None:
+def test_the_mode_of_a_restored_position_is_used_if_none_was_decided() -> None:
     fn = Called()
     chosen = OrderedPartition(READ.shuffle(10).map(fn).plan)
     chosen.fix_mode("ordered")
     assert (chosen.mode, fn.count) == ("ordered", 0)
-    assert "went on from" in chosen.explain()
+    assert "restored state" in chosen.explain()
     chosen = OrderedPartition(READ.shuffle(10).map(fn).plan)
     assert chosen.mode == "ordered + pushed down + deferred errors"
     chosen.fix_mode("ordered")
@@ -184,11 +182,11 @@ def length_of(number: int) -> bytes:
     return bytes(int(number))
 
 
-def test_another_process_has_what_was_decided_here() -> None:
-    for bound_by in (10, 1 << 40):
+def test_a_pickled_partition_keeps_its_mode() -> None:
+    for restored in (10, 1 << 40):
         chosen = OrderedPartition(
-            Dataset.range(8).filter(bool).shuffle(bound_by).map(length_of).plan
+            Dataset.range(8).filter(bool).shuffle(restored).map(length_of).plan
         )
-        half = chosen.mode
-        assert half == ("ordered + pushed down + deferred errors" if bound_by == 10 else "ordered")
-        assert pickle.loads(pickle.dumps(chosen)).mode == half
+        mode = chosen.mode
+        assert mode == ("ordered + pushed down + deferred errors" if restored == 10 else "ordered")
+        assert pickle.loads(pickle.dumps(chosen)).mode == mode

@@ -1,4 +1,4 @@
-"""In order, with real processes: slow workers hold nothing up; what was read is not made again."""
+"""Speculative execution with real processes: stragglers delay nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLEEP = 60.0
 
 
 def slow_in_one_process(number: int, *, mark: str, first: int = 20) -> int:
-    """Sleep long in whichever process is the first with a number that is large enough."""
+    """Sleep long in the first process that gets a number of at least `first`."""
     if number >= first:
         try:
             os.close(os.open(mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -35,7 +35,7 @@ def slow_in_one_process(number: int, *, mark: str, first: int = 20) -> int:
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_that_sleeps_does_not_hold_up_what_is_read_in_order(tmp_path: Path) -> None:
+def test_a_sleeping_worker_does_not_delay_ordered_reading(tmp_path: Path) -> None:
     dataset = hr.Dataset.range(100).map(partial(slow_in_one_process, mark=str(tmp_path / "mark")))
     with LocalCluster(num_workers=2) as cluster:
         remote = dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, ordered=True))
@@ -55,8 +55,8 @@ def large(number: int, *, mark: str) -> np.ndarray:
 
 
 @pytest.mark.timeout(120)
-def test_nor_where_more_than_fits_comes_before_its_turn(tmp_path: Path) -> None:
-    """256 MiB do: the other worker waits for room, long before there is nothing left to deal."""
+def test_a_sleeping_worker_does_not_delay_a_reader_with_a_full_buffer(tmp_path: Path) -> None:
+    """The other worker waits after 256 MiB, long before all splits are assigned."""
     dataset = hr.Dataset.range(200).map(partial(large, mark=str(tmp_path / "mark")))
     with LocalCluster(num_workers=2) as cluster:
         remote = dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, ordered=True))
@@ -79,7 +79,7 @@ def sleepy(number: int) -> int:
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_that_stands_still_does_not_hold_up_the_end_either() -> None:
+def test_a_paused_worker_does_not_delay_the_end() -> None:
     dataset = hr.Dataset.range(200).map(sleepy)
     with LocalCluster(num_workers=2, worker_timeout_ms=3_600_000) as cluster:
         remote = dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, ordered=True))
@@ -94,7 +94,7 @@ def test_a_worker_that_stands_still_does_not_hold_up_the_end_either() -> None:
     assert got == list(range(200))
 
 
-# --- in order, what a state has read already is not made again for whoever goes on from it --------
+# --- resuming from a state does not compute elements before it again ------------------------------
 
 
 def opened(folder: str, number: int) -> hr.Dataset:
@@ -102,8 +102,8 @@ def opened(folder: str, number: int) -> hr.Dataset:
     return hr.Dataset.range(1000 * number, 1000 * number + (200 if number == 3 else 4))
 
 
-def test_datasets_that_were_read_beside_a_long_one_are_not_opened_again(tmp_path: Path) -> None:
-    def over(cluster: LocalCluster, folder: Path) -> hr.Dataset:
+def test_resuming_does_not_reopen_datasets_that_were_read_completely(tmp_path: Path) -> None:
+    def distribute_over(cluster: LocalCluster, folder: Path) -> hr.Dataset:
         opens = functools.partial(opened, str(folder))
         dataset = hr.Dataset.range(60).interleave(opens, cycle_length=2)
         return dataset.apply(distribute(ShardingPolicy.DYNAMIC, cluster.target, ordered=True))
@@ -112,16 +112,16 @@ def test_datasets_that_were_read_beside_a_long_one_are_not_opened_again(tmp_path
     before.mkdir()
     after.mkdir()
     with LocalCluster(num_workers=1, processes=False) as cluster:
-        everything = [int(each) for each in over(cluster, before)]
-        with iter(over(cluster, before)) as iterator:
+        everything = [int(each) for each in distribute_over(cluster, before)]
+        with iter(distribute_over(cluster, before)) as iterator:
             first = [int(next(iterator)) for _ in range(300)]
             state = json.dumps(iterator.get_state())
     read = {number // 1000 for number in first} - {3, first[-1] // 1000, first[-2] // 1000}
-    assert len(read) > 20, "they were read beside number 3"
+    assert len(read) > 20, "they were read while dataset 3 was open"
     with LocalCluster(num_workers=2, processes=False) as cluster:
-        iterator = iter(over(cluster, after))
+        iterator = iter(distribute_over(cluster, after))
         iterator.set_state(json.loads(state))
         assert first + [int(each) for each in iterator] == everything
-    again = {int(path.name.partition("-")[0]) for path in after.iterdir()}
-    assert 3 in again
-    assert not again & read
+    reopened = {int(path.name.partition("-")[0]) for path in after.iterdir()}
+    assert 3 in reopened
+    assert not reopened & read

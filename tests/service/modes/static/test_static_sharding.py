@@ -1,4 +1,4 @@
-"""Static policies: each worker of a fixed list has its own part of the dataset."""
+"""Static sharding with real servers: each slot of a fixed list of workers reads its own shard."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Dataset = hr.Dataset
 def service(
     workers: int = 5, addresses: list[str] | None = None, **config: Any
 ) -> Iterator[DispatchServer]:
-    """Run a dispatcher with a list of workers, and that many of them in this process."""
+    """Run a dispatcher with a list of workers, and as many workers in this process."""
     listed = ["localhost"] * workers if addresses is None else addresses
     with ExitStack() as stack:
         settings = DispatcherConfig(worker_addresses=listed, worker_timeout_ms=1000, **config)
@@ -55,8 +55,8 @@ def read(dataset: Dataset, mode: ShardingPolicy, dispatcher: DispatchServer, **a
     return dataset.apply(hr.service.distribute(mode, dispatcher.target, **args))
 
 
-def every(dataset: Dataset) -> list[Any]:
-    """Return all elements; the reader is closed whatever happens."""
+def read_all(dataset: Dataset) -> list[Any]:
+    """Return all elements; close the reader in any case."""
     with iter(dataset) as reader:
         return list(reader)
 
@@ -73,7 +73,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.catalogue("AS9", "AS16")
-def test_all_shards_together_are_the_dataset_once(files: str) -> None:
+def test_all_shards_together_contain_the_dataset_once(files: str) -> None:
     records = Dataset.list_files(files, shuffle=True).flat_map(hr.TFRecordDataset)
     with service() as dispatcher:
         for mode in (FILE, DATA, EITHER):
@@ -83,19 +83,19 @@ def test_all_shards_together_are_the_dataset_once(files: str) -> None:
             assert sorted(read(Dataset.range(20), mode, dispatcher)) == list(range(20))
         hinted = Dataset.range(20).shard(SHARD_HINT, 0).map(lambda x: x + 1)
         assert sorted(read(hinted, HINT, dispatcher)) == list(range(1, 21))
-        assert every(read(Dataset.range(0), EITHER, dispatcher)) == []
+        assert read_all(read(Dataset.range(0), EITHER, dispatcher)) == []
 
 
-def test_a_pass_is_shuffled_alike_everywhere_and_otherwise_than_the_one_before() -> None:
+def test_an_epoch_has_one_shuffle_order_that_differs_from_the_previous() -> None:
     with service(workers=3) as dispatcher:
         shuffled = read(Dataset.range(100).shuffle(100), DATA, dispatcher)
-        passes = [[int(x) for x in shuffled] for _ in range(2)]
-    for each in passes:
+        epochs = [[int(x) for x in shuffled] for _ in range(2)]
+    for each in epochs:
         assert sorted(each) == list(range(100))
-    assert passes[0] != passes[1]
+    assert epochs[0] != epochs[1]
 
 
-def test_a_pass_waits_for_the_workers_that_are_still_to_come() -> None:
+def test_an_epoch_waits_for_workers_that_have_not_joined() -> None:
     with service(workers=0, addresses=["localhost"] * 2) as dispatcher, ExitStack() as stack:
         stack.enter_context(worker_of(dispatcher))
         reader = iter(read(Dataset.range(6), DATA, dispatcher, target_workers="ANY"))
@@ -104,26 +104,26 @@ def test_a_pass_waits_for_the_workers_that_are_still_to_come() -> None:
         assert [int(x) for x in reader] == [1, 3, 5]
 
 
-def test_what_is_not_in_files_and_too_few_files_are_refused(files: str) -> None:
+def test_sources_without_files_and_too_few_files_are_rejected(files: str) -> None:
     few = Dataset.list_files(files, shuffle=False).take(4).flat_map(hr.TFRecordDataset)
     with service() as dispatcher:
         with pytest.raises(NotFoundError, match="Found an unshardable source dataset"):
-            every(read(Dataset.range(20), FILE, dispatcher))
+            read_all(read(Dataset.range(20), FILE, dispatcher))
         for mode in (FILE, EITHER):
             with pytest.raises(InvalidArgumentError, match=r"4 files.*the required 5 shards"):
-                every(read(few, mode, dispatcher))
-        assert len(every(read(few, DATA, dispatcher))) == 40
+                read_all(read(few, mode, dispatcher))
+        assert len(read_all(read(few, DATA, dispatcher))) == 40
 
 
 @pytest.mark.parametrize("mode", [ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, EITHER])
-def test_a_hint_is_for_hint_alone(mode: ShardingPolicy) -> None:
+def test_a_hint_requires_the_hint_policy(mode: ShardingPolicy) -> None:
     hinted = Dataset.range(20).shard(SHARD_HINT, 0)
     with service(workers=1) as dispatcher, pytest.raises(FailedPreconditionError):
-        every(read(hinted, mode, dispatcher))
+        read_all(read(hinted, mode, dispatcher))
 
 
 @pytest.mark.catalogue("AS27", "AS29")
-def test_workers_that_are_not_listed_are_refused() -> None:
+def test_workers_that_are_not_listed_are_rejected() -> None:
     for listed in (["localhost:worker"], ["elsewhere:%port%"]):
         with (
             service(workers=0, addresses=listed) as dispatcher,
@@ -133,7 +133,7 @@ def test_workers_that_are_not_listed_are_refused() -> None:
 
 
 @pytest.mark.catalogue("AS30")
-def test_one_worker_too_many_waits_for_a_lease_and_is_refused() -> None:
+def test_a_surplus_worker_waits_for_a_lease_and_is_rejected() -> None:
     with (
         service(workers=1, addresses=["localhost:%port%"]) as dispatcher,
         pytest.raises(HeadraceError, match="other workers are already running at the config"),
@@ -142,23 +142,23 @@ def test_one_worker_too_many_waits_for_a_lease_and_is_refused() -> None:
 
 
 @pytest.mark.catalogue("AS28")
-def test_without_a_list_static_policies_are_refused() -> None:
+def test_static_policies_without_a_list_are_rejected() -> None:
     with (
         service(workers=1, addresses=[]) as dispatcher,
         pytest.raises(NotFoundError, match=r"Worker .*is not in the workers list"),
     ):
-        every(read(Dataset.range(3), DATA, dispatcher))
+        read_all(read(Dataset.range(3), DATA, dispatcher))
 
 
-def test_named_ports_are_any_ports() -> None:
+def test_named_ports_match_any_port() -> None:
     with service(workers=2, addresses=["localhost:%port_worker%"] * 2) as dispatcher:
         assert sorted(read(Dataset.range(6), DATA, dispatcher)) == list(range(6))
 
 
-def test_only_visits_that_the_policy_offers_are_accepted() -> None:
+def test_unsupported_visitation_values_are_rejected() -> None:
     with service(workers=1) as dispatcher:
-        again = read(Dataset.range(3), DATA, dispatcher, visitation="at_least_once")
-        assert list(again) == [0, 1, 2]
+        second = read(Dataset.range(3), DATA, dispatcher, visitation="at_least_once")
+        assert list(second) == [0, 1, 2]
         with pytest.raises(ValueError, match="visitation"):
             read(Dataset.range(3), DATA, dispatcher, visitation="exactly_once")
 
@@ -176,42 +176,42 @@ def test_a_shard_whose_worker_was_lost_is_read_again_by_the_next_one() -> None:
         reader.close()
 
 
-def test_a_shard_that_is_read_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repeated_shard_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     config = DispatcherConfig(worker_addresses=["localhost", "localhost"])
     with DispatchServer(config) as dispatcher, ExitStack() as stack:
         stack.enter_context(worker_of(dispatcher))
-        leaving = worker_of(dispatcher)
+        stopped = worker_of(dispatcher)
         with iter(read(Dataset.range(1 << 20).map(int), DATA, dispatcher)) as reader:
             next(reader)
-            leaving.drain(timeout=0.1)
-            leaving.stop()
+            stopped.drain(timeout=0.1)
+            stopped.stop()
             stack.enter_context(worker_of(dispatcher))
-            seen = {int(value) for value in reader}
-    assert seen | {0, 1} == set(range(1 << 20))
+            elements = {int(value) for value in reader}
+    assert elements | {0, 1} == set(range(1 << 20))
     assert "the worker of shard 1 was lost (loss 1)" in caplog.text
 
 
-# --- workers of this process, and others --------------------------------------------------------
+# --- workers in this process and others ---------------------------------------------------------
 
 
 @contextmanager
-def mixed(**config: Any) -> Iterator[DispatchServer]:
-    """Run a dispatcher with five slots; slot 1 is that of a worker in this process."""
+def mixed_cluster(**config: Any) -> Iterator[DispatchServer]:
+    """Run a dispatcher with five slots; only the worker of slot 1 is in this process."""
     with ExitStack() as stack:
         listed = DispatcherConfig(worker_addresses=["localhost"] * 5, **config)
         dispatcher = stack.enter_context(DispatchServer(listed))
         address = dispatcher.target.removeprefix("tcp://")
-        for place in range(5):
-            if place == 1:
+        for slot in range(5):
+            if slot == 1:
                 stack.enter_context(worker_of(dispatcher))
             else:
-                stack.enter_context(elsewhere(address))
+                stack.enter_context(remote_worker(address))
         yield dispatcher
 
 
 @contextmanager
-def elsewhere(address: str) -> Iterator[None]:
-    """Run a worker that is not known as one of this process."""
+def remote_worker(address: str) -> Iterator[None]:
+    """Run a worker that counts as one of another process."""
     worker = WorkerServer(WorkerConfig(address))
     known = inprocess._servers.pop(worker.address)
     try:
@@ -222,18 +222,18 @@ def elsewhere(address: str) -> Iterator[None]:
 
 
 @pytest.mark.catalogue("WT5")
-def test_auto_reads_the_worker_of_the_own_process_if_there_is_one() -> None:
+def test_auto_reads_the_worker_of_this_process_if_there_is_one() -> None:
     for mode in (None, "COLOCATED"):
-        with mixed(deployment_mode=mode) as dispatcher:
+        with mixed_cluster(deployment_mode=mode) as dispatcher:
             found = [int(x) for x in read(Dataset.range(20), DATA, dispatcher)]
             assert found == [1, 6, 11, 16]
-            whole = read(Dataset.range(20), EITHER, dispatcher, target_workers="ANY")
-            assert sorted(int(x) for x in whole) == list(range(20))
+            copy = read(Dataset.range(20), EITHER, dispatcher, target_workers="ANY")
+            assert sorted(int(x) for x in copy) == list(range(20))
 
 
 @pytest.mark.catalogue("AS9", "AS16")
 def test_auto_reads_all_workers_of_a_remote_deployment() -> None:
-    with mixed(deployment_mode="REMOTE") as dispatcher:
+    with mixed_cluster(deployment_mode="REMOTE") as dispatcher:
         found = sorted(int(x) for x in read(Dataset.range(20), DATA, dispatcher))
         assert found == list(range(20))
         local = read(Dataset.range(20), DATA, dispatcher, target_workers="LOCAL")
@@ -241,39 +241,39 @@ def test_auto_reads_all_workers_of_a_remote_deployment() -> None:
 
 
 @pytest.mark.catalogue("AS31")
-def test_without_a_local_worker_a_colocated_deployment_is_an_error() -> None:
+def test_a_colocated_deployment_without_a_local_worker_raises() -> None:
     with (
         service(workers=0, addresses=["localhost"], deployment_mode="COLOCATED") as dispatcher,
-        elsewhere(dispatcher.target.removeprefix("tcp://")),
+        remote_worker(dispatcher.target.removeprefix("tcp://")),
     ):
         text = "Static sharding policy <FILE_OR_DATA> requires local workers"
         with pytest.raises(InvalidArgumentError, match=text):
-            every(read(Dataset.range(20), EITHER, dispatcher))
-        # Policies without fixed shares are not concerned.
-        assert every(read(Dataset.range(3), ShardingPolicy.OFF, dispatcher)) == [0, 1, 2]
+            read_all(read(Dataset.range(20), EITHER, dispatcher))
+        # Policies without fixed shards are not affected.
+        assert read_all(read(Dataset.range(3), ShardingPolicy.OFF, dispatcher)) == [0, 1, 2]
 
 
-def test_a_local_worker_that_stops_midway_is_waited_for() -> None:
+def test_readers_wait_for_a_local_worker_that_restarts() -> None:
     settings = DispatcherConfig(worker_addresses=["localhost"] * 2)
     with DispatchServer(settings) as dispatcher, ExitStack() as stack:
-        leaving = stack.enter_context(worker_of(dispatcher))
-        stack.enter_context(elsewhere(dispatcher.target.removeprefix("tcp://")))
+        stopped = stack.enter_context(worker_of(dispatcher))
+        stack.enter_context(remote_worker(dispatcher.target.removeprefix("tcp://")))
         data = read(Dataset.range(1 << 12).map(int), DATA, dispatcher, max_outstanding_requests=1)
         with iter(data) as reader:
             assert int(next(reader)) == 0
-            leaving.stop()
+            stopped.stop()
             starting = threading.Timer(1.0, lambda: stack.enter_context(worker_of(dispatcher)))
             starting.start()
-            seen = {int(x) for x in reader}
+            elements = {int(x) for x in reader}
             starting.join()
-    assert seen | {0} == set(range(0, 1 << 12, 2))
+    assert elements | {0} == set(range(0, 1 << 12, 2))
 
 
-def test_a_local_worker_that_stops_for_good_ends_the_reading_with_an_error() -> None:
+def test_a_local_worker_that_does_not_restart_raises() -> None:
     settings = DispatcherConfig(worker_addresses=["localhost"] * 2)
     with DispatchServer(settings) as dispatcher, ExitStack() as stack:
-        leaving = stack.enter_context(worker_of(dispatcher))
-        stack.enter_context(elsewhere(dispatcher.target.removeprefix("tcp://")))
+        stopped = stack.enter_context(worker_of(dispatcher))
+        stack.enter_context(remote_worker(dispatcher.target.removeprefix("tcp://")))
         data = read(
             Dataset.range(1 << 20).map(int),
             DATA,
@@ -283,16 +283,16 @@ def test_a_local_worker_that_stops_for_good_ends_the_reading_with_an_error() -> 
         )
         with iter(data) as reader:
             assert int(next(reader)) == 0
-            leaving.stop()
+            stopped.stop()
             with pytest.raises(UnavailableError, match="no worker can deliver one"):
                 for _ in reader:
                     pass
 
 
-def test_a_local_copy_ends_with_its_worker_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_local_copy_ends_with_its_worker_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with DispatchServer() as dispatcher, ExitStack() as stack:
-        leaving = stack.enter_context(worker_of(dispatcher))
-        stack.enter_context(elsewhere(dispatcher.target.removeprefix("tcp://")))
+        stopped = stack.enter_context(worker_of(dispatcher))
+        stack.enter_context(remote_worker(dispatcher.target.removeprefix("tcp://")))
         data = read(
             Dataset.range(1 << 40),
             ShardingPolicy.OFF,
@@ -302,7 +302,7 @@ def test_a_local_copy_ends_with_its_worker_and_says_so(caplog: pytest.LogCapture
         )
         with iter(data) as reader:
             next(reader)
-            leaving.stop()
+            stopped.stop()
             for _ in reader:
                 pass
     assert "The rest of its copy is missing" in caplog.text

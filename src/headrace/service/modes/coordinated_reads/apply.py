@@ -25,7 +25,7 @@ def apply_horizon_advanced(state: DispatcherState, event: HorizonAdvanced) -> No
     iteration = state.iterations[event.iteration_id]
     consumers = coordinated_iteration(iteration.mode_state)
     require(not iteration.finished, "the iteration is finished")
-    require(event.horizon > consumers.horizon, "consumers may go there already")
+    require(event.horizon > consumers.horizon, "the horizon does not advance")
     consumers.horizon = event.horizon
 
 

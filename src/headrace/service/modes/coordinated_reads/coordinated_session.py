@@ -117,8 +117,8 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
             self.fail(FailedPreconditionError(reply.failure_reason))
         self._heartbeats.expedite()
 
-    def _report_acknowledged(self, asked: ReportDelivery) -> None:
-        self._unreported_losses.discard(asked.task_id)
+    def _report_acknowledged(self, report: ReportDelivery) -> None:
+        self._unreported_losses.discard(report.task_id)
         self._heartbeats.expedite()
 
     def _unreachable_acknowledged(self, task_id: int) -> None:
@@ -177,7 +177,7 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
                 self._round_order.add_task(task_id, address.starting_round or 0)
             if address.attempt > self._attempts:
                 self._attempts = address.attempt
-                self._warn_of_retry(address, "every worker that read a copy of the dataset")
+                self._warn_of_retry(address, "every worker with a copy of the dataset")
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -225,13 +225,13 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
 
     def take_due(self, now: float) -> list[ReceivedBatch]:
         deliveries: list[ReceivedBatch] = []
-        while (found := self._round_order.next_turn()) is not None:
-            task_id, number = found
+        while (turn := self._round_order.next_turn()) is not None:
+            task_id, number = turn
             task = self._tasks[task_id]
             if number >= task.num_complete or number not in task.batches:
                 break
             self._round_order.advance()
-            self._unconsumed.add(found)
+            self._unconsumed.add(turn)
             task.lagging_consumers = ()
             deliveries.append(task.batches.pop(number))
         if deliveries and self._wait.is_waiting:
@@ -281,17 +281,21 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
             urgent = self._round_order.next_turn()
         room = self._max_outstanding - len(self._unconsumed)
         # Not all of these are among the next rounds: a lost task loses its turns.
-        asked = sum(
+        num_outstanding = sum(
             [len(task.requested) + len(task.batches) for task in self._active_tasks.values()]
         )
-        for place, (task_id, number) in enumerate(self._round_order.upcoming(room)):
+        for index, (task_id, number) in enumerate(self._round_order.upcoming(room)):
             task = self._active_tasks.get(task_id)
             # The next round is always requested; otherwise later rounds could fill the room
             # forever.
-            if task is not None and task.should_request(number) and (asked < room or place == 0):
+            if (
+                task is not None
+                and task.should_request(number)
+                and (num_outstanding < room or index == 0)
+            ):
                 task.requested.add(number)
                 task.unsent.append(number)
-                asked += 1
+                num_outstanding += 1
         for task_id, task in self._active_tasks.items():
             if now < task.retry_at:
                 actions.wake_within(task.retry_at - now)
@@ -303,17 +307,17 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
             actions.wake_within(task.acknowledge_by - now)
 
     def _call_dispatcher(self, now: float, actions: ClientActions) -> None:
-        wanted = self._wanted_horizon(now)
-        if wanted > self._requested_horizon:
+        horizon = self._wanted_horizon(now)
+        if horizon > self._requested_horizon:
             self._heartbeats.expedite()
         if self._heartbeats.is_due(now):
             client_id = self.client_id
             for task_id in sorted(self._unreported_losses):
                 task = self._tasks.get(task_id)
-                nothing = ReportDelivery(
+                empty_report = ReportDelivery(
                     client_id=client_id, task_id=task_id, delivered=(), rounds=0
                 )
-                actions.calls.append(nothing if task is None else task.loss_report(client_id))
+                actions.calls.append(empty_report if task is None else task.loss_report(client_id))
             for task_id, refused in sorted(self._unreachable.items()):
                 actions.calls.append(
                     ReportUnreachable(
@@ -323,12 +327,12 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
             actions.calls.append(
                 self._make_heartbeat(
                     now,
-                    horizon=wanted,
+                    horizon=horizon,
                     elements=self._round_order.next_number,
                     buffers=len(self._unconsumed),
                 )
             )
-            self._requested_horizon = max(self._requested_horizon, wanted)
+            self._requested_horizon = max(self._requested_horizon, horizon)
             self._heartbeats.heartbeat_sent(now)
         actions.wake_within(self._heartbeats.seconds_until_due(now))
 
@@ -357,36 +361,34 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
         since = min(seconds, now - self._left_since)
         if self._missing_consumer and since >= _LAST_ROUNDS_SECONDS:
             return FailedPreconditionError(
-                f"consumer {self._consumer} of {self._num_consumers} cannot go on with round "
-                f"{number}: "
-                f"{self._missing_consumer}. Rounds are read by all consumers together; start all "
+                f"consumer {self._consumer} of {self._num_consumers} cannot read round {number}: "
+                f"{self._missing_consumer}. All consumers must read a round together; start all "
                 "of them again"
             )
         problem = super()._wait_error(now)
         if problem is not None:
             return problem
-        behind = self._lagging_consumers()
-        if behind and seconds >= self._wait_timeout:
+        lagging = self._lagging_consumers()
+        if lagging and seconds >= self._wait_timeout:
             return DeadlineExceededError(
-                f"round {number} did not come for {seconds:.0f} s (`wait_timeout`): "
-                f"{self._describe_laggards(behind)}"
+                f"waited {seconds:.0f} s for round {number} (`wait_timeout`): "
+                f"{self._describe_lagging(lagging)}"
             )
         return None
 
     def _lagging_consumers(self) -> tuple[int, ...]:
-        found = self._round_order.next_turn()
-        task = None if found is None else self._active_tasks.get(found[0])
+        turn = self._round_order.next_turn()
+        task = None if turn is None else self._active_tasks.get(turn[0])
         return () if task is None else task.lagging_consumers
 
-    def _describe_laggards(self, behind: tuple[int, ...]) -> str:
-        names = " and ".join(str(each) for each in behind[:3])
-        more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
-        word = "consumer" if len(behind) == 1 else "consumers"
+    def _describe_lagging(self, lagging: tuple[int, ...]) -> str:
+        names = " and ".join(str(each) for each in lagging[:3])
+        more = f" and {len(lagging) - 3} more" if len(lagging) > 3 else ""
+        noun = "consumer" if len(lagging) == 1 else "consumers"
         return (
-            f"{word} {names}{more} of {self._num_consumers} did not take part in round "
-            f"{self._round_order.next_number}, and all others wait. Does each of them run, and "
-            "iterate as "
-            "often?"
+            f"{noun} {names}{more} of {self._num_consumers} did not read round "
+            f"{self._round_order.next_number}, and all other consumers wait. Check that every "
+            "consumer runs, and iterates over the dataset equally often"
         )
 
     @property
@@ -397,14 +399,14 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
         return True  # the dispatcher extends the horizon
 
     def _describe_missing(self, now: float) -> str:
-        behind = self._lagging_consumers()
-        if behind:
-            return self._describe_laggards(behind)
+        lagging = self._lagging_consumers()
+        if lagging:
+            return self._describe_lagging(lagging)
         if self._awaited_clients:
             names = " and ".join(self._awaited_clients[:3])
             return (
-                f"{names} of the same job cannot be heard, and must say first what they received "
-                "of a worker that is gone"
+                f"no heartbeat from {names} of the same job, which must report the rounds that "
+                "they received from a lost worker"
             )
         silence = self._heartbeats.silence(now)
         return describe_missing(
@@ -433,4 +435,6 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
         task = self._tasks.get(task_id)
         if task is not None:
             task.num_complete = rounds
-            task.batches = {each: part for each, part in task.batches.items() if each < rounds}
+            task.batches = {
+                number: batch for number, batch in task.batches.items() if number < rounds
+            }

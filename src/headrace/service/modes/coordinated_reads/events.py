@@ -42,14 +42,14 @@ class CoordinatedIteration(IterationModeState):
     def task_created(self, task: DispatcherTask) -> None:
         """Check that no consumer is beyond the first round of the task."""
         rounds = coordinated_task(task.mode_state)
-        require(rounds is not None, "it does not say at which round it begins")
-        require(rounds.starting_round >= self.horizon, "consumers may be beyond that round")
+        require(rounds is not None, "starting_round is missing")
+        require(rounds.starting_round >= self.horizon, "starting_round is before the horizon")
 
     def client_joined(self, iteration: JobIteration, client_id: str, index: int | None) -> None:
         """Record which consumer a client is."""
         if index is not None:
             taken = {*self.consumer_by_client.values(), *self.departed_consumers}
-            require(iteration.finished or index not in taken, "another is that consumer")
+            require(iteration.finished or index not in taken, "the consumer index is taken")
             self.consumer_by_client[client_id] = index
 
     def client_left(

@@ -110,8 +110,8 @@ class _CoordinatedPolicy(IterationPolicy):
         """Return the tasks to create, which begin at the horizon."""
         horizon = coordinated_iteration(iteration.mode_state).horizon
         return [
-            msgspec.structs.replace(post, mode_state=CoordinatedTask(horizon))
-            for post in super().tasks_to_create(state, iteration)
+            msgspec.structs.replace(assignment, mode_state=CoordinatedTask(horizon))
+            for assignment in super().tasks_to_create(state, iteration)
         ]
 
     def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
@@ -151,7 +151,7 @@ class _CoordinatedPolicy(IterationPolicy):
             reply,
             horizon=horizon,
             complete_rounds=_final_round_counts(tasks),
-            missing_consumer=_describe_leavers(iteration, tasks),
+            missing_consumer=_describe_departed(iteration, tasks),
         )
 
 
@@ -182,24 +182,24 @@ def _check_index(iteration: JobIteration, opening: OpenIteration) -> None:
     consumers = coordinated_iteration(iteration.mode_state)
     if index is None or consumers.consumer_by_client.get(client_id) == index:
         return
-    holders = {each: holder for holder, each in consumers.consumer_by_client.items()}
-    if index in holders:
-        seen = f"is client {holders[index]}, which reads it"
-        cure = (
-            "A client that is not heard counts as gone after `client_timeout_ms`. Start all "
-            "consumers again once all have left"
+    clients = {each: client for client, each in consumers.consumer_by_client.items()}
+    if index in clients:
+        status = f"is client {clients[index]}, which is still reading"
+        fix = (
+            "A client without heartbeats expires after `client_timeout_ms`. Start all consumers "
+            "again once all have left or expired"
         )
     elif index in consumers.departed_consumers:
         client = consumers.departed_consumers[index]
-        seen = f"was client {client}, which has left: what it used is not known"
-        cure = "Start all consumers again once all have left"
+        status = f"was client {client}, which has left: the elements it consumed are not known"
+        fix = "Start all consumers again once all have left"
     else:
         return
     raise FailedPreconditionError(
         f"consumer {index} of {opening.options.num_consumers} of job {opening.job_name}, "
-        f"{format_epoch(opening.epoch)}, {seen}; the current round has already "
+        f"{format_epoch(opening.epoch)}, {status}; the current round has already "
         f"reached up to {consumers.horizon}. This may indicate that the consumer was restarted "
-        f"with the same job name. {cure}, or choose another job_name"
+        f"with the same job name. {fix}, or choose another job_name"
     )
 
 
@@ -214,7 +214,7 @@ def _final_round_counts(tasks: list[DispatcherTask]) -> tuple[tuple[int, int], .
     )
 
 
-def _describe_leavers(iteration: JobIteration, tasks: list[DispatcherTask]) -> str:
+def _describe_departed(iteration: JobIteration, tasks: list[DispatcherTask]) -> str:
     """Return which consumers left before the end; empty if none did."""
     # The number of rounds that all consumers have of such a task remains unknown.
     if iteration.finished and not any(

@@ -146,25 +146,25 @@ class RoundDelivery(DeliveryPolicy[R]):
             return [(request, refusal)]
         index, number = message.consumer_index, message.request_number
         consumer = self._consumers[index]
-        answers = self._record_received(consumer, message.acknowledged)
+        replies = self._record_received(consumer, message.acknowledged)
         if number == PROGRESS_REQUEST:
             if message.known_rounds < self._num_complete:
-                return [*answers, (request, self._progress_reply())]
+                return [*replies, (request, self._progress_reply())]
         elif number < consumer.received_rounds:
-            answered = AbortedError(f"round {number} was received before")
-            return [*answers, (request, answered)]
+            duplicate = AbortedError(f"round {number} was already received")
+            return [*replies, (request, duplicate)]
         elif number < self._num_produced:
-            return [*answers, (request, self._deliver(index, number))]
+            return [*replies, (request, self._deliver(index, number))]
         if self._refusal is not None:
-            return [*answers, (request, self._refusal)]
+            return [*replies, (request, self._refusal)]
         if self._is_finished:
-            return [*answers, (request, self._end_reply())]
+            return [*replies, (request, self._end_reply())]
         # A repeated request replaces the one that lost its connection.
         repeated = self._waiting_requests.pop((index, number), None)
         self._waiting_requests[index, number] = request, message.known_rounds
         if repeated is not None:
-            answers.append((repeated[0], AbortedError(f"request {number} was asked again")))
-        return answers
+            replies.append((repeated[0], AbortedError(f"request {number} was repeated")))
+        return replies
 
     def _check_consumer(self, message: GetElements) -> Exception | None:
         index, client_id = message.consumer_index, message.client_id
@@ -178,8 +178,7 @@ class RoundDelivery(DeliveryPolicy[R]):
         if consumer.client_id != client_id:
             return FailedPreconditionError(
                 f"Consumer {index} requested data for round {max(message.request_number, 0)}, but "
-                "the "
-                f"current round has already reached {consumer.received_rounds}: client "
+                f"the current round has already reached {consumer.received_rounds}: client "
                 f"{consumer.client_id} reads as consumer {index}. This may indicate that the "
                 "consumer was restarted with the same job name"
             )
@@ -190,22 +189,24 @@ class RoundDelivery(DeliveryPolicy[R]):
     def _record_received(self, consumer: _Consumer, received: int) -> list[tuple[R, BatchReply]]:
         """Record the rounds that arrived at a consumer, and those that are complete with that."""
         consumer.received_rounds = max(consumer.received_rounds, min(received, self._num_produced))
-        whole = min(each.received_rounds for each in self._consumers)
-        if whole == self._num_complete:
+        num_complete = min(each.received_rounds for each in self._consumers)
+        if num_complete == self._num_complete:
             return []
-        for number in range(self._num_complete, whole):
-            over = self._rounds.pop(number)
-            self._bytes -= over.size
-            self._completed_to = over.parts[-1].done_to
-        self._num_complete = whole
-        words = [
+        for number in range(self._num_complete, num_complete):
+            completed = self._rounds.pop(number)
+            self._bytes -= completed.size
+            self._completed_to = completed.parts[-1].done_to
+        self._num_complete = num_complete
+        progress_keys = [
             key for key, (_, known) in self._waiting_requests.items() if key[1] == PROGRESS_REQUEST
         ]
-        return [(self._waiting_requests.pop(key)[0], self._progress_reply()) for key in words]
+        return [
+            (self._waiting_requests.pop(key)[0], self._progress_reply()) for key in progress_keys
+        ]
 
     def add_batch(self, batch: ResultBatch) -> list[tuple[R, BatchReply]]:
         """Add the next element."""
-        assert not self._is_exhausted, "a portion after the end"
+        assert not self._is_exhausted, "batch added after the end of the task"
         batch = replace(batch, earlier_delivered_end=self._delivered_end)
         self._done_to = batch.done_to
         self._delivered_end = max(batch.delivered_end, batch.done_to)
@@ -227,24 +228,24 @@ class RoundDelivery(DeliveryPolicy[R]):
         """Record that no further batch will come; `splits` splits are complete with the end."""
         self._is_exhausted = True
         self._done_at_end = max(splits, self._done_to)
-        left = self._rounds.get(self._num_produced)
-        if left is None:
+        partial = self._rounds.get(self._num_produced)
+        if partial is None:
             return []
-        error = next((part.error for part in left.parts if part.error is not None), None)
+        error = next((part.error for part in partial.parts if part.error is not None), None)
         if error is not None:
-            last = left.parts[-1]
-            more = ResultBatch(
-                first_element=last.first_element,
+            last_part = partial.parts[-1]
+            filler = ResultBatch(
+                first_element=last_part.first_element,
                 error=error,
-                done_from=last.done_to,
-                done_to=last.done_to,
-                delivered_end=last.delivered_end,
+                done_from=last_part.done_to,
+                done_to=last_part.done_to,
+                delivered_end=last_part.delivered_end,
             )
-            left.parts += [more] * (len(self._consumers) - len(left.parts))
+            partial.parts += [filler] * (len(self._consumers) - len(partial.parts))
             return self._deliver_round()
         del self._rounds[self._num_produced]
-        self._bytes -= left.size
-        self._dropped_elements = len(left.parts)
+        self._bytes -= partial.size
+        self._dropped_elements = len(partial.parts)
         return []
 
     def note_finished(self) -> list[tuple[R, BatchReply]]:
@@ -255,42 +256,46 @@ class RoundDelivery(DeliveryPolicy[R]):
     def cancel(self, refusal: Exception) -> tuple[list[tuple[R, BatchReply]], UndeliveredOutput]:
         """Reject all further requests, except for rounds with parts that were sent before."""
         self._refusal = refusal
-        given = [each for each in self._rounds.values() if each.is_delivered]
-        kept = [number for number, each in self._rounds.items() if not each.is_delivered]
-        touched = self._done_at_end if self._is_exhausted and not kept else self._delivered_to
-        elements = 0
-        for number in kept:
-            left = self._rounds.pop(number)
-            elements += sum(part.num_elements for part in left.parts)
-            self._bytes -= left.size
-        self._num_produced = min(kept, default=self._num_produced)
-        left_over = UndeliveredOutput(
-            elements=elements,
-            unacknowledged=sum(part.num_elements for each in given for part in each.parts),
-            delivered_splits=first_n(touched),
+        delivered = [each for each in self._rounds.values() if each.is_delivered]
+        undelivered = [number for number, each in self._rounds.items() if not each.is_delivered]
+        delivered_end = (
+            self._done_at_end if self._is_exhausted and not undelivered else self._delivered_to
         )
-        return self._reply_to_all(refusal), left_over
+        num_elements = 0
+        for number in undelivered:
+            pending = self._rounds.pop(number)
+            num_elements += sum(part.num_elements for part in pending.parts)
+            self._bytes -= pending.size
+        self._num_produced = min(undelivered, default=self._num_produced)
+        output = UndeliveredOutput(
+            elements=num_elements,
+            unacknowledged=sum(part.num_elements for each in delivered for part in each.parts),
+            delivered_splits=first_n(delivered_end),
+        )
+        return self._reply_to_all(refusal), output
 
     def remove_client(
         self, client_id: str
     ) -> tuple[list[tuple[R, BatchReply]], DepartedClientOutput]:
         """Record that a client departed: rounds that it has not received never become complete."""
-        answers: list[tuple[R, BatchReply]] = []
+        replies: list[tuple[R, BatchReply]] = []
         lost: list[tuple[int, int]] = []
         for index, consumer in enumerate(self._consumers):
             if consumer.client_id != client_id:
                 continue
             consumer.is_expired = True
             for key in [key for key in self._waiting_requests if key[0] == index]:
-                answers.append(
+                replies.append(
                     (self._waiting_requests.pop(key)[0], _departed_client_error(client_id))
                 )
             for number, each in self._rounds.items():
                 if each.is_delivered and number >= consumer.received_rounds:
-                    begin, last = each.parts[0], each.parts[-1]
-                    lost.append((begin.done_from, max(last.delivered_end, last.done_to)))
-        units = union(each for each in lost if each[0] < each[1])
-        return answers, DepartedClientOutput(unacknowledged=(), possibly_lost=units)
+                    first_part, last_part = each.parts[0], each.parts[-1]
+                    lost.append(
+                        (first_part.done_from, max(last_part.delivered_end, last_part.done_to))
+                    )
+        splits = union(each for each in lost if each[0] < each[1])
+        return replies, DepartedClientOutput(unacknowledged=(), possibly_lost=splits)
 
     def forget_client(self, client_id: str) -> list[tuple[R, BatchReply]]:
         """Do nothing: the dispatcher's knowledge of a departed client has no effect here."""
@@ -304,18 +309,18 @@ class RoundDelivery(DeliveryPolicy[R]):
 
     def _deliver(self, index: int, number: int) -> ResultBatch:
         """Return a consumer's part of a round; splits count with the round as a whole."""
-        given = self._rounds[number]
-        given.is_delivered = True
-        begin, last = given.parts[0], given.parts[-1]
-        touched = max(last.delivered_end, last.done_to)
-        self._delivered_to = max(self._delivered_to, touched)
+        pending = self._rounds[number]
+        pending.is_delivered = True
+        first_part, last_part = pending.parts[0], pending.parts[-1]
+        delivered_end = max(last_part.delivered_end, last_part.done_to)
+        self._delivered_to = max(self._delivered_to, delivered_end)
         return replace(
-            given.parts[index],
+            pending.parts[index],
             first_element=number,
-            done_from=begin.done_from,
-            done_to=last.done_to,
-            delivered_end=touched,
-            earlier_delivered_end=begin.earlier_delivered_end,
+            done_from=first_part.done_from,
+            done_to=last_part.done_to,
+            delivered_end=delivered_end,
+            earlier_delivered_end=first_part.earlier_delivered_end,
             mode_data=RoundProgress(num_complete=self._num_complete),
         )
 
@@ -344,14 +349,14 @@ class RoundDelivery(DeliveryPolicy[R]):
             index for index, each in consumers if each.received_rounds == self._num_complete
         )
 
-    def _reply_to_all(self, answer: BatchReply) -> list[tuple[R, BatchReply]]:
+    def _reply_to_all(self, reply: BatchReply) -> list[tuple[R, BatchReply]]:
         """Send the same reply to all waiting requests."""
         waiting, self._waiting_requests = self._waiting_requests, {}
-        return [(request, answer) for request, _ in waiting.values()]
+        return [(request, reply) for request, _ in waiting.values()]
 
 
 def _departed_client_error(client_id: str) -> FailedPreconditionError:
     return FailedPreconditionError(
-        f"client {client_id} was not heard of for too long, or closed its iterator, and counts as "
-        "gone: its group of consumers cannot go on; start all consumers again"
+        f"client {client_id} closed its iterator, or its lease expired: its group of consumers "
+        "cannot continue; start all consumers again"
     )

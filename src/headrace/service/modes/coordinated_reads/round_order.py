@@ -99,18 +99,18 @@ class RoundOrder:
 
     def advance(self) -> None:
         """Advance to the next round."""
-        found = self._find_turn(self._ring)
-        assert found is not None, "nobody's turn"
+        turn = self._find_turn(self._ring)
+        assert turn is not None, "the next round has no task"
         _advance(self._ring)
 
     def upcoming(self, limit: int) -> list[tuple[int, int]]:
         """Return the next known rounds, as tasks and their round numbers."""
         ring = self._ring.copy()
-        found: list[tuple[int, int]] = []
-        while len(found) < limit and (due := self._find_turn(ring)) is not None:
-            found.append(due)
+        turns: list[tuple[int, int]] = []
+        while len(turns) < limit and (turn := self._find_turn(ring)) is not None:
+            turns.append(turn)
             _advance(ring)
-        return found
+        return turns
 
     def _find_turn(self, ring: _Ring) -> tuple[int, int] | None:
         """Let tasks join and leave until the task of the next round is known."""
@@ -128,9 +128,9 @@ class RoundOrder:
                 # know that another member followed, which delivered no round.
                 ring.next_member = 0
             task_id = ring.members[ring.next_member]
-            taken = ring.rounds_taken.get(task_id, 0)
-            if taken < self._round_counts.get(task_id, math.inf):
-                return task_id, taken
+            num_taken = ring.rounds_taken.get(task_id, 0)
+            if num_taken < self._round_counts.get(task_id, math.inf):
+                return task_id, num_taken
             del ring.members[ring.next_member]
         return None
 

@@ -7,7 +7,7 @@
       "pad"           consumers without a batch receive one without rows
       "end_together"  their rows are shared evenly
 
-Rule. An element that raises keeps its place, and its round is not changed. An error of a cost
+Rule. A failed element keeps its position, and its round is not changed. An error of a cost
 function, or of a round with incompatible batches, is raised once for each consumer.
 """
 
@@ -57,7 +57,7 @@ class RoundShaper(ElementIterator):
         self._remainder = remainder
         self._cost_fn = cost_fn
         self._count_begun = count_begun
-        #: Rest of the current round: elements, and errors in their places.
+        #: Rest of the current round: elements, and errors in place of elements.
         self._round: list[Any] = []
         #: States before and after that round.
         self._state: State = input.get_state()
@@ -87,35 +87,35 @@ class RoundShaper(ElementIterator):
         return Chunk.of_rows([first], lambda index: state)
 
     def _read_round(self) -> None:
-        found: list[Any] = []
-        while len(found) < self._consumers and not self._has_ended:
+        elements: list[Any] = []
+        while len(elements) < self._consumers and not self._has_ended:
             try:
-                chunk = self._input.next_chunk(self._consumers - len(found))
+                chunk = self._input.next_chunk(self._consumers - len(elements))
             except Exception as error:
-                found.append(error)
+                elements.append(error)
                 continue
             if chunk is None:
                 self._has_ended = True
             else:
-                found += chunk.rows()
-        self._round = self._shape(found) if found else []
+                elements += chunk.rows()
+        self._round = self._shape(elements) if elements else []
         self._next_state = self._input.get_state()
 
-    def _shape(self, found: list[Any]) -> list[Any]:
-        if any(isinstance(each, Exception) for each in found):
-            return found
-        is_short = len(found) < self._consumers
+    def _shape(self, elements: list[Any]) -> list[Any]:
+        if any(isinstance(each, Exception) for each in elements):
+            return elements
+        is_short = len(elements) < self._consumers
         try:
             if is_short and self._remainder in ("pad", "drop"):
-                return share_remainder(found, self._consumers, self._remainder)
+                return share_remainder(elements, self._consumers, self._remainder)
             if self._cost_fn is not None:
-                shares = balance_rows(self._costs(found), self._consumers)
-                return redistribute_rows(found, shares)
+                rows_by_consumer = balance_rows(self._costs(elements), self._consumers)
+                return redistribute_rows(elements, rows_by_consumer)
             if is_short:
-                return share_remainder(found, self._consumers, self._remainder)
+                return share_remainder(elements, self._consumers, self._remainder)
         except Exception as error:
             return [error] * self._consumers
-        return found
+        return elements
 
     def _costs(self, batches: list[Value]) -> list[float]:
         assert self._cost_fn is not None
@@ -145,7 +145,7 @@ class RoundShaper(ElementIterator):
         self._input.close()
 
 
-def share_remainder(found: list[Value], consumers: int, remainder: str) -> list[Value]:
+def share_remainder(batches: list[Value], consumers: int, remainder: str) -> list[Value]:
     """Return one batch per consumer from batches that are too few for a round.
 
     If the remainder is dropped, the batches are returned unchanged.
@@ -154,14 +154,14 @@ def share_remainder(found: list[Value], consumers: int, remainder: str) -> list[
         InvalidArgumentError: If they are not batches of rows of equal shape.
     """
     if remainder == "drop":
-        return found
+        return batches
     if remainder == "pad":
-        return found + [redistribute_rows(found[:1], [[]])[0]] * (consumers - len(found))
-    return redistribute_rows(found, np.array_split(np.arange(_count_rows(found)), consumers))
+        return batches + [redistribute_rows(batches[:1], [[]])[0]] * (consumers - len(batches))
+    return redistribute_rows(batches, np.array_split(np.arange(_count_rows(batches)), consumers))
 
 
 def redistribute_rows(
-    batches: Sequence[Value], shares: Sequence[Sequence[int] | Any]
+    batches: Sequence[Value], rows_by_consumer: Sequence[Sequence[int] | Any]
 ) -> list[Value]:
     """Return new batches from rows that are numbered over all the given batches.
 
@@ -171,10 +171,11 @@ def redistribute_rows(
     leaves, structure = flatten(batches[0])
     columns: list[list[Any]] = [[] for _ in leaves]
     for batch in batches:
-        leaves, found = flatten(batch)
-        if found != structure:
+        leaves, other_structure = flatten(batch)
+        if other_structure != structure:
             raise InvalidArgumentError(
-                f"the batches of a round cannot share rows: one is {structure}, another {found}"
+                "all batches of a round must have the same structure, so that their rows can be "
+                f"redistributed; got {structure} and {other_structure}"
             )
         _check_rows(leaves, structure.paths)
         for column, leaf in zip(columns, leaves, strict=True):
@@ -182,7 +183,7 @@ def redistribute_rows(
     pools = [
         _concatenate(column, path) for column, path in zip(columns, structure.paths, strict=True)
     ]
-    indices = [np.asarray(share, dtype=np.intp) for share in shares]
+    indices = [np.asarray(share, dtype=np.intp) for share in rows_by_consumer]
     return [unflatten(structure, [pool[rows] for pool in pools]) for rows in indices]
 
 
@@ -201,19 +202,21 @@ def _check_rows(leaves: Sequence[Any], paths: Sequence[str]) -> None:
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, np.ndarray) or not leaf.ndim:
             raise InvalidArgumentError(
-                f"rounds whose rows are shared among consumers (remainder='pad' or 'end_together', "
-                f"cost_fn) are made of batches, but {describe_component(path)} has no rows: it is "
-                "a single "
-                f"{type(leaf).__name__}. Put `batch` before `distribute`"
+                "remainder='pad', remainder='end_together' and `cost_fn` require batches, but "
+                f"{describe_component(path)} is a single {type(leaf).__name__} without rows. Put "
+                "`batch` before `distribute`"
             )
         if rows is not None and len(leaf) != rows:
             raise InvalidArgumentError(
-                f"{describe_component(path)} of a batch has {len(leaf)} rows where another has "
-                f"{rows}"
+                "all components of a batch must have the same number of rows, but "
+                f"{describe_component(path)} has {len(leaf)} and another component has {rows}"
             )
         rows = len(leaf)
     if rows is None:
-        raise InvalidArgumentError("batches without components have no rows to share")
+        raise InvalidArgumentError(
+            "remainder='pad', remainder='end_together' and `cost_fn` require batches with at least "
+            "one component"
+        )
 
 
 def _concatenate(parts: list[np.ndarray[Any, Any]], path: str) -> np.ndarray[Any, Any]:
@@ -221,8 +224,8 @@ def _concatenate(parts: list[np.ndarray[Any, Any]], path: str) -> np.ndarray[Any
     if len(shapes) > 1:
         raise InvalidArgumentError(
             f"rows of {describe_component(path)} have different shapes in the batches of one round "
-            f"({', '.join(map(str, sorted(shapes)))}), so that they cannot change places: pad them "
-            "alike, with `padded_batch(..., padded_shapes=...)` or "
+            f"({', '.join(map(str, sorted(shapes)))}), so they cannot be redistributed: pad them "
+            "to one shape with `padded_batch(..., padded_shapes=...)` or "
             "`bucket_by_sequence_length(..., pad_to_bucket_boundary=True)`"
         )
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -231,5 +234,5 @@ def _concatenate(parts: list[np.ndarray[Any, Any]], path: str) -> np.ndarray[Any
 def _check_cost(cost: Any) -> float:
     number = float(cost)
     if not (number >= 0.0 and math.isfinite(number)):
-        raise ValueError(f"`cost_fn` returned {cost!r}; a row costs a number of at least 0")
+        raise ValueError(f"`cost_fn` must return a finite number of at least 0; got {cost!r}")
     return number

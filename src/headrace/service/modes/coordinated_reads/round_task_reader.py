@@ -71,20 +71,22 @@ class RoundTaskReader(TaskReader):
             urgent: Whether the worker must reply at once which consumers delay the next round.
         """
         sent, self.unsent = [each for each in self.unsent if each in self.requested], []
-        found = [(number, self._make_request(client_id, number, -1)) for number in sent]
-        owes = self._reported_rounds < self.received_rounds
-        waits = self.num_complete < self.received_rounds and not self._has_progress_request
-        if owes and not found and self.acknowledge_by == math.inf:
+        requests = [(number, self._make_request(client_id, number, -1)) for number in sent]
+        has_unreported = self._reported_rounds < self.received_rounds
+        needs_progress = self.num_complete < self.received_rounds and not self._has_progress_request
+        if has_unreported and not requests and self.acknowledge_by == math.inf:
             self.acknowledge_by = now + _ACKNOWLEDGE_SECONDS
-        if urgent or waits or now >= self.acknowledge_by:
-            known = -1 if urgent else self.num_complete
-            found.append((PROGRESS_REQUEST, self._make_request(client_id, PROGRESS_REQUEST, known)))
+        if urgent or needs_progress or now >= self.acknowledge_by:
+            known_rounds = -1 if urgent else self.num_complete
+            requests.append(
+                (PROGRESS_REQUEST, self._make_request(client_id, PROGRESS_REQUEST, known_rounds))
+            )
             self._has_progress_request = True
-        if found:
+        if requests:
             self._reported_rounds, self.acknowledge_by = self.received_rounds, math.inf
-        return found
+        return requests
 
-    def _make_request(self, client_id: str, number: int, known: int) -> GetElements:
+    def _make_request(self, client_id: str, number: int, known_rounds: int) -> GetElements:
         return GetElements(
             task_id=self.address.task_id,
             task_token=self.address.task_token,
@@ -92,7 +94,7 @@ class RoundTaskReader(TaskReader):
             request_number=number,
             acknowledged=self.received_rounds,
             consumer_index=self._consumer,
-            known_rounds=known,
+            known_rounds=known_rounds,
         )
 
     def resume(self) -> None:
@@ -118,32 +120,30 @@ class RoundTaskReader(TaskReader):
         if number in self.requested:
             self.retry_later(number, now)
 
-    def update_progress(self, answer: GetElementsReply) -> None:
+    def update_progress(self, reply: GetElementsReply) -> None:
         """Record how many rounds are complete; every reply reports it."""
-        if isinstance(answer.mode_data, RoundProgress):
-            self.num_complete = max(self.num_complete, answer.mode_data.num_complete)
+        if isinstance(reply.mode_data, RoundProgress):
+            self.num_complete = max(self.num_complete, reply.mode_data.num_complete)
 
-    def progress_replied(self, answer: GetElementsReply) -> None:
+    def progress_replied(self, reply: GetElementsReply) -> None:
         """Handle the reply to a progress request."""
         self._has_progress_request = False
         self.lagging_consumers = (
-            answer.mode_data.lagging_consumers
-            if isinstance(answer.mode_data, RoundProgress)
-            else ()
+            reply.mode_data.lagging_consumers if isinstance(reply.mode_data, RoundProgress) else ()
         )
 
-    def add_batch(self, number: int, answer: GetElementsReply, delivery: ReceivedBatch) -> None:
+    def add_batch(self, number: int, reply: GetElementsReply, delivery: ReceivedBatch) -> None:
         """Add a round's element."""
         if number not in self.requested:
             return
         self.requested.discard(number)
         self.batches[number] = delivery
-        self._early_replies[number] = answer
+        self._early_replies[number] = reply
         while self.received_rounds in self._early_replies:
-            taken = self._early_replies.pop(self.received_rounds)
+            next_reply = self._early_replies.pop(self.received_rounds)
             self._done_to, self._delivered_end = (
-                taken.done_to,
-                max(taken.delivered_end, taken.done_to),
+                next_reply.done_to,
+                max(next_reply.delivered_end, next_reply.done_to),
             )
             self.received_rounds += 1
 

@@ -40,14 +40,14 @@ class LagReporter:
         if not self._unreported or now - self._warned_at < _WARNING_INTERVAL:
             return []
         self._warned_at = now
-        unsaid, self._unreported = self._unreported, {}
-        where = ", ".join(
-            f"{count} of the worker at {address}" for address, count in unsaid.items()
+        skipped, self._unreported = self._unreported, {}
+        by_worker = ", ".join(
+            f"{count} of the worker at {address}" for address, count in skipped.items()
         )
         return [
-            f"trainer {self._trainer_id!r} fell behind: {sum(unsaid.values())} elements were gone "
-            f"when it came for them ({where}; {self.total_skipped} in all). Other trainers of the "
-            "job are "
-            "faster: it goes on with the oldest elements that workers keep. A larger "
-            "`cross_trainer_cache_size_bytes` of the workers keeps more"
+            f"trainer {self._trainer_id!r} skipped {sum(skipped.values())} elements that were "
+            f"evicted before it requested them ({by_worker}; {self.total_skipped} in total), "
+            "because other trainers of the job are faster. It continues with the oldest elements "
+            "in the workers' caches. Increase `cross_trainer_cache_size_bytes` of the workers to "
+            "keep more elements"
         ]

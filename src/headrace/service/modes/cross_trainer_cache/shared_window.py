@@ -182,21 +182,21 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
         if not message.trainer_id:
             return [(request, _missing_trainer_error(message))]
         self._delivery.acknowledge(client_id, message.acknowledged, now)
-        given = self._delivery.find(client_id, number)
-        if given is not None:
-            return [(request, given), *self._take_replies()]
+        earlier_reply = self._delivery.find(client_id, number)
+        if earlier_reply is not None:
+            return [(request, earlier_reply), *self._take_replies()]
         if self._delivery.is_acknowledged(client_id, number):
-            answered = AbortedError(f"request {number} was answered and acknowledged before")
-            return [(request, answered), *self._take_replies()]
+            duplicate = AbortedError(f"request {number} was already answered and acknowledged")
+            return [(request, duplicate), *self._take_replies()]
         if self._refusal is not None:
             return [(request, self._refusal)]
         self._trainer_by_client[client_id] = self._find_trainer(message.trainer_id)
         repeated = self._waiting_requests.get((client_id, number))
         self._waiting_requests[client_id, number] = request, message.max_elements
-        answers = self._take_replies()
+        replies = self._take_replies()
         if repeated is not None:
-            answers.append((repeated[0], AbortedError(f"request {number} was asked again")))
-        return answers
+            replies.append((repeated[0], AbortedError(f"request {number} was repeated")))
+        return replies
 
     def _find_trainer(self, trainer_id: str) -> _Trainer:
         found = self._trainers.get(trainer_id)
@@ -206,16 +206,24 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
 
     def add_batch(self, batch: ResultBatch) -> list[tuple[R, BatchReply]]:
         """Add the next batch."""
-        assert not self._is_exhausted, "a portion after the end"
+        assert not self._is_exhausted, "batch added after the end of the task"
         if batch.num_elements and not self._window.fits(batch):
             batch = replace(
                 batch, num_elements=0, buffers=(), size=0, error=self._too_large_error(batch)
             )
         self._done_to = batch.done_to
-        begun, self._delivered_end = self._delivered_end, max(batch.delivered_end, batch.done_to)
+        earlier_delivered_end, self._delivered_end = (
+            self._delivered_end,
+            max(batch.delivered_end, batch.done_to),
+        )
         if self._refusal is not None:
             return []
-        batch = replace(batch, earlier_delivered_end=begun, index=self._num_batches, is_shared=True)
+        batch = replace(
+            batch,
+            earlier_delivered_end=earlier_delivered_end,
+            index=self._num_batches,
+            is_shared=True,
+        )
         if batch.error is not None:
             self._errors.append(batch)
             self._last_error = _to_headrace_error(batch.error)
@@ -225,10 +233,10 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
             self._window.add(batch)
         return self._take_replies()
 
-    def _too_large_error(self, portion: ResultBatch) -> InvalidArgumentError:
+    def _too_large_error(self, batch: ResultBatch) -> InvalidArgumentError:
         return InvalidArgumentError(
             "The element size is larger than cache size in bytes. Got element size: "
-            f"{portion.size} and cache size: {self._limits.window_bytes}. Raise "
+            f"{batch.size} and cache size: {self._limits.window_bytes}. Raise "
             "`cross_trainer_cache_size_bytes` of the worker"
         )
 
@@ -242,8 +250,7 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
             self._end_error = InvalidArgumentError(
                 "Cross-trainer caching requires the input dataset to be infinite. However, it "
                 f"reached the end of sequence, after {self._num_elements} elements. End the "
-                "dataset "
-                "with `repeat()`, or read it without `cross_trainer_cache`"
+                "dataset with `repeat()`, or read it without `cross_trainer_cache`"
             )
 
     def note_exhausted(self, splits: int = 0) -> list[tuple[R, BatchReply]]:
@@ -260,16 +267,16 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
     def cancel(self, refusal: Exception) -> tuple[list[tuple[R, BatchReply]], UndeliveredOutput]:
         """Reject all further requests, except repeated requests for batches sent before."""
         newest = self._newest_delivered
-        touched = 0 if newest is None else max(newest.delivered_end, newest.done_to)
-        left = UndeliveredOutput(
+        delivered_end = 0 if newest is None else max(newest.delivered_end, newest.done_to)
+        undelivered = UndeliveredOutput(
             elements=0,
-            unacknowledged=sum(portion.num_elements for portion in self._delivery.batches()),
-            delivered_splits=first_n(self._done_at_end if self._is_exhausted else touched),
+            unacknowledged=sum(batch.num_elements for batch in self._delivery.batches()),
+            delivered_splits=first_n(self._done_at_end if self._is_exhausted else delivered_end),
         )
         self._refusal = refusal
         self._window.clear()
         waiting, self._waiting_requests = self._waiting_requests, {}
-        return [(request, refusal) for request, _ in waiting.values()], left
+        return [(request, refusal) for request, _ in waiting.values()], undelivered
 
     def remove_client(
         self, client_id: str
@@ -277,13 +284,15 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
         """Record that a client departed; none of its elements are reassigned. Idempotent."""
         self._departed_clients.add(client_id)
         self._trainer_by_client.pop(client_id, None)
-        waiting = [who for who in self._waiting_requests if who[0] == client_id]
-        answers: list[tuple[R, BatchReply]] = [
-            (self._waiting_requests.pop(who)[0], _departed_client_error(client_id))
-            for who in waiting
+        waiting = [
+            request_key for request_key in self._waiting_requests if request_key[0] == client_id
+        ]
+        replies: list[tuple[R, BatchReply]] = [
+            (self._waiting_requests.pop(request_key)[0], _departed_client_error(client_id))
+            for request_key in waiting
         ]
         self._delivery.drop_client(client_id)
-        return [*answers, *self._take_replies()], DepartedClientOutput(
+        return [*replies, *self._take_replies()], DepartedClientOutput(
             unacknowledged=(), possibly_lost=()
         )
 
@@ -296,59 +305,61 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
 
         If their trainers return, they learn how many elements they missed.
         """
-        held = {
+        unacknowledged = {
             client_id: self._delivery.unacknowledged_by(client_id)
             for client_id in self._trainer_by_client
         }
         lost = self._delivery.expire_clients(now, self._limits.client_timeout)
         if not lost:
             return [], 0
-        for client_id, portions in held.items():
-            if portions and not self._delivery.unacknowledged_by(client_id):
-                count = sum(portion.num_elements for portion in portions)
+        for client_id, batches in unacknowledged.items():
+            if batches and not self._delivery.unacknowledged_by(client_id):
+                count = sum(batch.num_elements for batch in batches)
                 self._trainer_by_client[client_id].unreported_skips += count
                 self._trainer_by_client[client_id].skipped += count
-        return self._take_replies(), sum(portion.num_elements for portion in lost)
+        return self._take_replies(), sum(batch.num_elements for batch in lost)
 
     # --- rules ------------------------------------------------------------------------------------
 
     def _take_replies(self) -> list[tuple[R, BatchReply]]:
-        answers: list[tuple[R, BatchReply]] = []
-        for who in list(self._waiting_requests):
-            content = self._next_reply(who)
-            if content is None:
+        replies: list[tuple[R, BatchReply]] = []
+        for request_key in list(self._waiting_requests):
+            reply = self._next_reply(request_key)
+            if reply is None:
                 continue
-            request, _ = self._waiting_requests.pop(who)
-            if isinstance(content, ResultBatch):
-                self._delivery.record(*who, content, content.size)
-            answers.append((request, content))
-        return answers
+            request, _ = self._waiting_requests.pop(request_key)
+            if isinstance(reply, ResultBatch):
+                self._delivery.record(*request_key, reply, reply.size)
+            replies.append((request, reply))
+        return replies
 
-    def _next_reply(self, who: tuple[str, int]) -> ResultBatch | GetElementsReply | None:
+    def _next_reply(self, request_key: tuple[str, int]) -> ResultBatch | GetElementsReply | None:
         """Return the reply to a request; None if it must wait."""
-        client_id, _ = who
+        client_id, _ = request_key
         trainer = self._trainer_by_client[client_id]
-        missed = self._window.catch_up(trainer.position)
-        trainer.skipped += missed
-        trainer.unreported_skips += missed
+        skipped = self._window.catch_up(trainer.position)
+        trainer.skipped += skipped
+        trainer.unreported_skips += skipped
         if not self._window.is_at_end(trainer.position):
-            return self._take_batch(who, trainer) if self._client_has_room(client_id) else None
+            return (
+                self._take_batch(request_key, trainer) if self._client_has_room(client_id) else None
+            )
         if self._errors and self._client_has_room(client_id):
             return self._errors.popleft()
         return self._end_reply(client_id, trainer) if self._is_exhausted else None
 
-    def _take_batch(self, who: tuple[str, int], trainer: _Trainer) -> ResultBatch:
-        portion = self._window.take(trainer.position, self._waiting_requests[who][1])
-        trainer.delivered += portion.num_elements
+    def _take_batch(self, request_key: tuple[str, int], trainer: _Trainer) -> ResultBatch:
+        batch = self._window.take(trainer.position, self._waiting_requests[request_key][1])
+        trainer.delivered += batch.num_elements
         if trainer.unreported_skips:
-            portion = replace(portion, mode_data=SkippedElements(count=trainer.unreported_skips))
+            batch = replace(batch, mode_data=SkippedElements(count=trainer.unreported_skips))
             trainer.unreported_skips = 0
         if (
             self._newest_delivered is None
-            or portion.first_element >= self._newest_delivered.first_element
+            or batch.first_element >= self._newest_delivered.first_element
         ):
-            self._newest_delivered = portion
-        return portion
+            self._newest_delivered = batch
+        return batch
 
     def _end_reply(
         self, client_id: str, trainer: _Trainer
@@ -357,13 +368,13 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
         if not self._knows_end(trainer):
             trainer.has_end_error = True
             return ResultBatch(first_element=self._num_elements, error=self._end_error)
-        held, _ = self._delivery.count_unacknowledged(client_id)
-        if not (held or self._is_finished):
+        unacknowledged, _ = self._delivery.count_unacknowledged(client_id)
+        if not (unacknowledged or self._is_finished):
             return None
         return GetElementsReply(
             first_element=self._num_elements,
             num_elements=0,
-            end_of_task=self._is_finished and not held,
+            end_of_task=self._is_finished and not unacknowledged,
             done_from=self._done_to,
             done_to=self._done_at_end,
             delivered_end=max(self._delivered_end, self._done_at_end),
@@ -371,8 +382,8 @@ class SharedWindowDelivery(DeliveryPolicy[R]):
         )
 
     def _client_has_room(self, client_id: str) -> bool:
-        portions, size = self._delivery.count_unacknowledged(client_id)
-        return portions < 2 or size < self._limits.client_bytes
+        batches, size = self._delivery.count_unacknowledged(client_id)
+        return batches < 2 or size < self._limits.client_bytes
 
 
 def _to_headrace_error(error: Exception) -> HeadraceError:
@@ -381,15 +392,15 @@ def _to_headrace_error(error: Exception) -> HeadraceError:
 
 def _missing_trainer_error(message: GetElements) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"client {message.client_id} reads a task that trainers share, and names no trainer: set "
-        "`cross_trainer_cache=CrossTrainerCache(trainer_id)`"
+        f"client {message.client_id} sent no trainer_id, but the task has a cross-trainer cache: "
+        "set `cross_trainer_cache=CrossTrainerCache(trainer_id)`"
     )
 
 
 def _departed_client_error(client_id: str) -> CancelledError:
     return CancelledError(
-        f"client {client_id} closed its iteration, or was silent for so long that it counts as "
-        "gone; iterate over the dataset again"
+        f"client {client_id} closed its iteration, or its lease expired; iterate over the dataset "
+        "again"
     )
 
 
@@ -443,25 +454,25 @@ class BatchWindow:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def fits(self, portion: ResultBatch) -> bool:
+    def fits(self, batch: ResultBatch) -> bool:
         """Return whether a batch fits into the window at all."""
-        return portion.size <= self._max_bytes
+        return batch.size <= self._max_bytes
 
-    def add(self, portion: ResultBatch) -> None:
+    def add(self, batch: ResultBatch) -> None:
         """Add the next batch, and evict the oldest ones as necessary."""
-        assert portion.num_elements, "a portion without elements"
+        assert batch.num_elements, "batch without elements"
         while self._batches and (
-            self.bytes + portion.size > self._max_bytes or len(self._batches) >= self._max_batches
+            self.bytes + batch.size > self._max_bytes or len(self._batches) >= self._max_batches
         ):
-            gone = self._batches.popleft()
-            self.bytes -= gone.size
+            evicted = self._batches.popleft()
+            self.bytes -= evicted.size
             self._start += 1
-            self._start_element = gone.first_element + gone.num_elements
+            self._start_element = evicted.first_element + evicted.num_elements
         if not self._batches:
-            self._start_element = portion.first_element
-        self._batches.append(portion)
-        self.bytes += portion.size
-        self._end_element = portion.first_element + portion.num_elements
+            self._start_element = batch.first_element
+        self._batches.append(batch)
+        self.bytes += batch.size
+        self._end_element = batch.first_element + batch.num_elements
 
     def clear(self) -> None:
         """Remove all batches."""
@@ -484,9 +495,9 @@ class BatchWindow:
         """Move a position behind the window to its start; return the number of skipped elements."""
         if position.index >= self._start:
             return 0
-        missed = self._start_element - position.element
+        skipped = self._start_element - position.element
         position.index, position.row, position.element = self._start, 0, self._start_element
-        return missed
+        return skipped
 
     def take(self, position: WindowPosition, max_elements: int) -> ResultBatch:
         """Return the next elements of a position that is not at the end, and advance it.
@@ -495,33 +506,33 @@ class BatchWindow:
             position: A position within the window.
             max_elements: Maximum number of elements; 0 for the rest of the batch.
         """
-        portion = self._batches[position.index - self._start]
-        left = portion.num_elements - position.row
-        count = min(left, max_elements) if max_elements else left
-        taken = slice_batch(portion, position.row, position.row + count)
+        batch = self._batches[position.index - self._start]
+        remaining = batch.num_elements - position.row
+        count = min(remaining, max_elements) if max_elements else remaining
+        taken = slice_batch(batch, position.row, position.row + count)
         position.element = taken.first_element + taken.num_elements
-        if count == left:
+        if count == remaining:
             position.index, position.row = position.index + 1, 0
         else:
             position.row += count
         return taken
 
 
-def slice_batch(portion: ResultBatch, start: int, stop: int) -> ResultBatch:
+def slice_batch(batch: ResultBatch, start: int, stop: int) -> ResultBatch:
     """Return elements `start` to `stop` - 1 of a batch, which is sliced when it is sent."""
-    if (start, stop) == (0, portion.num_elements):
-        return portion
-    is_last = stop == portion.num_elements
+    if (start, stop) == (0, batch.num_elements):
+        return batch
+    is_last = stop == batch.num_elements
     return ResultBatch(
-        first_element=portion.first_element + start,
+        first_element=batch.first_element + start,
         num_elements=stop - start,
-        buffers=portion.buffers,
-        size=max(1, portion.size * (stop - start) // portion.num_elements),
-        done_from=portion.done_from,
-        done_to=portion.done_to if is_last else portion.done_from,
-        delivered_end=portion.delivered_end,
-        earlier_delivered_end=portion.earlier_delivered_end,
-        index=portion.index,
+        buffers=batch.buffers,
+        size=max(1, batch.size * (stop - start) // batch.num_elements),
+        done_from=batch.done_from,
+        done_to=batch.done_to if is_last else batch.done_from,
+        delivered_end=batch.delivered_end,
+        earlier_delivered_end=batch.earlier_delivered_end,
+        index=batch.index,
         row_range=(start, stop),
-        is_shared=portion.is_shared,
+        is_shared=batch.is_shared,
     )

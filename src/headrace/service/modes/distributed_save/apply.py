@@ -28,7 +28,7 @@ __all__ = ["APPLY"]
 
 def save_started(state: DispatcherState, event: SaveStarted) -> None:
     """Add a save; the following events create its job and iteration."""
-    require(event.save_id not in state.saves, "the id is taken")
+    require(event.save_id not in state.saves, "the save id already exists")
     state.saves[event.save_id] = SaveState(
         save_id=event.save_id,
         path=event.path,
@@ -44,7 +44,7 @@ def save_started(state: DispatcherState, event: SaveStarted) -> None:
 def save_directory_created(state: DispatcherState, event: SaveDirectoryCreated) -> None:
     """Mark the directory as created, so that workers can write."""
     save = _open_save(state, event.save_id)
-    require(not save.is_open, "it is open already")
+    require(not save.is_open, "the save is already open")
     save.is_open = True
 
 
@@ -55,19 +55,20 @@ def files_committed(state: DispatcherState, event: FilesCommitted) -> None:
     iteration = state.iterations[task.iteration_id]
     save = _open_save(state, state.jobs[iteration.job_id].save_id)
     files = files_of(task.mode_state)
-    require(event.report_number == files.num_reports, "it is not the next that the task says")
+    require(event.report_number == files.num_reports, "report_number is not the next one")
     require(
-        splits.num_done <= event.num_done <= splits.num_assigned, "it was not dealt these units"
+        splits.num_done <= event.num_done <= splits.num_assigned,
+        "the splits were not assigned to the task, or were done before",
     )
     iteration.pool.num_held -= splits.num_held
     drop_done_splits(task, event.num_done)
     iteration.pool.num_held += splits.num_held
     files.num_reports += 1
     for file in event.files:
-        require(file.number == files.num_files, "it is not the stream's next file")
+        require(file.number == files.num_files, "the file number is not the next one of the stream")
         files.num_files += 1
         save.committed_files.append(
-            CommittedFile(task.task_id, file.number, file.elements, file.bytes, file.form)
+            CommittedFile(task.task_id, file.number, file.elements, file.bytes, file.schema)
         )
         save.num_files += 1
         save.num_elements += file.elements
@@ -77,8 +78,8 @@ def files_committed(state: DispatcherState, event: FilesCommitted) -> None:
 def save_failed(state: DispatcherState, event: SaveFailed) -> None:
     """Record why a save failed."""
     save = _open_save(state, event.save_id)
-    require(not save.error, "it has failed already")
-    require(bool(event.error), "it does not say why")
+    require(not save.error, "the save has already failed")
+    require(bool(event.error), "error is empty")
     save.error, save.error_class = event.error, event.error_class
 
 
@@ -86,7 +87,7 @@ def save_closed(state: DispatcherState, event: SaveClosed) -> None:
     """Keep only the status of a save; its job is forgotten next."""
     save = _open_save(state, event.save_id)
     iteration = state.iterations[save.iteration_id]
-    require(iteration.finished, "its units are still dealt")
+    require(iteration.finished, "its iteration is not finished")
     save.is_closed = True
     save.error = save.error or iteration.failure_reason
     save.committed_files = []

@@ -32,10 +32,10 @@ class FileDelivery(DeliveryPolicy[R]):
     """Tracks finished files, and those that the dispatcher has confirmed.
 
     Args:
-        bounds: Unused, since written elements take no memory.
+        limits: Unused, since written elements take no memory.
     """
 
-    def __init__(self, bounds: BufferLimits | None = None) -> None:
+    def __init__(self, limits: BufferLimits | None = None) -> None:
         #: Unconfirmed reports: files, and the number of splits that are done with them.
         self._unreported: deque[tuple[tuple[SavedFile, ...], int]] = deque()
         self._report_number = 0
@@ -85,8 +85,8 @@ class FileDelivery(DeliveryPolicy[R]):
             self._queue_report((), splits)
         return []
 
-    def _queue_report(self, files: tuple[SavedFile, ...], done: int) -> None:
-        self._num_written = max(self._num_written, done)
+    def _queue_report(self, files: tuple[SavedFile, ...], num_done: int) -> None:
+        self._num_written = max(self._num_written, num_done)
         self._unreported.append((files, self._num_written))
 
     def files_reported(self, number: int) -> None:
@@ -108,7 +108,7 @@ class FileDelivery(DeliveryPolicy[R]):
         self, request: R, message: GetElements, now: float
     ) -> list[tuple[R, BatchReply]]:
         """Reject a client's request."""
-        error = FailedPreconditionError(f"task {message.task_id} writes files: no client reads it")
+        error = FailedPreconditionError(f"task {message.task_id} writes files and has no clients")
         return [(request, error)]
 
     def note_finished(self) -> list[tuple[R, BatchReply]]:

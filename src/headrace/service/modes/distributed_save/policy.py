@@ -54,8 +54,8 @@ class SaveSharding(DynamicSharding):
         if dataset.num_splits is None:
             raise FailedPreconditionError(
                 f"dataset {dataset.dataset_id} cannot be saved by several workers: it has no "
-                "positions that could be dealt, because it reads another service or has a source "
-                "that cannot be split. Use Dataset.save, which reads it in this process"
+                "splits, because it reads from a data service or has a source that cannot be "
+                "split. Use Dataset.save, which reads it in this process"
             )
 
     def extend_definition(
@@ -63,10 +63,10 @@ class SaveSharding(DynamicSharding):
     ) -> TaskDefinition:
         """Add the destination of the files."""
         save = save_of(state, state.iterations[task.iteration_id])
-        order = SaveDestination(
+        destination = SaveDestination(
             save_id=save.save_id, path=save.path, spec=save.spec, chunk_bytes=save.chunk_bytes
         )
-        return msgspec.structs.replace(definition, save_destination=order)
+        return msgspec.structs.replace(definition, save_destination=destination)
 
     def num_done(self, task: DispatcherTask, request: GetSplit) -> int:
         """Return the number of splits in committed files, which may exceed that in the request."""
@@ -74,7 +74,7 @@ class SaveSharding(DynamicSharding):
 
     def incomplete_reason(self, task: DispatcherTask, num_left: int) -> str:
         """Return an error if splits are in no file; otherwise empty."""
-        return f"it ended with {num_left} units that are in no file" if num_left else ""
+        return f"it ended with {num_left} splits that are in no file" if num_left else ""
 
     def affected_iterations(self, state: DispatcherState, iteration: JobIteration) -> list[int]:
         """Return the other saves: the worker of the ended task may now have capacity for them."""
@@ -87,11 +87,11 @@ class SaveSharding(DynamicSharding):
         save = save_of(state, iteration)
         if not save.is_open or save.error:
             return []
-        posts = super().tasks_to_create(state, iteration)
+        assignments = super().tasks_to_create(state, iteration)
         return [
-            msgspec.structs.replace(post, mode_state=TaskFiles())
-            for post in posts
-            if _count_saves(state, post.worker_id) < save.max_saves_per_worker
+            msgspec.structs.replace(assignment, mode_state=TaskFiles())
+            for assignment in assignments
+            if _count_saves(state, assignment.worker_id) < save.max_saves_per_worker
         ]
 
     def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
@@ -119,14 +119,14 @@ class SaveSharding(DynamicSharding):
             return save.error
         for task in state.tasks_of(iteration):
             if task.phase is TaskPhase.FAILED:
-                return f"the worker at {task.address}: {task.reason}"
+                return f"task {task.task_id} on worker {task.address} failed: {task.reason}"
         if pool.abandoned:
-            several = "s" * (total_length(pool.abandoned) > 1)
+            is_one = total_length(pool.abandoned) == 1
+            noun, verb = ("split", "was") if is_one else ("splits", "were")
             return (
-                f"position{several} {_describe_splits(pool.abandoned)} of the dataset "
-                f"{'were' if several else 'was'} given up, because the worker died each time that "
-                "one read it (the dispatcher's log names the workers): a function of the dataset "
-                "may kill its process"
+                f"{noun} {_describe_splits(pool.abandoned)} of the dataset {verb} abandoned, "
+                "because every worker that processed them died (the dispatcher's log names the "
+                "workers): a function of the dataset may terminate its process"
             )
         return ""
 
@@ -159,7 +159,9 @@ def _count_saves(state: DispatcherState, worker_id: str) -> int:
     )
 
 
-def _describe_splits(units: Ranges) -> str:
-    shown = [str(start) if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in units]
-    more = f" and {len(shown) - _MAX_SHOWN} more ranges" * (len(shown) > _MAX_SHOWN)
-    return ", ".join(shown[:_MAX_SHOWN]) + more
+def _describe_splits(splits: Ranges) -> str:
+    parts = [
+        str(start) if stop == start + 1 else f"{start} to {stop - 1}" for start, stop in splits
+    ]
+    more = f" and {len(parts) - _MAX_SHOWN} more ranges" * (len(parts) > _MAX_SHOWN)
+    return ", ".join(parts[:_MAX_SHOWN]) + more

@@ -98,7 +98,7 @@ class FileProducer(TaskThread[FileSink]):
         try:
             with self._put_lock:
                 self._commit_assigned()
-                self._commit_if_told_to_wait()
+                self._commit_if_deferred()
         except Exception as error:
             # The reading thread raises it; this thread may belong to the plan.
             self._failure = error
@@ -109,16 +109,16 @@ class FileProducer(TaskThread[FileSink]):
             count_user_function_error()
         # A cancelled task has not failed.
         level = logging.DEBUG if isinstance(error, CancelledError) else logging.ERROR
-        _log.log(level, "%s ends: %s", self._name, failure)
+        _log.log(level, "%s ended: %s", self._name, failure)
         return failure
 
     def _produce(self) -> str | None:
-        directory, order = SavedDirectory(self._destination.path), self._destination
-        spec = parse_spec(json.loads(order.spec)) if order.spec else None
-        self._chunk_bytes = order.chunk_bytes or saved.writer.CHUNK_BYTES
+        directory, destination = SavedDirectory(self._destination.path), self._destination
+        spec = parse_spec(json.loads(destination.spec)) if destination.spec else None
+        self._chunk_bytes = destination.chunk_bytes or saved.writer.CHUNK_BYTES
         writer = saved.writer.StreamWriter(
             directory,
-            order.save_id,
+            destination.save_id,
             self._stream,
             spec=spec,
             # The file ends between splits, unless one is very large.
@@ -154,8 +154,8 @@ class FileProducer(TaskThread[FileSink]):
                 return None
             size = self._write(iterator, chunk, writer)
             # As many elements as make a batch, so that they are written without a copy.
-            affordable = writer.batch_bytes * chunk.size // (size + 1) + 1
-            limit = min(2 * limit, affordable, _MAX_ELEMENTS)
+            max_elements = writer.batch_bytes * chunk.size // (size + 1) + 1
+            limit = min(2 * limit, max_elements, _MAX_ELEMENTS)
         return None
 
     def _write(
@@ -172,17 +172,17 @@ class FileProducer(TaskThread[FileSink]):
             if self._uncommitted_bytes >= self._chunk_bytes:
                 self._commit_between_splits(writer)
             else:
-                self._commit_if_told_to_wait()
+                self._commit_if_deferred()
         return size
 
     def _commit_assigned(self) -> None:
         """Report after a pause, or at the end, that all splits are complete."""
-        given = 0 if self._iterator is None else count_yielded_splits(self._iterator)
-        if given > self._num_assigned and self._writer is not None:
-            self._num_assigned = self._done_to = self._delivered_end = given
+        num_yielded = 0 if self._iterator is None else count_yielded_splits(self._iterator)
+        if num_yielded > self._num_assigned and self._writer is not None:
+            self._num_assigned = self._done_to = self._delivered_end = num_yielded
             self._commit(self._writer)
 
-    def _commit_if_told_to_wait(self) -> None:
+    def _commit_if_deferred(self) -> None:
         if self._writer is not None and self._sink.is_deferred:
             self._commit_between_splits(self._writer)
 
@@ -194,7 +194,7 @@ class FileProducer(TaskThread[FileSink]):
 
     def _commit(self, writer: saved.writer.StreamWriter) -> None:
         """Report that everything written is complete."""
-        assert self._done_to >= self._delivered_end, "a unit is written in part"
+        assert self._done_to >= self._delivered_end, "a split is only partly written"
         writer.finish_file()
         files = tuple(
             SavedFile(record.number, record.elements, record.bytes, record.schema)
@@ -203,13 +203,13 @@ class FileProducer(TaskThread[FileSink]):
         self._uncommitted_bytes = 0
         if not files and self._done_to == self._num_reported:
             return
-        before, self._num_reported = self._num_reported, self._done_to
+        previously_reported, self._num_reported = self._num_reported, self._done_to
         self._sink.put(
             ResultBatch(
                 first_element=0,  # No client reads it.
                 num_elements=sum(file.elements for file in files),
                 size=sum(file.bytes for file in files),
-                done_from=before,
+                done_from=previously_reported,
                 done_to=self._done_to,
                 delivered_end=self._done_to,
                 files=files,

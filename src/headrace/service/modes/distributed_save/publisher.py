@@ -25,7 +25,7 @@ import msgspec
 from headrace.errors import AbortedError, HeadraceError, UnavailableError
 from headrace.saved.directory import SavedDirectory
 from headrace.saved.format import ChunkRecord, SaveHeader
-from headrace.service.dispatcher import events as updates
+from headrace.service.dispatcher import events as dispatcher_events
 from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.modes.distributed_save.records import (
     CommittedFile,
@@ -53,7 +53,7 @@ _SAVE_EVENTS = (
     SaveStarted,
     FilesCommitted,
     SaveFailed,
-    updates.IterationFinished,
+    dispatcher_events.IterationFinished,
 )
 
 
@@ -94,107 +94,118 @@ class SavePublisher:
 
     def observe(self, events: Sequence[AnyEvent]) -> None:
         """Wake the thread if one of these journaled events is about a save."""
-        if any(isinstance(fact, _SAVE_EVENTS) for fact in events):
+        if any(isinstance(event, _SAVE_EVENTS) for event in events):
             self._wake_up.set()
 
     def _run(self) -> None:
         while not self._is_closing:
             self._wake_up.clear()
             try:
-                works = self._poll()
+                num_open = self._poll()
             except UnavailableError:
-                works = 1  # the journal failed, which is logged elsewhere
+                num_open = 1  # the journal failed, which is logged elsewhere
             except Exception:
-                _log.exception("the directories of saves cannot be looked after now")
-                works = 1
-            self._wake_up.wait(_POLL_SECONDS if works else None)
+                _log.exception("error while updating the directories of saves; retrying")
+                num_open = 1
+            self._wake_up.wait(_POLL_SECONDS if num_open else None)
 
     def _poll(self) -> int:
         """Do the pending work; return the number of open saves."""
-        found = self._call(ListOpenSaves({each: len(known) for each, known in self._files.items()}))
-        if found is None:
+        reply = self._call(
+            ListOpenSaves({each: len(tracked) for each, tracked in self._files.items()})
+        )
+        if reply is None:
             return 0
-        at_work = {work.save_id for work in found.saves}
-        for known in (self._files, self._published, self._failing_since):
-            for gone in set(known) - at_work:
-                del known[gone]
-        for work in found.saves:
+        open_ids = {open_save.save_id for open_save in reply.saves}
+        for tracked in (self._files, self._published, self._failing_since):
+            for closed_id in set(tracked) - open_ids:
+                del tracked[closed_id]
+        for open_save in reply.saves:
             if self._is_closing:
                 break
-            files = self._files.setdefault(work.save_id, [])
+            files = self._files.setdefault(open_save.save_id, [])
             files += [
-                _chunk_record(each, len(files) + place) for place, each in enumerate(work.new_files)
+                _chunk_record(each, len(files) + index)
+                for index, each in enumerate(open_save.new_files)
             ]
             try:
-                self._update_directory(work, SavedDirectory(work.path))
-                self._failing_since.pop(work.save_id, None)
+                self._update_directory(open_save, SavedDirectory(open_save.path))
+                self._failing_since.pop(open_save.save_id, None)
             except Exception as error:
-                self._handle_error(work, error)
-        return len(at_work)
+                self._handle_error(open_save, error)
+        return len(open_ids)
 
-    def _update_directory(self, work: OpenSave, directory: SavedDirectory) -> None:
-        if not work.is_open and not work.error:
-            directory.begin(_directory_header(work))
-            self._report(work, "opened")
-        files, published = self._files[work.save_id], self._published.get(work.save_id, 0)
-        if not work.error:
-            directory.publish(work.save_id, files[published:])
-            self._published[work.save_id] = len(files)
-        if not work.is_finished:
+    def _update_directory(self, open_save: OpenSave, directory: SavedDirectory) -> None:
+        if not open_save.is_open and not open_save.error:
+            directory.begin(_directory_header(open_save))
+            self._report(open_save, "opened")
+        files, published = self._files[open_save.save_id], self._published.get(open_save.save_id, 0)
+        if not open_save.error:
+            directory.publish(open_save.save_id, files[published:])
+            self._published[open_save.save_id] = len(files)
+        if not open_save.is_finished:
             return
-        if not work.error:
-            directory.finish(work.save_id, files)
-            directory.remove_unpublished(work.save_id)
+        if not open_save.error:
+            directory.finish(open_save.save_id, files)
+            directory.remove_unpublished(open_save.save_id)
         else:
-            self._write_error(work, directory)
-        self._report(work, "closed")
+            self._write_error(open_save, directory)
+        self._report(open_save, "closed")
 
-    def _write_error(self, work: OpenSave, directory: SavedDirectory) -> None:
+    def _write_error(self, open_save: OpenSave, directory: SavedDirectory) -> None:
         """Record in the directory that the save failed, if the directory belongs to it."""
         try:
-            directory.fail(work.save_id, work.error)
+            directory.fail(open_save.save_id, open_save.error)
         except AbortedError:
             pass  # it belongs to another save
         except HeadraceError as error:
-            _log.warning("%s cannot say that its save failed: %s", directory.url, error)
+            _log.warning(
+                "the failure of the save into %s could not be recorded there: %s",
+                directory.url,
+                error,
+            )
 
-    def _handle_error(self, work: OpenSave, error: Exception) -> None:
-        since = self._failing_since.setdefault(work.save_id, time.monotonic())
+    def _handle_error(self, open_save: OpenSave, error: Exception) -> None:
+        since = self._failing_since.setdefault(open_save.save_id, time.monotonic())
         if not isinstance(error, HeadraceError):
-            _log.error("the save into %r cannot go on", work.path, exc_info=error)
+            _log.error("the save into %r failed unexpectedly", open_save.path, exc_info=error)
         if isinstance(error, UnavailableError) and time.monotonic() - since < self._retry_seconds:
             return
-        self._report(work, "failed", str(error) or type(error).__name__, type(error).__name__)
+        self._report(open_save, "failed", str(error) or type(error).__name__, type(error).__name__)
 
-    def _report(self, work: OpenSave, outcome: str, error: str = "", error_class: str = "") -> None:
+    def _report(
+        self, open_save: OpenSave, outcome: str, error: str = "", error_class: str = ""
+    ) -> None:
         self._call(
             ReportDirectory(
-                save_id=work.save_id, outcome=outcome, error=error, error_class=error_class
+                save_id=open_save.save_id, outcome=outcome, error=error, error_class=error_class
             )
         )
 
 
-def _directory_header(work: OpenSave) -> SaveHeader:
-    return SaveHeader(work.save_id, work.plan_digest, json.loads(work.spec) if work.spec else None)
-
-
-def _chunk_record(stored: CommittedFile, order: int) -> ChunkRecord:
-    return ChunkRecord(
-        stored.stream, stored.number, stored.elements, stored.bytes, stored.form, order
+def _directory_header(open_save: OpenSave) -> SaveHeader:
+    return SaveHeader(
+        open_save.save_id,
+        open_save.plan_digest,
+        json.loads(open_save.spec) if open_save.spec else None,
     )
 
 
-def call_core(handle: Callable[[Sequence[Request]], None], question: TypedRequest[A]) -> A | None:
+def _chunk_record(file: CommittedFile, index: int) -> ChunkRecord:
+    return ChunkRecord(file.stream, file.number, file.elements, file.bytes, file.schema, index)
+
+
+def call_core(handle: Callable[[Sequence[Request]], None], request: TypedRequest[A]) -> A | None:
     """Send a request to a core in this process; return None if the core is closed.
 
     Raises:
         HeadraceError: If the core replies with an error.
     """
-    own = _InProcessRequest(question)
-    handle([own])
-    if own.error is not None:
-        raise own.error
-    return own.answer  # type: ignore[return-value]
+    in_process = _InProcessRequest(request)
+    handle([in_process])
+    if in_process.error is not None:
+        raise in_process.error
+    return in_process.answer  # type: ignore[return-value]
 
 
 class _InProcessRequest(Request):

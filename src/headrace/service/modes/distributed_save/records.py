@@ -31,7 +31,7 @@ class CommittedFile(msgspec.Struct, frozen=True, array_like=True):
     number: int
     elements: int
     bytes: int
-    form: str
+    schema: str
 
 
 class SaveState(msgspec.Struct):

@@ -114,32 +114,35 @@ def start_save(
         ValueError: If the request is invalid.
     """
     _validate(request)
-    known = state.saves.get(request.save_id)
-    if known is not None:
-        if known.path != request.path:
-            raise ValueError(f"the save {request.save_id} was begun in {known.path!r}")
-        return DispatcherDecision(reply=_save_status(state, known))
+    existing = state.saves.get(request.save_id)
+    if existing is not None:
+        if existing.path != request.path:
+            raise ValueError(
+                f"save {request.save_id} was started with path={existing.path!r}; got "
+                f"path={request.path!r}"
+            )
+        return DispatcherDecision(reply=_save_status(state, existing))
     if not context.limits.keeps_journal:
         raise InvalidArgumentError(
             "saving a dataset with a data service requires running the dispatcher in the fault "
-            "tolerant mode: it must remember which elements are in the files. Start it with "
+            "tolerant mode: its journal records which elements are in the files. Start it with "
             "DispatcherConfig(work_dir=..., fault_tolerant_mode=True), `headrace dispatcher "
             "--work-dir DIR`, or LocalCluster(work_dir=...)"
         )
     for other in state.saves.values():
         if other.path == request.path and not other.error:
             raise AlreadyExistsError(
-                f"a save into {request.path!r} is already started or completed; name another "
+                f"a save into {request.path!r} is already started or completed; choose another "
                 "directory"
             )
     dataset = state.dataset(request.dataset_id)
     if dataset.num_splits == _INFINITE:
         raise InvalidArgumentError(
-            "Saving an infinite dataset is not allowed: choose how many elements with take(n)"
+            "Saving an infinite dataset is not allowed: limit it with `take(n)`"
         )
     _POLICY.check_dataset(state, dataset)
     check_workers_can_run(state, dataset)
-    facts: tuple[AnyEvent, ...] = (
+    started: tuple[AnyEvent, ...] = (
         SaveStarted(
             save_id=request.save_id,
             path=request.path,
@@ -167,7 +170,8 @@ def start_save(
         ),
     )
     return DispatcherDecision(
-        events=facts, compose_reply=lambda after: _save_status(after, after.saves[request.save_id])
+        events=started,
+        compose_reply=lambda after: _save_status(after, after.saves[request.save_id]),
     )
 
 
@@ -183,9 +187,8 @@ def get_save_status(
     save = state.saves.get(request.save_id)
     if save is None:
         raise NotFoundError(
-            f"the save {request.save_id} is not known here: it was over long ago, or the "
-            "dispatcher "
-            "was restarted without its journal. The directory says what became of it"
+            f"save {request.save_id} not found: it ended long ago, or the dispatcher was restarted "
+            "without its journal. Its directory records how it ended"
         )
     if not save.is_closed:
         check_iteration_can_run(state, state.iterations[save.iteration_id])
@@ -223,34 +226,38 @@ def commit_files(
     iteration = state.iterations[task.iteration_id]
     job = state.jobs[iteration.job_id]
     if not job.save_id:
-        raise FailedPreconditionError(f"task {task.task_id} writes no files: clients read it")
+        raise FailedPreconditionError(f"task {task.task_id} belongs to no save: clients read it")
     files = files_of(task.mode_state)
     if request.report_number < files.num_reports:
         return DispatcherDecision()
     if task.phase is not TaskPhase.RUNNING:
         raise FailedPreconditionError(
-            f"task {task.task_id} is {task.phase.name.lower()}: what it wrote since counts no more"
+            f"task {task.task_id} is {task.phase.name.lower()}: only a running task can commit "
+            "files"
         )
     if request.report_number > files.num_reports:
         raise ValueError(
-            f"task {task.task_id} sent report {request.report_number + 1} of finished files; "
-            f"{files.num_reports} were heard"
+            f"task {task.task_id} sent report_number={request.report_number}, but the next one is "
+            f"{files.num_reports}"
         )
     if not splits.num_done <= request.num_done <= splits.num_assigned:
         raise ValueError(
-            f"task {task.task_id} says that units before {request.num_done} are in files: it was "
-            f"dealt {splits.num_assigned}, of which {splits.num_done} were so before"
+            f"task {task.task_id} reported num_done={request.num_done}; expected a value from "
+            f"{splits.num_done}, reported before, to {splits.num_assigned}, the assigned splits"
         )
-    for place, file in enumerate(request.files, start=files.num_files):
-        if file.number != place or file.elements < 1 or file.bytes < 1:
-            raise ValueError(f"task {task.task_id} cannot have written {file} as file {place}")
-    saved = FilesCommitted(
+    for number, file in enumerate(request.files, start=files.num_files):
+        if file.number != number or file.elements < 1 or file.bytes < 1:
+            raise ValueError(
+                f"task {task.task_id} reported {file}; expected number={number}, and elements and "
+                "bytes of at least 1"
+            )
+    committed = FilesCommitted(
         task_id=task.task_id,
         report_number=request.report_number,
         files=request.files,
         num_done=request.num_done,
     )
-    return DispatcherDecision(events=(saved,))
+    return DispatcherDecision(events=(committed,))
 
 
 def list_open_saves(
@@ -312,10 +319,10 @@ _OUTCOMES = {"opened": _directory_created, "failed": _directory_failed, "closed"
 
 def _validate(request: messages.StartSave) -> None:
     if not _SAVE_ID.fullmatch(request.save_id):
-        raise ValueError(f"a save's id is 16 hexadecimal digits; got save={request.save_id!r}")
+        raise ValueError(f"save_id must have 16 hexadecimal digits; got {request.save_id!r}")
     if not request.path:
-        raise ValueError("a save needs a directory; got path=''")
+        raise ValueError("path must not be empty")
     if request.seed not in _INT64:
-        raise ValueError(f"seed={request.seed} must fit into 64 bits with a sign")
+        raise ValueError(f"seed must be a signed 64-bit integer; got {request.seed}")
     if request.chunk_bytes is not None and request.chunk_bytes < 1:
-        raise ValueError(f"chunk_bytes={request.chunk_bytes} must be at least 1")
+        raise ValueError(f"chunk_bytes must be None or at least 1; got {request.chunk_bytes}")

@@ -47,7 +47,7 @@ from headrace.service.ranges import (
 __all__ = ["DynamicSharding", "ExactlyOnceSharding", "choose_splits", "holds_poison_candidates"]
 
 
-_SUPERSEDED = "it was slow, and another worker gave what it held"
+_SUPERSEDED = "it was slow, and another worker delivered its splits"
 
 _MAX_DEATHS = 3
 """Number of deaths after which a split that was assigned alone is abandoned."""
@@ -72,9 +72,9 @@ class DynamicSharding(IterationPolicy):
             return
         raise FailedPreconditionError(
             f"dataset {dataset.dataset_id} cannot be read with ShardingPolicy.DYNAMIC: it has no "
-            "positions that could be dealt, because it reads another service or has a source that "
-            "cannot be split. Use ShardingPolicy.OFF, or a source with indices: files, arrays, a "
-            "range, Dataset.from_source"
+            "splits, because it reads from a data service or has a source that cannot be split. "
+            "Use ShardingPolicy.OFF, or a source with indices: files, arrays, a range, "
+            "Dataset.from_source"
         )
 
     def tasks_to_create(
@@ -84,11 +84,13 @@ class DynamicSharding(IterationPolicy):
         tasks = [task for task in state.tasks_of(iteration) if task.phase is not TaskPhase.LOST]
         running = {task.worker_id for task in tasks if task.phase is TaskPhase.RUNNING}
         if _has_unassigned(iteration) and not running & set(eligible_workers(state, iteration)):
-            without = _capable_workers(state, iteration)
+            workers = _capable_workers(state, iteration)
         else:
-            served = {task.worker_id for task in tasks}
-            without = [each for each in eligible_workers(state, iteration) if each not in served]
-        return [TaskAssignment(worker_id=each) for each in without]
+            workers_with_task = {task.worker_id for task in tasks}
+            workers = [
+                each for each in eligible_workers(state, iteration) if each not in workers_with_task
+            ]
+        return [TaskAssignment(worker_id=each) for each in workers]
 
     def pending_recovery(self, state: DispatcherState, iteration: JobIteration) -> AnyEvent | None:
         """Return the event that recovers splits of an unavailable task, or ends an idle task."""
@@ -115,8 +117,8 @@ class DynamicSharding(IterationPolicy):
         if phases == {TaskPhase.LOST}:
             return iteration.pool.num_unassigned == 0
         # If every worker that could continue has failed, the rest would wait forever.
-        given_up = TaskPhase.FAILED in phases and not _capable_workers(state, iteration)
-        return not _has_unassigned(iteration) or given_up
+        cannot_continue = TaskPhase.FAILED in phases and not _capable_workers(state, iteration)
+        return not _has_unassigned(iteration) or cannot_continue
 
     def awaited_clients(
         self,
@@ -232,7 +234,7 @@ class ExactlyOnceSharding(DynamicSharding):
         if not (dataset.has_element_ids or request.options.partition_mode):
             raise FailedPreconditionError(
                 f"dataset {dataset.dataset_id} cannot be visited exactly once: a step works on the "
-                "whole stream, so that its elements are of no one unit. Put that step after "
+                "whole stream, so its elements belong to no single split. Move that step after "
                 '`distribute`, or use visitation="at_most_once"'
             )
 
@@ -241,28 +243,28 @@ def _recovery_event(iteration: JobIteration, task: DispatcherTask) -> AnyEvent:
     """Return the event that recovers or abandons splits of an unavailable task."""
     splits = task.assigned
     pool = iteration.pool
-    left = iteration.recoverable_splits(task)
+    recoverable = iteration.recoverable_splits(task)
     if (
         pool.poison_candidates
         and pool.max_candidates_per_task == 1
         and iteration.may_be_poison(task)
     ):
-        held = splits.to_split_indices(left)
-        deadly = splits.to_assignment_order(intersect(held, pool.poison_candidates))
-        deadly = intersect(deadly, left)
+        held_splits = splits.to_split_indices(recoverable)
+        fatal = splits.to_assignment_order(intersect(held_splits, pool.poison_candidates))
+        fatal = intersect(fatal, recoverable)
         if pool.exactly_once:
             # A worker that delivered elements of a split was not killed by it; and a single death
             # may have another cause.
-            deadly = subtract(deadly, splits.partially_delivered)
-            often = (
-                (unit, unit + 1)
-                for unit, addresses in pool.died_workers.items()
+            fatal = subtract(fatal, splits.partially_delivered)
+            repeatedly_fatal = (
+                (split, split + 1)
+                for split, addresses in pool.died_workers.items()
                 if len(addresses) + 1 >= _MAX_DEATHS
             )
-            deadly = intersect(deadly, splits.to_assignment_order(union(often)))
-        if deadly:
-            return events.SplitsAbandoned(task_id=task.task_id, splits=deadly)
-    return events.SplitsReturned(task_id=task.task_id, splits=left)
+            fatal = intersect(fatal, splits.to_assignment_order(union(repeatedly_fatal)))
+        if fatal:
+            return events.SplitsAbandoned(task_id=task.task_id, splits=fatal)
+    return events.SplitsReturned(task_id=task.task_id, splits=recoverable)
 
 
 def _processes_splits_separately(state: DispatcherState, iteration: JobIteration) -> bool:
@@ -313,7 +315,7 @@ def _capable_workers(state: DispatcherState, iteration: JobIteration) -> list[st
 
 _MAX_REQUESTED = 1 << 32
 
-_INFINITE_SHARE = 1 << 16
+_INFINITE_LIMIT = 1 << 16
 """Splits of an infinite stream that a task may hold in any case."""
 
 
@@ -334,9 +336,13 @@ def choose_splits(
         num_done: Number of the task's splits, in assignment order, that are done.
         is_stalled: True if no task of the iteration was assigned anything for a while.
     """
-    number = _choose_size(iteration, task, min(max_splits, _MAX_REQUESTED), num_done, is_stalled)
-    units = _choose_range(iteration, task, num_done, is_stalled) if number else None
-    return None if units is None else (units[0], min(units[1], units[0] + number))
+    size = _choose_size(iteration, task, min(max_splits, _MAX_REQUESTED), num_done, is_stalled)
+    split_range = _choose_range(iteration, task, num_done, is_stalled) if size else None
+    return (
+        None
+        if split_range is None
+        else (split_range[0], min(split_range[1], split_range[0] + size))
+    )
 
 
 def _choose_size(
@@ -347,14 +353,14 @@ def _choose_size(
     pool = iteration.pool
     held = splits.num_assigned - num_done - total_length(drop_below(splits.returned, num_done))
     if pool.num_unassigned is None:
-        share = max(4 * max_splits, _INFINITE_SHARE)
-        return max_splits if is_stalled or held + max_splits <= share else 0
-    left = pool.num_unassigned + pool.num_held - splits.num_held + held
-    room = -(-left // iteration.num_active_tasks) - held
+        max_held = max(4 * max_splits, _INFINITE_LIMIT)
+        return max_splits if is_stalled or held + max_splits <= max_held else 0
+    unfinished = pool.num_unassigned + pool.num_held - splits.num_held + held
+    room = -(-unfinished // iteration.num_active_tasks) - held
     if room <= 0 and not is_stalled:
         return 0
-    portion = min(max_splits, -(-pool.num_unassigned // (2 * iteration.num_active_tasks)))
-    return portion if is_stalled else min(portion, room)
+    size = min(max_splits, -(-pool.num_unassigned // (2 * iteration.num_active_tasks)))
+    return size if is_stalled else min(size, room)
 
 
 def _choose_range(
@@ -362,21 +368,21 @@ def _choose_range(
 ) -> tuple[int, int] | None:
     """Return a range of splits to assign from, or None if the task must wait."""
     pool = iteration.pool
-    back = pool.returned
+    returned = pool.returned
     if pool.partial_splits:
-        back = union((*back, *((unit, unit + 1) for unit in pool.partial_splits)))
-    suspects = intersect(back, pool.poison_candidates)
-    others = subtract(back, suspects)
+        returned = union((*returned, *((split, split + 1) for split in pool.partial_splits)))
+    candidates = intersect(returned, pool.poison_candidates)
+    other_splits = subtract(returned, candidates)
     group: tuple[int, int] | None = None
-    if suspects:
-        start, stop = suspects[0]
+    if candidates:
+        start, stop = candidates[0]
         group = _exclude_partial(iteration, start, min(stop, start + pool.max_candidates_per_task))
     if group is not None and not _unfinished_splits(task, num_done):
         return group
     if not is_stalled and holds_poison_candidates(iteration, task, num_done):
         return None
-    if others:
-        return _exclude_partial(iteration, *others[0])
+    if other_splits:
+        return _exclude_partial(iteration, *other_splits[0])
     if pool.num_splits != pool.next_split:
         end = pool.num_splits or 0
         return pool.next_split, end if end > 0 else pool.next_split + _MAX_REQUESTED
@@ -409,4 +415,6 @@ def _exclude_partial(iteration: JobIteration, start: int, stop: int) -> tuple[in
         return start, stop
     if start in pool.partial_splits:
         return start, start + 1
-    return start, min((unit for unit in pool.partial_splits if start < unit < stop), default=stop)
+    return start, min(
+        (split for split in pool.partial_splits if start < split < stop), default=stop
+    )

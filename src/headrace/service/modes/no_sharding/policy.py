@@ -48,18 +48,19 @@ class NoSharding(IterationPolicy):
         if _all_lost(tasks):
             attempt += 1
         else:
-            had = {task.worker_id for task in tasks}
+            workers_with_copy = {task.worker_id for task in tasks}
             # After a copy has ended, a restarted worker would read a second one.
-            taken = {task.address for task in tasks if not _is_cut_short(task)}
+            addresses_with_copy = {task.address for task in tasks if not _is_cut_short(task)}
             workers = [
                 each
                 for each in workers
-                if each not in had and state.workers[each].address not in taken
+                if each not in workers_with_copy
+                and state.workers[each].address not in addresses_with_copy
             ]
-        replaced = sum(task.is_replacement for task in tasks)
-        to_replace = sum(map(_is_cut_short, tasks)) - replaced
+        num_replaced = sum(task.is_replacement for task in tasks)
+        num_to_replace = sum(map(_is_cut_short, tasks)) - num_replaced
         return [
-            TaskAssignment(worker_id=each, attempt=attempt, is_replacement=number < to_replace)
+            TaskAssignment(worker_id=each, attempt=attempt, is_replacement=number < num_to_replace)
             for number, each in enumerate(workers)
         ]
 
@@ -76,10 +77,10 @@ class NoSharding(IterationPolicy):
         if not _all_lost(tasks):
             return ""
         return (
-            "every worker that had a copy of this iteration was lost, the last "
-            f"{len(_early_deaths(tasks))} within a minute of their start: {len(tasks)} workers, "
-            f"the last at {tasks[-1].address} ({tasks[-1].reason}). A "
-            "function of the dataset may kill or block its process; the workers' logs may say more"
+            f"all {len(tasks)} workers with a copy of the dataset were lost, the last "
+            f"{len(_early_deaths(tasks))} within a minute of their start, most recently worker "
+            f"{tasks[-1].address} ({tasks[-1].reason}). A function of the dataset may terminate or "
+            "block its process; see the workers' logs"
         )
 
     def seed(self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask) -> int:
@@ -116,9 +117,11 @@ def _keeps_killing_workers(tasks: list[DispatcherTask]) -> bool:
 
 def _early_deaths(tasks: list[DispatcherTask]) -> list[DispatcherTask]:
     """Return the lost copies that are not stable and started after the last stable one."""
-    lasted = max((number for number, task in enumerate(tasks, 1) if task.is_stable), default=0)
+    num_excluded = max(
+        (number for number, task in enumerate(tasks, 1) if task.is_stable), default=0
+    )
     return [
         task
-        for task in tasks[lasted:]
+        for task in tasks[num_excluded:]
         if task.phase is TaskPhase.LOST and task.reason != WORKER_LEFT
     ]

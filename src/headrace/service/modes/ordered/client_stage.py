@@ -85,9 +85,9 @@ class ClientStageReader:
             self._iterator = iterator
         chunk = self._iterator.next_chunk(limit)
         if chunk is None:
-            at_end, self._on_end = self._on_end, None
-            if at_end is not None:
-                at_end()
+            on_end, self._on_end = self._on_end, None
+            if on_end is not None:
+                on_end()
             return None
         states = chunk.states
         return chunk.with_metadata(None).with_states(
@@ -100,8 +100,10 @@ class ClientStageReader:
             return self._make_position(self._iterator.get_state())
         return None if self._position is None else self._make_position(self._position)
 
-    def _make_position(self, place: Any) -> Position:
-        return place if self._state_fields is None else {"splits": place, **self._state_fields}
+    def _make_position(self, position: Any) -> Position:
+        return (
+            position if self._state_fields is None else {"splits": position, **self._state_fields}
+        )
 
     def close(self) -> None:
         """Close the iterator and its input."""
@@ -133,7 +135,7 @@ class ArrivingSplits:
         self._runner = create_runner(session)
         self._open_iteration = open_iteration
         self._is_joining = False
-        self._splits_left = num_splits
+        self._num_remaining = num_splits
         self._lock = threading.Lock()
         self._reorder_buffer = ReorderBuffer(_MAX_BUFFERED_BYTES)
         #: Errors that belong to no split, to raise next.
@@ -153,9 +155,9 @@ class ArrivingSplits:
     def open_iteration(self) -> OpenIterationReply:
         """Open the iteration."""
         self._is_joining = True
-        opened = self._open_iteration(self._runner)
-        self._runner.start(_nothing_used)
-        return opened
+        reply = self._open_iteration(self._runner)
+        self._runner.start(_nothing_consumed)
+        return reply
 
     def open(self, split: int, first_ordinal: int) -> ArrivingSplit:
         """Return a reader of a split, starting at an ordinal.
@@ -171,12 +173,12 @@ class ArrivingSplits:
                 raise FailedPreconditionError(_READ_TWICE)
         return ArrivingSplit(self, split, first_ordinal)
 
-    def record_read(self, unit: int, ordinal: int | None) -> None:
+    def record_read(self, split: int, ordinal: int | None) -> None:
         """Record that a split was read up to an ordinal, or None for its end."""
         if ordinal is None:
-            self._read_ordinals.pop(unit, None)
+            self._read_ordinals.pop(split, None)
         else:
-            self._read_ordinals[unit] = ordinal
+            self._read_ordinals[split] = ordinal
 
     def elements_by_worker(self) -> dict[str, int]:
         """Return the number of elements sent by each worker, by address."""
@@ -192,7 +194,7 @@ class ArrivingSplits:
         """Lost splits, once the iteration has ended."""
         return self._runner.losses
 
-    def wait_for_next(self, unit: int, ordinal: int, limit: int) -> NextElements:
+    def wait_for_next(self, split: int, ordinal: int, limit: int) -> NextElements:
         """Return the next elements of a split, after a wait if necessary.
 
         Raises:
@@ -202,19 +204,21 @@ class ArrivingSplits:
         has_waited = False
         with self._lock:
             while True:
-                reading = self._process_batches()
+                active_tasks = self._process_batches()
                 if self._decode_error is not None:
                     raise self._decode_error.with_traceback(None)
                 if self._errors:
                     raise self._errors.pop(0).with_traceback(None)
-                found = self._reorder_buffer.next_elements(unit, ordinal, limit)
-                wanted = unit if found is None else None
-                asked = self._reorder_buffer.tasks_to_request(wanted, reading, self._urgent_tasks)
-                self._runner.restrict_requests(asked, wanted)
-                if found is not None:
+                elements = self._reorder_buffer.next_elements(split, ordinal, limit)
+                awaited_split = split if elements is None else None
+                allowed_tasks = self._reorder_buffer.tasks_to_request(
+                    awaited_split, active_tasks, self._urgent_tasks
+                )
+                self._runner.restrict_requests(allowed_tasks, awaited_split)
+                if elements is not None:
                     if has_waited:
                         self._runner.end_wait()
-                    return found
+                    return elements
                 has_waited = True
                 if self._runner.wait_for_change():
                     continue
@@ -224,64 +228,66 @@ class ArrivingSplits:
                     raise CancelledError("the iterator was closed")
                 self._process_batches()
                 # The iteration has ended, so missing elements are lost.
-                self._reorder_buffer.abandon([(unit, unit + 1)])
+                self._reorder_buffer.abandon([(split, split + 1)])
 
-    def read_whole_splits(self, unit: int, most: int, limit: int) -> tuple[Chunk, int] | None:
+    def read_whole_splits(
+        self, split: int, max_splits: int, limit: int
+    ) -> tuple[Chunk, int] | None:
         """Return consecutive complete splits that are buffered (`context.WholeSplitSource`)."""
         with self._lock:
-            reading = self._process_batches()
-            stops = self._errors or self._decode_error
-            given = None if stops else self._reorder_buffer.take_complete(unit, most, limit)
-            if given is None:
+            active_tasks = self._process_batches()
+            has_error = self._errors or self._decode_error
+            taken = (
+                None if has_error else self._reorder_buffer.take_complete(split, max_splits, limit)
+            )
+            if taken is None:
                 return None
             self._runner.restrict_requests(
-                self._reorder_buffer.tasks_to_request(None, reading), None
+                self._reorder_buffer.tasks_to_request(None, active_tasks), None
             )
-        chunk, units = given
+        chunk, num_splits = taken
         count_delivered(chunk.size)
-        self.splits_finished(units)
-        return given
+        self.splits_finished(num_splits)
+        return taken
 
     def _process_batches(self) -> set[int]:
         """Process arrived batches; return the tasks that are being read."""
-        reading, given_up, self._urgent_tasks = self._runner.read_status()
-        for delivery in self._runner.take_all():
-            self._add_batch(delivery)
-        self._reorder_buffer.forget_tasks(self._reorder_buffer.tasks - reading)
-        if given_up != self.abandoned_splits:
-            self.abandoned_splits = given_up
-            self._reorder_buffer.abandon(given_up)
-            _log.warning("positions %s of the dataset are given up: %s", given_up, _WORKERS_DIED)
-        return reading
+        active_tasks, abandoned, self._urgent_tasks = self._runner.read_status()
+        for batch in self._runner.take_all():
+            self._add_batch(batch)
+        self._reorder_buffer.forget_tasks(self._reorder_buffer.tasks - active_tasks)
+        if abandoned != self.abandoned_splits:
+            self.abandoned_splits = abandoned
+            self._reorder_buffer.abandon(abandoned)
+            _log.warning("splits %s of the dataset were abandoned: %s", abandoned, _WORKERS_DIED)
+        return active_tasks
 
-    def _add_batch(self, delivery: ReceivedBatch) -> None:
-        task, answer = delivery.task, delivery.reply
+    def _add_batch(self, batch: ReceivedBatch) -> None:
+        task, reply = batch.task, batch.reply
         content: Chunk | Exception | None = None
         size = 0
-        if isinstance(delivery.payload, Exception):
-            content = decode_batch(delivery)
-        elif delivery.num_elements:
-            size = sum(memoryview(buffer).nbytes for buffer in delivery.payload)
-            content = decode_batch(delivery)
+        if isinstance(batch.payload, Exception):
+            content = decode_batch(batch)
+        elif batch.num_elements:
+            size = sum(memoryview(buffer).nbytes for buffer in batch.payload)
+            content = decode_batch(batch)
             if isinstance(content, Exception):
                 self._decode_error = self._decode_error or content
                 return
-        if isinstance(content, Exception) and (
-            answer is None or answer.element_ids.failed_split < 0
-        ):
+        if isinstance(content, Exception) and (reply is None or reply.element_ids.failed_split < 0):
             self._errors.append(content)
-        if delivery.num_elements:
+        if batch.num_elements:
             address = task.worker_address
             self._elements_by_worker[address] = (
-                self._elements_by_worker.get(address, 0) + delivery.num_elements
+                self._elements_by_worker.get(address, 0) + batch.num_elements
             )
-        if answer is not None:
-            self._reorder_buffer.add_reply(task.task_id, answer, content, size)
+        if reply is not None:
+            self._reorder_buffer.add_reply(task.task_id, reply, content, size)
 
-    def splits_finished(self, units: int) -> None:
+    def splits_finished(self, num_splits: int) -> None:
         """Record that splits were read to their ends."""
-        self._splits_left -= units
-        if self._splits_left == 0 and not self._runner.is_closing:
+        self._num_remaining -= num_splits
+        if self._num_remaining == 0 and not self._runner.is_closing:
             # Wait until the dispatcher has confirmed that nothing is missing.
             while self._runner.wait_for_change():
                 self._runner.take_all()
@@ -289,18 +295,18 @@ class ArrivingSplits:
 
     def close(self) -> None:
         """Close the runner and leave the iteration."""
-        self._runner.close(_nothing_used, is_known=self._is_joining)
+        self._runner.close(_nothing_consumed, is_known=self._is_joining)
 
 
 _READ_TWICE = (
-    "the dataset reads the same elements a second time, and what is read in order over the service "
-    "comes once: write `cache` after `distribute`, where the client keeps it; a state of a "
-    "step that holds elements (a window, buckets) is gone on from in one process"
+    "the dataset reads the same elements a second time, but ordered reading delivers each element "
+    "once. Put `cache` after `distribute`, so that this process caches the elements. A state of a "
+    "step that holds elements (a window, buckets) can be restored only in a single process"
 )
-_WORKERS_DIED = "worker processes ended while they computed them"
+_WORKERS_DIED = "worker processes died while computing them"
 
 
-def _nothing_used() -> None:
+def _nothing_consumed() -> None:
     """Report no partial consumption: everything that arrives counts as consumed."""
     return None
 
@@ -308,29 +314,29 @@ def _nothing_used() -> None:
 class ArrivingSplit:
     """Reads one split (`execution.context.SplitReader`)."""
 
-    def __init__(self, units: ArrivingSplits, unit: int, first: int) -> None:
-        self._source = units
-        self._split, self._ordinal = unit, first
+    def __init__(self, source: ArrivingSplits, split: int, first_ordinal: int) -> None:
+        self._source = source
+        self._split, self._ordinal = split, first_ordinal
         self._elements: int | None = None
 
     def next_chunk(self, limit: int) -> Chunk | None:
         """Return the next elements with their ids, or None at the end."""
         if self._elements is not None:
             return None
-        found = self._source.wait_for_next(self._split, self._ordinal, limit)
-        if found.error is not None:
-            raise found.error.with_traceback(None)
-        if found.chunk is None:
-            self._elements = found.num_elements
+        elements = self._source.wait_for_next(self._split, self._ordinal, limit)
+        if elements.error is not None:
+            raise elements.error.with_traceback(None)
+        if elements.chunk is None:
+            self._elements = elements.num_elements
             self._source.record_read(self._split, None)
             self._source.splits_finished(1)
             return None
-        size = found.chunk.size
+        size = elements.chunk.size
         count_delivered(size)
-        ordinals = np.arange(found.ordinal, found.ordinal + size)
-        self._ordinal = found.ordinal + size
+        ordinals = np.arange(elements.ordinal, elements.ordinal + size)
+        self._ordinal = elements.ordinal + size
         self._source.record_read(self._split, self._ordinal)
-        return found.chunk.with_metadata(id_column(self._split, ordinals))
+        return elements.chunk.with_metadata(id_column(self._split, ordinals))
 
     @property
     def num_elements(self) -> int:
@@ -368,7 +374,7 @@ class _NoSplits:
     """Split source of unordered reading, which opens no splits."""
 
     def open(self, split: int, first_ordinal: int) -> SplitReader:
-        raise AssertionError(f"unit {split} is opened where elements have no order")
+        raise AssertionError(f"split {split} opened in unordered reading")
 
 
 NO_SPLITS: SplitSource = _NoSplits()

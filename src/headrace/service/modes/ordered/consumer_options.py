@@ -62,8 +62,8 @@ def make_consumer_options(
         ):
             if value != default:
                 raise ValueError(
-                    f"`{name}` is about rounds that consumers read together, but got "
-                    f"{name}={value!r} without `num_consumers` and `consumer_index`"
+                    f"`{name}` requires `num_consumers` and `consumer_index`, but got "
+                    f"{name}={value!r} without them"
                 )
         return ConsumerOptions()
     if job_name is None:
@@ -80,19 +80,19 @@ def make_consumer_options(
         )
     if mode in STATIC_POLICIES:
         raise ValueError(
-            f"coordinated reads (num_consumers={number}) need ShardingPolicy.OFF or DYNAMIC, but "
-            f"got {mode.name}: a round is of one worker, and workers take turns"
+            f"coordinated reads (num_consumers={number}) require ShardingPolicy.OFF or DYNAMIC, "
+            f"but got {mode.name}: each round comes from one worker, and the workers take turns"
         )
     if target_workers == "LOCAL":
         raise ValueError(
             'Coordinated reads require non-local workers, but `target_workers` is "LOCAL".'
         )
-    cost, pickled = _pickle_cost_fn(cost_fn)
+    cost_fn_id, pickled = _pickle_cost_fn(cost_fn)
     return ConsumerOptions(
         num_consumers=number,
         consumer_index=index,
         remainder=str(remainder),
-        cost_fn_id=cost,
+        cost_fn_id=cost_fn_id,
         cost_fn=pickled,
     )
 
@@ -115,8 +115,9 @@ def _pickle_cost_fn(cost_fn: object) -> tuple[str, bytes]:
     pickled = dump_plan(step)
     if len(pickled) > _MAX_COST_FN_BYTES:
         raise ValueError(
-            f"`cost_fn` takes {len(pickled):,} bytes to send, because of what it holds; it may "
-            f"take {_MAX_COST_FN_BYTES:,}: read such things from a file inside the function"
+            f"`cost_fn` must be at most {_MAX_COST_FN_BYTES:,} bytes long when pickled, but got "
+            f"{len(pickled):,} bytes, because of the data that it refers to: read such data from a "
+            "file inside the function"
         )
     return fingerprint(step), pickled
 

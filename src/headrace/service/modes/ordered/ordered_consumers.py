@@ -75,17 +75,20 @@ def check_buckets(plan: Node) -> None:
     for node in walk(plan):
         if isinstance(node, BucketBySequenceLength | GroupByWindow):
             raise FailedPreconditionError(
-                f"{step_name(node)} is not read in order by several consumers: what it joins "
-                "depends on the whole stream. Leave out `ordered=True` (a round's batches are of "
-                "one bucket then), or put that step after `distribute`"
+                f"{step_name(node)} is not supported with `ordered=True` and several consumers: "
+                "the elements that it joins depend on the whole stream. Leave out `ordered=True` "
+                "(all batches of a round are then from one bucket), or move that step after "
+                "`distribute`"
             )
 
 
 def is_divisible(plan: Node) -> bool:
     """Return whether workers can produce only a consumer's own elements."""
-    made = partition_plan(plan, ordered=True)
-    alone = partition_plan(make_consumer_plan(plan, 2, 0), ordered=True)
-    return _is_one_to_one(made, plan) and isinstance(alone.client_stage, ReadSplits)
+    partition = partition_plan(plan, ordered=True)
+    consumer_partition = partition_plan(make_consumer_plan(plan, 2, 0), ordered=True)
+    return _is_one_to_one(partition, plan) and isinstance(
+        consumer_partition.client_stage, ReadSplits
+    )
 
 
 def find_undivided_step(plan: Node) -> str:
@@ -95,19 +98,19 @@ def find_undivided_step(plan: Node) -> str:
     """
     if is_divisible(plan):
         return ""
-    for below in plan.inputs:
-        if found := find_undivided_step(below):
+    for input_plan in plan.inputs:
+        if found := find_undivided_step(input_plan):
             return found
     return step_name(plan)
 
 
-def _is_one_to_one(made: PlanPartition, plan: Node) -> bool:
-    above, total = made.client_stage, cardinality(plan)
-    if not isinstance(above, ReadSplits) or above.cycle_length != 1:
+def _is_one_to_one(partition: PlanPartition, plan: Node) -> bool:
+    client_stage, total = partition.client_stage, cardinality(plan)
+    if not isinstance(client_stage, ReadSplits) or client_stage.cycle_length != 1:
         return False
     # The last split is empty if its rows are too few for a batch.
-    is_short = drops_remainder(plan) and total == above.num_splits - 1
-    return is_short or total in (INFINITE, above.num_splits)
+    is_short = drops_remainder(plan) and total == client_stage.num_splits - 1
+    return is_short or total in (INFINITE, client_stage.num_splits)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,8 +157,8 @@ class OrderedConsumerSource(Source):
         total = cardinality(self.remote_plan)
         if total in (INFINITE, UNKNOWN):
             return total
-        rounds, rest = divmod(total, self.consumer.num_consumers)
-        return rounds + (rest > 0 and self.consumer.remainder != "drop")
+        rounds, remainder = divmod(total, self.consumer.num_consumers)
+        return rounds + (remainder > 0 and self.consumer.remainder != "drop")
 
     @property
     def elements_per_index(self) -> int | None:
@@ -173,14 +176,15 @@ class OrderedConsumerSource(Source):
     def explanation(self) -> str:
         count = self.consumer.num_consumers
         if not self.undivided_step:
-            said = f"each element is computed once, for the one of {count} consumers that gets it"
-        else:
-            said = (
-                f"each element is computed {count} times, once for each consumer: workers cannot "
-                f"tell from the position of an element after {self.undivided_step} what it is made "
-                "of"
+            computation = (
+                f"each element is computed once, for the one of {count} consumers that reads it"
             )
-        return f"{self.ordered_partition.explain()}\n  consumers: {said}"
+        else:
+            computation = (
+                f"each element is computed {count} times, once for each consumer: the position of "
+                f"an element after {self.undivided_step} does not determine its inputs"
+            )
+        return f"{self.ordered_partition.explain()}\n  consumers: {computation}"
 
     @property
     def ordered_partition_mode(self) -> str:
@@ -227,9 +231,9 @@ class OrderedConsumerSource(Source):
         if "positions" in (position or ()):
             raise FailedPreconditionError(UNORDERED_STATE_MESSAGE)
         if not self.undivided_step:
-            turn = self.consumer
+            consumer = self.consumer
             return ConsumerReader(
-                self._part_source, turn, self.remote_plan, position, pass_number, self._seed
+                self._part_source, consumer, self.remote_plan, position, pass_number, self._seed
             )
         source = self._part_source(self.remote_plan, True).with_seed(self._seed)
         input = source.open(0, 1, position, pass_number=pass_number)
@@ -237,11 +241,11 @@ class OrderedConsumerSource(Source):
 
     def _part_source(self, plan: Node, is_job: bool) -> RemoteSource:
         """Return the source of a derived plan, with the seeds of the whole plan."""
-        part = self.make_source(plan, is_job).with_fixed_seeds(self.fixed_seeds)
-        part = dataclasses.replace(part, _replay_registry=self._replay_registry)
+        source = self.make_source(plan, is_job).with_fixed_seeds(self.fixed_seeds)
+        source = dataclasses.replace(source, _replay_registry=self._replay_registry)
         if is_job:
-            part = dataclasses.replace(part, _job_check=self._job_check)
-        return part
+            source = dataclasses.replace(source, _job_check=self._job_check)
+        return source
 
     def explain_exhausted(self, number: int) -> str:
         return self._job_check.exhausted_message(number)
@@ -271,12 +275,12 @@ def make_consumer_source(
     assert index is not None
     assert consumers is not None
     check_buckets(plan)
-    digits, steps = fingerprint_with_steps(plan)
+    plan_digest, steps = fingerprint_with_steps(plan)
     terms = [
-        f"num_consumers={consumers}, remainder={options.remainder!r}, dataset {digits}",
-        *(f"{name} {own_digits}" for name, own_digits in steps),
+        f"num_consumers={consumers}, remainder={options.remainder!r}, dataset {plan_digest}",
+        *(f"{name} {digest}" for name, digest in steps),
     ]
-    own = dataclasses.replace(
+    job_options = dataclasses.replace(
         options,
         num_consumers=None,
         consumer_index=None,
@@ -285,47 +289,47 @@ def make_consumer_source(
         group_terms="\n".join(terms),
     )
 
-    in_order = OrderedPartition(plan)
+    ordered_partition = OrderedPartition(plan)
 
     def read(part: Node, is_named: bool) -> RemoteSource:
-        made = partition_for(part, own)
-        assert made is not None
+        partition = partition_for(part, job_options)
+        assert partition is not None
         total = cardinality(part)
         return RemoteSource(
-            options=own,
+            options=job_options,
             dataset_id=register(part),
             cardinality=total,
             # Its own job ends with the client: no other client starts at that position.
             job_name=f"{options.job_name} (consumer {index} of {consumers})" if is_named else None,
             spec=element_spec(part),
             compression=compression,
-            partition_mode=made.mode,
-            num_splits=made.num_splits,
-            exclusive_reason=find_exclusive_reason(made) or "ordered reading",
+            partition_mode=partition.mode,
+            num_splits=partition.num_splits,
+            exclusive_reason=find_exclusive_reason(partition) or "ordered reading",
             remote_plan=part,
-            ordered_partition=in_order if part is plan else OrderedPartition(part),
+            ordered_partition=ordered_partition if part is plan else OrderedPartition(part),
         )
 
     undivided = find_undivided_step(plan)
     if undivided:
         _log.warning(
-            "all elements of job %r are computed %d times, once for each consumer: workers cannot "
-            "tell from the position of an element after %s what it is made of (`explain()` shows "
-            "the plan). Put that step after `distribute`, or leave out `ordered=True`",
+            "all elements of job %r are computed %d times, once for each consumer: the position of "
+            "an element after %s does not determine its inputs (`explain()` shows the plan). Move "
+            "that step after `distribute`, or leave out `ordered=True`",
             options.job_name,
             consumers,
             undivided,
         )
     register(plan)  # rejects a plan that cannot be sent now
-    turn = ConsumerConfig(index, consumers, options.remainder)
+    consumer = ConsumerConfig(index, consumers, options.remainder)
     counter = IterationCounter()
     return OrderedConsumerSource(
-        consumer=turn,
+        consumer=consumer,
         remote_plan=plan,
         spec=consumer_spec(spec, options.remainder),
         make_source=read,
         undivided_step=undivided,
-        ordered_partition=in_order,
+        ordered_partition=ordered_partition,
         fixed_seeds=tuple(derive_seeds(plan, options.job_name or "")),
         _counter=counter,
         _job_check=ExhaustedJobCheck(counter),

@@ -61,7 +61,9 @@ class OrderedPartition:
         with self._lock:
             if self._chosen is None:
                 self._chosen = partition_with_mode(prepare(self._plan), mode)
-                self._notes = ["cut as it was where reading went on from, which was not measured"]
+                self._notes = [
+                    "partitioned as in the restored state, without measuring element sizes"
+                ]
 
     def _partition(self) -> PlanPartition:
         with self._lock:
@@ -73,7 +75,7 @@ class OrderedPartition:
 
     def _bytes_of(self, node: Node) -> int | None:
         """Return the bytes of an element of a step; if specs lack them, of the largest sample."""
-        size, reason = bytes_from_spec(node), "there are no elements"
+        size, reason = bytes_from_spec(node), "the dataset has no elements"
         if size is not None:
             return size
         try:
@@ -82,10 +84,10 @@ class OrderedPartition:
             # For example, if only workers have the files; the client then runs these steps.
             reason = describe_error(error).partition("\n")[0][:_MAX_REASON_LENGTH]
         self._notes.append(
-            f"{step_name(node)}: size of an element is not known: {reason}"
+            f"{step_name(node)}: unknown element size: {reason}"
             if size is None
-            else f"{step_name(node)}: {size:,} bytes an element, measured: the largest of "
-            f"{_SAMPLE_ELEMENTS} that were made here"
+            else f"{step_name(node)}: {size:,} bytes per element, measured: the largest of "
+            f"{_SAMPLE_ELEMENTS} elements that were computed in this process"
         )
         return size
 
@@ -93,8 +95,8 @@ class OrderedPartition:
         return _restore, (self._plan, None if self._chosen is None else self._chosen.mode)
 
 
-def _restore(plan: Node, half: PartitionMode | None) -> OrderedPartition:
-    made = OrderedPartition(plan)
-    if half is not None:
-        made.fix_mode(half)
-    return made
+def _restore(plan: Node, mode: PartitionMode | None) -> OrderedPartition:
+    partition = OrderedPartition(plan)
+    if mode is not None:
+        partition.fix_mode(mode)
+    return partition

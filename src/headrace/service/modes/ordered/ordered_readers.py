@@ -73,76 +73,76 @@ class FullStreamReader:
         self._round: list[Any] = []
         self._position: Position = input.get_position()
         self._raised = raised
-        self._passes_over = raised.errors
-        self._waiting: Chunk | None = None
+        self._errors_to_skip = raised.errors
+        self._chunk: Chunk | None = None
         self._rows: list[Any] = []
         self._offset = 0
         self._has_ended = False
 
     def read(self, limit: int) -> Chunk | None:
         """Return at most `limit` of the next elements, or None at the end."""
-        found: list[Any] = []
+        elements: list[Any] = []
         consumers = self._consumer.num_consumers
         self._fetch(consumers * limit)
-        places: list[Position] = [self.get_position()]
-        while len(found) < limit:
-            if not self._fetch(consumers * (limit - len(found))):
+        positions: list[Position] = [self.get_position()]
+        while len(elements) < limit:
+            if not self._fetch(consumers * (limit - len(elements))):
                 break
-            chunk = self._waiting
+            chunk = self._chunk
             assert chunk is not None
-            while self._offset < chunk.size and len(found) < limit:
+            while self._offset < chunk.size and len(elements) < limit:
                 self._round.append(self._rows[self._offset])
                 self._offset += 1
                 if len(self._round) == consumers:
-                    found.append(self._round[self._consumer.index])
-                    self._end_round(chunk.state_at(self._offset), places)
-            if found:
+                    elements.append(self._round[self._consumer.index])
+                    self._end_round(chunk.state_at(self._offset), positions)
+            if elements:
                 break  # later elements may require a wait
-        if not found and self._has_ended and self._round:
+        if not elements and self._has_ended and self._round:
             if self._consumer.remainder != "drop":
                 last = share_remainder(self._round, consumers, self._consumer.remainder)
-                found.append(last[self._consumer.index])
-                self._end_round(self._input.get_position(), places)
+                elements.append(last[self._consumer.index])
+                self._end_round(self._input.get_position(), positions)
             self._round = []
-        if not found:
+        if not elements:
             return None
-        return Chunk.of_rows(found, lambda index: places[index])
+        return Chunk.of_rows(elements, lambda index: positions[index])
 
-    def _end_round(self, place: Position, places: list[Position]) -> None:
-        self._begin_round(place)
-        places.append(place)
+    def _end_round(self, position: Position, positions: list[Position]) -> None:
+        self._begin_round(position)
+        positions.append(position)
 
-    def _begin_round(self, place: Position) -> None:
-        self._round, self._position = [], place
-        self._raised, self._passes_over = _NONE, 0
+    def _begin_round(self, position: Position) -> None:
+        self._round, self._position = [], position
+        self._raised, self._errors_to_skip = _NONE, 0
 
-    def _fetch(self, wanted: int) -> bool:
-        if self._waiting is not None and self._offset < self._waiting.size:
+    def _fetch(self, limit: int) -> bool:
+        if self._chunk is not None and self._offset < self._chunk.size:
             return True
         if not self._has_ended:
-            self._waiting, self._offset = self._read_input(wanted), 0
-            self._has_ended = self._waiting is None
-            self._rows = [] if self._waiting is None else [*self._waiting.rows()]
-            if self._position is None and self._waiting is not None:
-                self._position = self._waiting.state_at(0)
+            self._chunk, self._offset = self._read_input(limit), 0
+            self._has_ended = self._chunk is None
+            self._rows = [] if self._chunk is None else [*self._chunk.rows()]
+            if self._position is None and self._chunk is not None:
+                self._position = self._chunk.state_at(0)
         return not self._has_ended
 
-    def _read_input(self, wanted: int) -> Chunk | None:
+    def _read_input(self, limit: int) -> Chunk | None:
         while True:
-            before = self._input.get_position()
+            position_before = self._input.get_position()
             try:
-                return self._input.read(wanted)
+                return self._input.read(limit)
             except Exception:
-                after = self._input.get_position()
-                if after == before:
+                position_after = self._input.get_position()
+                if position_after == position_before:
                     raise  # the error belongs to no element
-                if len(self._round) <= self._raised.element and self._passes_over:
-                    self._passes_over -= 1
+                if len(self._round) <= self._raised.element and self._errors_to_skip:
+                    self._errors_to_skip -= 1
                     continue
                 if self._round:
                     self._raised = RaisedErrors(len(self._round), self._raised.errors + 1)
                 else:
-                    self._begin_round(after)
+                    self._begin_round(position_after)
                 raise
 
     def get_position(self) -> Position:
@@ -151,7 +151,7 @@ class FullStreamReader:
 
     def close(self) -> None:
         """Close the input."""
-        self._has_ended, self._waiting, self._round = True, None, []
+        self._has_ended, self._chunk, self._round = True, None, []
         self._input.close()
 
 
@@ -189,9 +189,9 @@ class ConsumerReader:
         #: round.
         self._element, self._raised = 0, _NONE
         if position is not None:
-            self._element, failed = self._parse_position(_find_splits(plan), position)
+            self._element, num_errors = self._parse_position(_find_splits(plan), position)
             self._raised = (
-                RaisedErrors(0, failed) if failed else RaisedErrors.from_position(position)
+                RaisedErrors(0, num_errors) if num_errors else RaisedErrors.from_position(position)
             )
         #: Number of elements of the plan before the part that is read.
         self._first = self._element
@@ -209,8 +209,8 @@ class ConsumerReader:
             return self._read_remainder(self._remainder)
         if self._reader is None:
             raised = self._raised
-            failed = raised.errors if raised.element == self._consumer.index else 0
-            self._reader = self._open(self._consumer_plan(), self._is_at_start, failed)
+            num_errors = raised.errors if raised.element == self._consumer.index else 0
+            self._reader = self._open(self._consumer_plan(), self._is_at_start, num_errors)
         reader = self._reader
         try:
             chunk = reader.read(limit)
@@ -225,7 +225,7 @@ class ConsumerReader:
         self._advance_to(chunk.state_at(chunk.size))
         states = chunk.states
         return chunk.with_metadata(None).with_states(
-            lambda at: self._make_position(*self._find_round(states(at)))
+            lambda index: self._make_position(*self._find_round(states(index)))
         )
 
     def _consumer_plan(self) -> Node:
@@ -251,23 +251,23 @@ class ConsumerReader:
         self._remainder = []
         return self._read_remainder(self._remainder)
 
-    def _read_remainder(self, found: list[Any]) -> Chunk | None:
+    def _read_remainder(self, elements: list[Any]) -> Chunk | None:
         """Return this consumer's share of the elements that are too few for a round."""
         assert self._reader is not None
         while (chunk := self._reader.read(self._consumer.num_consumers)) is not None:
-            found += chunk.rows()
+            elements += chunk.rows()
         self._close_reader()
         self._has_ended = True
         first, total = self._element, cardinality(self._plan)
         self._element, self._raised = total, _NONE
-        if not found:
+        if not elements:
             return None
-        row = share_remainder(found, self._consumer.num_consumers, self._consumer.remainder)[
+        row = share_remainder(elements, self._consumer.num_consumers, self._consumer.remainder)[
             self._consumer.index
         ]
         return Chunk.of_rows([row], lambda index: self._make_position(total if index else first))
 
-    def _open(self, plan: Node, is_named: bool, failed: int = 0) -> Reader:
+    def _open(self, plan: Node, is_named: bool, num_errors: int = 0) -> Reader:
         source = self._make_source(plan, is_named).with_seed(self._seed)
         # A position without splits is the start with a given seed.
         position = None
@@ -276,56 +276,56 @@ class ConsumerReader:
                 "partition_mode": partition_plan(plan, ordered=True).mode,
                 "seed": self._seed,
             }
-            if failed:
-                position["splits"] = {"split": 0, "ordinal": 0, "failed": failed}
+            if num_errors:
+                position["splits"] = {"split": 0, "ordinal": 0, "failed": num_errors}
         return source.open(0, 1, position, pass_number=self._epoch)
 
     def _take_seed(self) -> None:
         """Record the seed of the first part, for the remainder and for positions."""
         if not self._keeps_seed and self._reader is not None:
-            place = self._reader.get_position()
-            if place is not None:
-                self._seed, self._keeps_seed = place["seed"], True
+            position = self._reader.get_position()
+            if position is not None:
+                self._seed, self._keeps_seed = position["seed"], True
 
-    def _advance_to(self, place: Position) -> None:
+    def _advance_to(self, position: Position) -> None:
         """Record how far the part was read."""
-        if place is not None and place.get("splits") is not None:
-            self._element, self._raised = self._find_round(place)
+        if position is not None and position.get("splits") is not None:
+            self._element, self._raised = self._find_round(position)
             self._is_at_beginning = False
 
-    def _find_round(self, place: dict[str, Any]) -> tuple[int, RaisedErrors]:
+    def _find_round(self, position: dict[str, Any]) -> tuple[int, RaisedErrors]:
         """Return the round after a position in the part, and the errors raised in it."""
-        rounds, failed = self._parse_position(None, place)
+        rounds, num_errors = self._parse_position(None, position)
         element = self._first + rounds * self._consumer.num_consumers
-        return element, RaisedErrors(self._consumer.index, failed) if failed else _NONE
+        return element, RaisedErrors(self._consumer.index, num_errors) if num_errors else _NONE
 
     def _parse_position(
-        self, units: ReadSplits | None, position: dict[str, Any]
+        self, read_splits: ReadSplits | None, position: dict[str, Any]
     ) -> tuple[int, int]:
         """Return the number of elements before a position, and of raised errors of the next one.
 
         Args:
-            units: Step that converts a position saved by a single process; None if there is none.
+            read_splits: Step that converts a position saved by a single process, or None.
             position: The position.
         """
-        found = position["splits"]
-        if units is not None and not (isinstance(found, dict) and "split" in found):
-            found = units.convert_state(found)
-        if found is None:
+        splits = position["splits"]
+        if read_splits is not None and not (isinstance(splits, dict) and "split" in splits):
+            splits = read_splits.convert_state(splits)
+        if splits is None:
             raise FailedPreconditionError(
-                "the state was saved in the middle of what a worker reads as one unit, of which it "
-                "does not say how many elements came; restore it in one process"
+                "the state was saved within a split, and does not record how many elements of the "
+                "split were read; restore it in a single process"
             )
-        unit, failed = int(found["split"]), int(found.get("failed", 0))
+        split, num_errors = int(splits["split"]), int(splits.get("failed", 0))
         # A failed row has its element number. The remaining rows of a failed batch are still to
         # come.
-        is_past = found.get("ordinal") or (failed and not self._has_blocks)
-        return (unit + 1, 0) if is_past else (unit, failed)
+        is_past = splits.get("ordinal") or (num_errors and not self._has_blocks)
+        return (split + 1, 0) if is_past else (split, num_errors)
 
     def _make_position(self, element: int, raised: RaisedErrors = _NONE) -> Position:
-        unit = {"split": element, "ordinal": 0}
+        split = {"split": element, "ordinal": 0}
         return raised.add_to_position(
-            {"splits": unit, "partition_mode": self._partition_mode, "seed": self._seed}
+            {"splits": split, "partition_mode": self._partition_mode, "seed": self._seed}
         )
 
     def get_position(self) -> Position:
@@ -355,23 +355,23 @@ def make_consumer_plan(
         start: First shared element.
         stop: End of the shared elements (exclusive); None for no end.
     """
-    above: list[Node] = []
+    nodes_above: list[Node] = []
     while plan.one_to_one:
-        above.append(plan)
+        nodes_above.append(plan)
         (plan,) = plan.inputs
-    block = _rows_per_element(plan)
-    if block > 1:
-        above.append(plan)
+    block_size = _rows_per_element(plan)
+    if block_size > 1:
+        nodes_above.append(plan)
         (plan,) = plan.inputs
     if stop is not None:
-        plan = Take(input=plan, count=stop * block)
+        plan = Take(input=plan, count=stop * block_size)
     if start:
-        plan = Skip(input=plan, count=start * block)
-    if block > 1:
-        plan = ShardBlocks(input=plan, num_shards=consumers, index=index, block_size=block)
+        plan = Skip(input=plan, count=start * block_size)
+    if block_size > 1:
+        plan = ShardBlocks(input=plan, num_shards=consumers, index=index, block_size=block_size)
     else:
         plan = ShardElements(input=plan, num_shards=consumers, index=index)
-    for node in reversed(above):
+    for node in reversed(nodes_above):
         plan = node.with_inputs([plan])
     return plan
 
@@ -391,6 +391,6 @@ def _rows_per_element(plan: Node) -> int:
 
 
 def _find_splits(plan: Node) -> ReadSplits:
-    above = partition_plan(plan, ordered=True).client_stage
-    assert isinstance(above, ReadSplits)
-    return above
+    client_stage = partition_plan(plan, ordered=True).client_stage
+    assert isinstance(client_stage, ReadSplits)
+    return client_stage

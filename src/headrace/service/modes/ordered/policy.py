@@ -35,8 +35,8 @@ class OrderedSharding(ExactlyOnceSharding):
         context: DecisionContext,
     ) -> tuple[AnyEvent, ...]:
         """Assign the split that this client waits for a second time, if its task is slow."""
-        taken = reassign_awaited_split(state, iteration, request.wanted_split, context)
-        return () if taken is None else (taken,)
+        reassignment = reassign_awaited_split(state, iteration, request.wanted_split, context)
+        return () if reassignment is None else (reassignment,)
 
     def extend_heartbeat_reply(
         self,
@@ -63,17 +63,21 @@ class OrderedSharding(ExactlyOnceSharding):
     ) -> DispatcherDecision:
         """Assign splits of a slow task to an idle one."""
         iteration = state.iterations[task.iteration_id]
-        taken = reassign_straggler(state, iteration, task, request.num_done, context)
-        got_on = ProgressReported(task.task_id, request.num_done)
+        reassignment = reassign_straggler(state, iteration, task, request.num_done, context)
+        progress = ProgressReported(task.task_id, request.num_done)
         assert isinstance(decision.reply, GetSplitReply)
         if not decision.reply.wait and not find_other_holders(state, iteration, task, context):
-            notes = (got_on, NoMoreWork(task.task_id))
+            soft_events = (progress, NoMoreWork(task.task_id))
             return DispatcherDecision(
-                events=() if taken is None else (taken,), soft_events=notes, reply=decision.reply
+                events=() if reassignment is None else (reassignment,),
+                soft_events=soft_events,
+                reply=decision.reply,
             )
         # In some plans the last split is known to be complete only after its steps have ended.
         # Without the flush, waiting tasks would wait for each other.
         wait = GetSplitReply(start=0, stop=0, wait=True, flush=True)
         return DispatcherDecision(
-            events=() if taken is None else (taken,), soft_events=(got_on,), reply=wait
+            events=() if reassignment is None else (reassignment,),
+            soft_events=(progress,),
+            reply=wait,
         )

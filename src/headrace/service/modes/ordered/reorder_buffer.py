@@ -98,17 +98,17 @@ class _TaskAssignments:
 
         Split -1: these splits are done, and the late information about them is known already.
         """
-        later = END_ORDINAL
-        for first, units, unit, _ in self.assigned:
-            if first <= number < first + units:
-                return unit + number - first, first + units - number
+        next_start = END_ORDINAL
+        for first, num_splits, split, _ in self.assigned:
+            if first <= number < first + num_splits:
+                return split + number - first, first + num_splits - number
             if first > number:
-                later = min(later, first)
-        return -1, later - number
+                next_start = min(next_start, first)
+        return -1, next_start - number
 
-    def holds(self, unit: int) -> bool:
+    def holds(self, split: int) -> bool:
         """Return whether the task was assigned this split and may not have finished it."""
-        return any(start <= unit < start + units for _, units, start, _ in self.assigned)
+        return any(start <= split < start + num_splits for _, num_splits, start, _ in self.assigned)
 
 
 class ReorderBuffer:
@@ -135,58 +135,62 @@ class ReorderBuffer:
     # --- arriving elements ------------------------------------------------------------------------
 
     def add_reply(
-        self, task_id: int, answer: GetElementsReply, content: Chunk | Exception | None, size: int
+        self, task_id: int, reply: GetElementsReply, content: Chunk | Exception | None, size: int
     ) -> None:
         """Process a reply. The replies of a task must be added in the order of their numbers.
 
         Args:
             task_id: Task of the reply.
-            answer: The worker's reply.
+            reply: The worker's reply.
             content: Its elements, or the error in place of one.
             size: Bytes of the elements.
         """
         task = self._tasks.setdefault(task_id, _TaskAssignments())
-        origins = answer.element_ids
-        task.assigned = origins.assigned
-        if isinstance(content, Exception) and origins.failed_split >= 0:
-            is_last = answer.done_from <= origins.failed_split < answer.done_to
-            unit, _ = task.locate(origins.failed_split)
-            origin = ErrorPosition(unit, *origins.failed_position, is_last=is_last)
-            self._add_error(origin, content)
-        ends = [run for run in origins.runs if run[2] + run[3] >= END_ORDINAL]
-        row, each = 0, size // max(1, answer.num_elements)
-        for number, units, first, count in origins.runs:
+        element_ids = reply.element_ids
+        task.assigned = element_ids.assigned
+        if isinstance(content, Exception) and element_ids.failed_split >= 0:
+            is_last = reply.done_from <= element_ids.failed_split < reply.done_to
+            split, _ = task.locate(element_ids.failed_split)
+            error_position = ErrorPosition(split, *element_ids.failed_position, is_last=is_last)
+            self._add_error(error_position, content)
+        ends = [run for run in element_ids.runs if run[2] + run[3] >= END_ORDINAL]
+        row, element_bytes = 0, size // max(1, reply.num_elements)
+        for number, num_splits, first, count in element_ids.runs:
             if first + count >= END_ORDINAL or not isinstance(content, Chunk):
                 continue
-            while units:
-                unit, few = task.locate(number)
-                few = min(few, units)
-                assert unit >= 0, f"unit {number} in dealt order is done, and gives elements"
-                run = (unit, few, first, count)
+            while num_splits:
+                split, length = task.locate(number)
+                length = min(length, num_splits)
+                assert split >= 0, (
+                    f"split {number} in assignment order is done, but yields elements"
+                )
+                run = (split, length, first, count)
                 # Each of these splits ends with its elements here, so it is complete.
-                are_whole = few > 1 and first == 0 and _have_ended(number, few, count, ends)
-                add = self._add_block if are_whole else self._add_pieces
-                add(run, content, row, each * count)
-                row += few * count
-                number, units = number + few, units - few
-        for number, units, elements, _ in ends:
-            while units:
-                unit, few = task.locate(number)
-                few = min(few, units)
-                if unit >= 0:
-                    self._record_end(unit, few, elements)
-                number, units = number + few, units - few
-        number = answer.done_from
-        while number < answer.done_to:
-            unit, few = task.locate(number)
-            few = min(few, answer.done_to - number)
-            if unit >= 0:
-                self._mark_complete(unit, unit + few)
-            number += few
+                are_complete = (
+                    length > 1 and first == 0 and _have_ended(number, length, count, ends)
+                )
+                add = self._add_block if are_complete else self._add_pieces
+                add(run, content, row, element_bytes * count)
+                row += length * count
+                number, num_splits = number + length, num_splits - length
+        for number, num_splits, num_elements, _ in ends:
+            while num_splits:
+                split, length = task.locate(number)
+                length = min(length, num_splits)
+                if split >= 0:
+                    self._record_end(split, length, num_elements)
+                number, num_splits = number + length, num_splits - length
+        number = reply.done_from
+        while number < reply.done_to:
+            split, length = task.locate(number)
+            length = min(length, reply.done_to - number)
+            if split >= 0:
+                self._mark_complete(split, split + length)
+            number += length
 
-    def abandon(self, units: Iterable[tuple[int, int]]) -> None:
+    def abandon(self, splits: Iterable[tuple[int, int]]) -> None:
         """Record that no further elements of these splits will arrive."""
-        for start, stop in subtract(union(units), self._complete_splits):
+        for start, stop in subtract(union(splits), self._complete_splits):
             self._mark_complete(start, stop)
 
     def forget_tasks(self, task_ids: Iterable[int]) -> None:
@@ -201,111 +205,111 @@ class ReorderBuffer:
 
     def _add_block(self, run: tuple[int, int, int, int], chunk: Chunk, row: int, size: int) -> None:
         """Add all elements of consecutive splits, starting at a row of a chunk."""
-        unit, units, _, count = run
-        if not self._is_unknown(unit, unit + units):
+        split, num_splits, _, count = run
+        if not self._is_unknown(split, split + num_splits):
             self._add_pieces(run, chunk, row, size)
             return
-        part = chunk.slice(row, row + units * count)
-        place = bisect_right(self._block_starts, unit)
-        self._block_starts.insert(place, unit)
-        self._blocks.insert(place, _Block(unit, unit + units, count, part, unit, size))
-        self.bytes += size * units
+        part = chunk.slice(row, row + num_splits * count)
+        index = bisect_right(self._block_starts, split)
+        self._block_starts.insert(index, split)
+        self._blocks.insert(index, _Block(split, split + num_splits, count, part, split, size))
+        self.bytes += size * num_splits
 
     def _add_pieces(
         self, run: tuple[int, int, int, int], chunk: Chunk, row: int, size: int
     ) -> None:
         """Add elements of consecutive splits, starting at a row of a chunk."""
-        unit, units, first, count = run
-        for number in range(units):
+        split, num_splits, first, count = run
+        for number in range(num_splits):
             start = row + number * count
-            self._add_piece(unit + number, first, chunk.slice(start, start + count), size)
+            self._add_piece(split + number, first, chunk.slice(start, start + count), size)
 
     def _is_unknown(self, start: int, stop: int) -> bool:
         """Return whether nothing is known of these splits."""
-        place = bisect_right(self._block_starts, start) - 1
-        if place >= 0 and self._blocks[place].stop > start:
+        index = bisect_right(self._block_starts, start) - 1
+        if index >= 0 and self._blocks[index].stop > start:
             return False
-        if place + 1 < len(self._block_starts) and self._block_starts[place + 1] < stop:
+        if index + 1 < len(self._block_starts) and self._block_starts[index + 1] < stop:
             return False
         known = subtract(((start, stop),), union((*self._read_splits, *self._complete_splits)))
         if known != ((start, stop),):
             return False
         if len(self._split_buffers) < stop - start:
-            return not any(start <= unit < stop for unit in self._split_buffers)
-        return not any(unit in self._split_buffers for unit in range(start, stop))
+            return not any(start <= split < stop for split in self._split_buffers)
+        return not any(split in self._split_buffers for split in range(start, stop))
 
-    def _add_piece(self, unit: int, first: int, chunk: Chunk, size: int) -> None:
+    def _add_piece(self, split: int, first: int, chunk: Chunk, size: int) -> None:
         stop = first + chunk.size
-        known = self._find_buffer(unit)
-        if known is None or stop <= known.received_to:
+        buffer = self._find_buffer(split)
+        if buffer is None or stop <= buffer.received_to:
             return
-        if first < known.received_to:
-            chunk = chunk.slice(known.received_to - first, chunk.size)
+        if first < buffer.received_to:
+            chunk = chunk.slice(buffer.received_to - first, chunk.size)
             size = size * chunk.size // (stop - first)
-            first = known.received_to
-        known.pieces.append(_Piece(first, chunk, size))
-        known.received_to, known.error_number = stop, 0
+            first = buffer.received_to
+        buffer.pieces.append(_Piece(first, chunk, size))
+        buffer.received_to, buffer.error_number = stop, 0
         self.bytes += size
 
-    def _add_error(self, origin: ErrorPosition, error: Exception) -> None:
-        known = self._find_buffer(origin.split) if origin.split >= 0 else None
-        if known is None or (origin.ordinal, origin.number_at_ordinal) <= (
-            known.received_to,
-            known.error_number,
+    def _add_error(self, position: ErrorPosition, error: Exception) -> None:
+        buffer = self._find_buffer(position.split) if position.split >= 0 else None
+        if buffer is None or (position.ordinal, position.number_at_ordinal) <= (
+            buffer.received_to,
+            buffer.error_number,
         ):
             return
-        known.received_to, known.error_number = origin.ordinal, origin.number_at_ordinal
-        set_error_position(error, origin)
-        known.pieces.append(_Piece(origin.ordinal, error, 0))
+        buffer.received_to, buffer.error_number = position.ordinal, position.number_at_ordinal
+        set_error_position(error, position)
+        buffer.pieces.append(_Piece(position.ordinal, error, 0))
 
-    def _find_buffer(self, unit: int) -> _SplitBuffer | None:
+    def _find_buffer(self, split: int) -> _SplitBuffer | None:
         """Return the buffer of a split; None if nothing more of it is needed."""
-        found = self._split_buffers.get(unit)
+        found = self._split_buffers.get(split)
         if found is not None:
             return found
-        if _contains(unit, self._read_splits) or self._find_block(unit) is not None:
+        if _contains(split, self._read_splits) or self._find_block(split) is not None:
             return None
-        return self._split_buffers.setdefault(unit, _SplitBuffer())
+        return self._split_buffers.setdefault(split, _SplitBuffer())
 
-    def _record_end(self, unit: int, units: int, elements: int) -> None:
-        if elements == 0:
+    def _record_end(self, split: int, num_splits: int, num_elements: int) -> None:
+        if num_elements == 0:
             # Only errors can arrive for them, and those arrive before their end is reported.
-            self._complete_splits = union((*self._complete_splits, (unit, unit + units)))
+            self._complete_splits = union((*self._complete_splits, (split, split + num_splits)))
             return
-        left: Ranges = ((unit, unit + units),)
-        if units > 1:
+        remaining: Ranges = ((split, split + num_splits),)
+        if num_splits > 1:
             # Blocks are known to be complete.
             blocks = ((block.start, block.stop) for block in self._blocks)
-            left = subtract(left, union((*self._read_splits, *blocks)))
-        for each in (each for start, stop in left for each in range(start, stop)):
-            known = self._find_buffer(each)
-            if known is not None:
-                known.num_elements = elements
+            remaining = subtract(remaining, union((*self._read_splits, *blocks)))
+        for each in (each for start, stop in remaining for each in range(start, stop)):
+            buffer = self._find_buffer(each)
+            if buffer is not None:
+                buffer.num_elements = num_elements
 
     def _mark_complete(self, start: int, stop: int) -> None:
         self._complete_splits = union((*self._complete_splits, (start, stop)))
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def next_elements(self, unit: int, ordinal: int, limit: int) -> NextElements | None:
+    def next_elements(self, split: int, ordinal: int, limit: int) -> NextElements | None:
         """Return the next elements of a split; None if none have arrived yet.
 
         Args:
-            unit: The split.
+            split: The split.
             ordinal: First ordinal that is needed.
             limit: Maximum number of elements.
         """
-        block = self._find_block(unit)
+        block = self._find_block(split)
         if block is not None:
             if ordinal < block.size:
-                start = (unit - block.base) * block.size + ordinal
+                start = (split - block.base) * block.size + ordinal
                 size = min(limit, block.size - ordinal)
                 return NextElements(block.chunk.slice(start, start + size), ordinal)
-            self._consume_block(unit, block)
+            self._consume_block(split, block)
             return NextElements(num_elements=block.size)
-        known = self._split_buffers.get(unit)
-        while known is not None and known.pieces:
-            piece = known.pieces.popleft()
+        buffer = self._split_buffers.get(split)
+        while buffer is not None and buffer.pieces:
+            piece = buffer.pieces.popleft()
             if isinstance(piece.content, Exception):
                 if piece.first < ordinal:
                     continue
@@ -319,80 +323,82 @@ class ReorderBuffer:
             if end < stop:
                 rest = piece.content.slice(end - piece.first, piece.content.size)
                 size = piece.bytes * rest.size // piece.content.size
-                known.pieces.appendleft(_Piece(end, rest, size))
+                buffer.pieces.appendleft(_Piece(end, rest, size))
                 self.bytes += size
             return NextElements(piece.content.slice(first - piece.first, end - piece.first), first)
-        upto, elements = (0, None) if known is None else (known.received_to, known.num_elements)
-        is_whole = _contains(unit, self._complete_splits)
-        if not is_whole and (elements is None or upto < elements):
+        received_to, num_elements = (
+            (0, None) if buffer is None else (buffer.received_to, buffer.num_elements)
+        )
+        is_complete = _contains(split, self._complete_splits)
+        if not is_complete and (num_elements is None or received_to < num_elements):
             return None
-        self._mark_read(unit, unit + 1)
-        return NextElements(num_elements=max(upto, elements or 0))
+        self._mark_read(split, split + 1)
+        return NextElements(num_elements=max(received_to, num_elements or 0))
 
-    def take_complete(self, unit: int, most: int, limit: int) -> tuple[Chunk, int] | None:
+    def take_complete(self, split: int, max_splits: int, limit: int) -> tuple[Chunk, int] | None:
         """Return consecutive complete splits of equal size; None if there are none.
 
         Args:
-            unit: First split.
-            most: Maximum number of splits.
+            split: First split.
+            max_splits: Maximum number of splits.
             limit: Maximum number of elements.
         """
-        block = self._find_block(unit)
+        block = self._find_block(split)
         if block is None or block.size > limit:
             return None
-        units = min(block.stop - unit, most, limit // block.size)
-        start = (unit - block.base) * block.size
-        chunk = block.chunk.slice(start, start + units * block.size)
-        self._consume_block(unit, block, units)
-        return chunk, units
+        num_splits = min(block.stop - split, max_splits, limit // block.size)
+        start = (split - block.base) * block.size
+        chunk = block.chunk.slice(start, start + num_splits * block.size)
+        self._consume_block(split, block, num_splits)
+        return chunk, num_splits
 
-    def was_read(self, unit: int) -> bool:
+    def was_read(self, split: int) -> bool:
         """Return whether a split was read to its end; none of it is buffered then."""
-        return _contains(unit, self._read_splits)
+        return _contains(split, self._read_splits)
 
     def tasks_to_request(
-        self, unit: int | None, tasks: set[int], helpers: frozenset[int] = frozenset()
+        self, split: int | None, tasks: set[int], helpers: frozenset[int] = frozenset()
     ) -> set[int] | None:
         """Return the tasks that may be sent requests; None for all.
 
         Args:
-            unit: The awaited split, or None.
+            split: The awaited split, or None.
             tasks: Tasks that are being read.
             helpers: Tasks that can deliver the split according to the dispatcher.
         """
         if self.bytes < self._max_bytes:
             return None
-        if unit is None:
+        if split is None:
             return set()
-        holders = {each for each in tasks & self._tasks.keys() if self._tasks[each].holds(unit)}
+        holders = {each for each in tasks & self._tasks.keys() if self._tasks[each].holds(split)}
         return (holders | tasks & helpers) if holders else None
 
-    def _find_block(self, unit: int) -> _Block | None:
-        place = bisect_right(self._block_starts, unit) - 1
-        if place < 0 or unit >= self._blocks[place].stop:
+    def _find_block(self, split: int) -> _Block | None:
+        index = bisect_right(self._block_starts, split) - 1
+        if index < 0 or split >= self._blocks[index].stop:
             return None
-        return self._blocks[place]
+        return self._blocks[index]
 
-    def _consume_block(self, unit: int, block: _Block, units: int = 1) -> None:
+    def _consume_block(self, split: int, block: _Block, num_splits: int = 1) -> None:
         """Remove splits that were read."""
-        stop = unit + units
-        self._mark_read(unit, stop)
-        self.bytes -= units * block.bytes
-        place = bisect_right(self._block_starts, unit) - 1
-        if unit == block.start:
-            block.start = self._block_starts[place] = stop
+        stop = split + num_splits
+        self._mark_read(split, stop)
+        self.bytes -= num_splits * block.bytes
+        index = bisect_right(self._block_starts, split) - 1
+        if split == block.start:
+            block.start = self._block_starts[index] = stop
         else:
             rest = _Block(stop, block.stop, block.size, block.chunk, block.base, block.bytes)
-            block.stop = unit
-            place += 1
-            self._blocks.insert(place, rest)
-            self._block_starts.insert(place, stop)
-        if self._blocks[place].start == self._blocks[place].stop:
-            del self._blocks[place], self._block_starts[place]
+            block.stop = split
+            index += 1
+            self._blocks.insert(index, rest)
+            self._block_starts.insert(index, stop)
+        if self._blocks[index].start == self._blocks[index].stop:
+            del self._blocks[index], self._block_starts[index]
 
     def _mark_read(self, start: int, stop: int) -> None:
-        for unit in range(start, stop) if self._split_buffers else ():
-            self._split_buffers.pop(unit, None)
+        for split in range(start, stop) if self._split_buffers else ():
+            self._split_buffers.pop(split, None)
         if self._read_splits and self._read_splits[-1][1] == start:
             self._read_splits = (*self._read_splits[:-1], (self._read_splits[-1][0], stop))
         else:
@@ -404,14 +410,14 @@ class ReorderBuffer:
 _PRUNE_RANGES = 64
 
 
-def _have_ended(number: int, units: int, elements: int, ends: list[ElementIdRun]) -> bool:
+def _have_ended(number: int, num_splits: int, num_elements: int, ends: list[ElementIdRun]) -> bool:
     """Return whether these splits, in assignment order, all ended with this number of elements."""
     return any(
-        first <= number and number + units <= first + many and each == elements
-        for first, many, each, _ in ends
+        first <= number and number + num_splits <= first + length and each == num_elements
+        for first, length, each, _ in ends
     )
 
 
-def _contains(unit: int, units: Ranges) -> bool:
-    place = bisect_right(units, (unit, END_ORDINAL)) - 1
-    return place >= 0 and unit < units[place][1]
+def _contains(split: int, ranges: Ranges) -> bool:
+    index = bisect_right(ranges, (split, END_ORDINAL)) - 1
+    return index >= 0 and split < ranges[index][1]

@@ -65,18 +65,18 @@ def reassign_straggler(
     """
     if _held_splits(task, done):
         return None
-    places = {
+    candidates = {
         other.task_id: (other.assigned.to_split_indices(held)[0][0], held)
         for other, held in find_other_holders(state, iteration, task, context)
     }
-    if not places:
+    if not candidates:
         return None
-    slow = min(places, key=lambda task_id: places[task_id][0])
-    oldest, held = places[slow]
-    backed = context.soft_state.reassigned_splits.get(iteration.iteration_id, ())
-    if not _is_slow(state, iteration, slow, held, context) or _contains(backed, oldest):
+    straggler = min(candidates, key=lambda task_id: candidates[task_id][0])
+    oldest, held = candidates[straggler]
+    reassigned = context.soft_state.reassigned_splits.get(iteration.iteration_id, ())
+    if not _is_slow(state, iteration, straggler, held, context) or _contains(reassigned, oldest):
         return None
-    return SplitsReassigned(task_id=slow, splits=held)
+    return SplitsReassigned(task_id=straggler, splits=held)
 
 
 def reassign_awaited_split(
@@ -93,8 +93,12 @@ def reassign_awaited_split(
     if split < 0:
         return None
     running = state.running_tasks(iteration)
-    backed = context.soft_state.reassigned_splits.get(iteration.iteration_id, ())
-    if len(running) == 1 or _contains(backed, split) or _count_done(state, iteration, context) <= 0:
+    reassigned = context.soft_state.reassigned_splits.get(iteration.iteration_id, ())
+    if (
+        len(running) == 1
+        or _contains(reassigned, split)
+        or _count_done(state, iteration, context) <= 0
+    ):
         return None
     for task in running:
         held = _held_splits(task, context.soft_state.reported_done.get(task.task_id, 0))
@@ -119,13 +123,13 @@ def urgent_tasks(
     if split < 0:
         return ()
     holders: list[int] = []
-    others: list[int] = []
+    assignable: list[int] = []
     for task in state.running_tasks(iteration):
         splits = task.assigned
-        dealt = splits.to_split_indices(((splits.num_done, splits.num_assigned),))
-        if not _contains(dealt, split):
+        assigned = splits.to_split_indices(((splits.num_done, splits.num_assigned),))
+        if not _contains(assigned, split):
             if _can_be_assigned(state, task, context):
-                others.append(task.task_id)
+                assignable.append(task.task_id)
         elif _contains(splits.to_split_indices(_held_splits(task, splits.num_done)), split):
             holders.append(task.task_id)
     if holders or not (
@@ -133,16 +137,16 @@ def urgent_tasks(
     ):
         return tuple(holders)
     # Returned splits are assigned first, so one task suffices: the one with the latest progress.
-    got_on = context.soft_state.last_progress
-    others.sort(key=lambda task_id: got_on.get(task_id, 0.0))
-    return tuple(others[-1:])
+    last_progress = context.soft_state.last_progress
+    assignable.sort(key=lambda task_id: last_progress.get(task_id, 0.0))
+    return tuple(assignable[-1:])
 
 
 def _can_be_assigned(
     state: DispatcherState, task: DispatcherTask, context: DecisionContext
 ) -> bool:
-    is_dismissed = task.task_id in context.soft_state.tasks_without_work
-    return not (is_dismissed or state.workers[task.worker_id].draining)
+    has_no_work = task.task_id in context.soft_state.tasks_without_work
+    return not (has_no_work or state.workers[task.worker_id].draining)
 
 
 def _is_slow(
@@ -153,8 +157,8 @@ def _is_slow(
     context: DecisionContext,
 ) -> bool:
     waited = context.now - context.soft_state.last_progress.get(task_id, context.now)
-    usual = total_length(held) * _typical_split_seconds(state, iteration, context)
-    return waited > max(_MIN_SECONDS, _SLOWDOWN_FACTOR * usual)
+    expected = total_length(held) * _typical_split_seconds(state, iteration, context)
+    return waited > max(_MIN_SECONDS, _SLOWDOWN_FACTOR * expected)
 
 
 def _contains(splits: Ranges, split: int) -> bool:
@@ -175,14 +179,14 @@ def _typical_split_seconds(
     state: DispatcherState, iteration: JobIteration, context: DecisionContext
 ) -> float:
     """Return the average seconds per split and task, until the latest progress."""
-    work = context.soft_state.activity.iterations[iteration.iteration_id]
-    got_on = context.soft_state.last_progress
-    until = max(got_on.get(task_id, work.started_at) for task_id in iteration.tasks)
-    units = max(1, _count_done(state, iteration, context))
-    return iteration.num_active_tasks * max(0.0, until - work.started_at) / units
+    activity = context.soft_state.activity.iterations[iteration.iteration_id]
+    last_progress = context.soft_state.last_progress
+    until = max(last_progress.get(task_id, activity.started_at) for task_id in iteration.tasks)
+    num_done = max(1, _count_done(state, iteration, context))
+    return iteration.num_active_tasks * max(0.0, until - activity.started_at) / num_done
 
 
 def _count_done(state: DispatcherState, iteration: JobIteration, context: DecisionContext) -> int:
     """Return the number of splits done since this dispatcher process started, as far as known."""
-    work = context.soft_state.activity.iterations[iteration.iteration_id]
-    return count_done_splits(state, iteration) - work.initially_done
+    activity = context.soft_state.activity.iterations[iteration.iteration_id]
+    return count_done_splits(state, iteration) - activity.initially_done

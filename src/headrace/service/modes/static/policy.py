@@ -56,7 +56,7 @@ class StaticSharding(IterationPolicy):
         if not state.slots:
             raise NotFoundError(
                 "Worker is not in the workers list: the static sharding policies (FILE, DATA, "
-                "FILE_OR_DATA, HINT) share a dataset among a fixed list of workers, and this "
+                "FILE_OR_DATA, HINT) divide a dataset among a fixed list of workers, and this "
                 "dispatcher has none. Set `worker_addresses` in the DispatcherConfig "
                 '(--worker-address, once for each), as in ["host1:%port%", "host2:%port%"], or use '
                 "ShardingPolicy.DYNAMIC"
@@ -76,13 +76,13 @@ class StaticSharding(IterationPolicy):
     ) -> list[TaskAssignment]:
         """Return a task for each shard that is unread and whose slot has an eligible worker."""
         tasks = state.tasks_of(iteration)
-        taken = {
+        unavailable_shards = {
             _shard_index(task)
             for task in tasks
             if task.phase is TaskPhase.RUNNING or _is_read(task)
         }
-        taken.update(_abandoned_shards(tasks))
-        able = eligible_workers(state, iteration)
+        unavailable_shards.update(_abandoned_shards(tasks))
+        eligible = eligible_workers(state, iteration)
         return [
             TaskAssignment(
                 worker_id=slot.worker_id,
@@ -90,7 +90,7 @@ class StaticSharding(IterationPolicy):
                 attempt=_count_attempts(tasks, index),
             )
             for index, slot in enumerate(state.slots)
-            if slot.worker_id in able and index not in taken
+            if slot.worker_id in eligible and index not in unavailable_shards
         ]
 
     def is_complete(self, state: DispatcherState, iteration: JobIteration) -> bool:
@@ -98,15 +98,16 @@ class StaticSharding(IterationPolicy):
         tasks = state.tasks_of(iteration)
         if any(task.phase is TaskPhase.RUNNING for task in tasks):
             return False
-        read = {_shard_index(task) for task in tasks if _is_read(task)}
-        return len(read.union(_abandoned_shards(tasks))) == len(state.slots)
+        read_shards = {_shard_index(task) for task in tasks if _is_read(task)}
+        return len(read_shards.union(_abandoned_shards(tasks))) == len(state.slots)
 
     def failure_reason(self, state: DispatcherState, iteration: JobIteration) -> str:
         """Return an error about the abandoned shards; empty if there are none."""
         return " ".join(
-            f"Share {shard} was given up: its worker was lost {_MAX_ATTEMPTS} times in a row, "
-            f"within a minute each, the last at {last.address} ({last.reason}). A function of the "
-            "dataset may kill or block its process; the workers' logs may say more."
+            f"Shard {shard} was abandoned: its worker was lost {_MAX_ATTEMPTS} times in a row, "
+            "each time within a minute of its start, most recently worker "
+            f"{last.address} ({last.reason}). A function of the dataset may terminate or block its "
+            "process; see the workers' logs."
             for shard, last in _abandoned_shards(state.tasks_of(iteration)).items()
         )
 
