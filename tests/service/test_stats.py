@@ -91,7 +91,7 @@ def test_lost_workers_are_in_the_stats(tmp_path):
 
 
 def test_a_server_that_was_not_started_has_none():
-    with pytest.raises(RuntimeError, match="before it is started"):
+    with pytest.raises(RuntimeError, match="before the server is started"):
         DispatchServer(DispatcherConfig(), start=False).stats()
 
 

@@ -110,12 +110,14 @@ def test_client_is_told_that_the_dispatcher_is_of_another_release(
 ) -> None:
     with other_version("dispatcher", "--port", "0", headrace="9.9") as dispatcher:
         hr.service.register_dataset(dispatcher, hr.Dataset.range(3))
-    assert any(f"{dispatcher} Python {MINE} with Headrace 9.9" in each for each in caplog.messages)
+    assert any(
+        f"{dispatcher} runs Python {MINE} with Headrace 9.9" in each for each in caplog.messages
+    ), caplog.messages
 
 
 def test_server_of_another_wire_format_refuses_every_request() -> None:
     with other_version("dispatcher", "--port", "0", headrace="9.9", wire=7) as address:
-        words = rf"server at {address} \(.*Headrace 9\.9\) supports wire format 7, .* wire format 3"
+        words = rf"server {address} \(.*Headrace 9\.9\) supports wire format 7, .* wire format 3"
         with (
             DispatcherStub(address) as stub,
             pytest.raises(FailedPreconditionError, match=words),
