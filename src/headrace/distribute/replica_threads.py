@@ -335,7 +335,7 @@ class ReplicaThreadPool:
         self._threads.append(thread)
         start_thread(thread)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Reset the pool in a forked child, which has none of the threads."""
         self._finalizer.detach()
         self._initialize()
@@ -416,11 +416,11 @@ _MAX_POLLS = 10
 """Number of polls without a step after which a thread waits to be woken."""
 
 
-def _leave_all_to_parent() -> None:
+def _notify_after_fork() -> None:
     for pool in list(_pools):
-        pool.leave_to_parent()
+        pool.after_fork_in_child()
 
 
 _pools: weakref.WeakSet[ReplicaThreadPool] = weakref.WeakSet()
 
-call_in_children(_leave_all_to_parent)
+call_in_children(_notify_after_fork)

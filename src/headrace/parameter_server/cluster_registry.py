@@ -98,7 +98,7 @@ class BackgroundThread:
         if thread is not None:
             thread.shutdown()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Reset in a forked child, which does not have the thread."""
         self._lock, self._thread = threading.Lock(), None
 
