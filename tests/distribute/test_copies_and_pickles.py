@@ -26,7 +26,7 @@ def test_pickling_a_strategy_raises_with_a_fix():
         FailedPreconditionError, match=r"MirroredStrategy of cpu:0, cpu:1.*in the other process"
     ):
         pickle.dumps(mirrored(2))
-    with pytest.raises(FailedPreconditionError, match="belongs to the parent process"):
+    with pytest.raises(FailedPreconditionError, match="belongs to the process that created it"):
         pickle.dumps(get_strategy())
 
 
