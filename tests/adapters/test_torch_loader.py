@@ -156,7 +156,7 @@ def test_len_of_an_unknown_cardinality_raises_type_error():
 def test_wrong_arguments_are_rejected_immediately(arguments: Any, words: str):
     with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
         hr.torch.loader(*arguments)
-    with pytest.raises(TypeError, match=r"'batch_size'; batches .*dataset\.batch\(n\)"):
+    with pytest.raises(TypeError, match=r"'batch_size'; use a step.*dataset\.batch\(n\)"):
         hr.torch.loader(hr.Dataset.range(3), batch_size=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"hr\.torch\.loader\(dataset\)"):
         list(DataLoader(hr.Dataset.range(3)))  # type: ignore[arg-type]

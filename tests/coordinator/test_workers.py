@@ -223,7 +223,7 @@ def _where(seconds: float) -> int:
 def test_remote_workers_require_security_keys(tmp_path: Any):
     keys = new_keys(tmp_path / "keys")
     strangers = new_keys(tmp_path / "others")
-    with pytest.raises(ValueError, match="needs security="):
+    with pytest.raises(ValueError, match="requires security="):
         ClosureWorker(0, host="0.0.0.0")
     server = Security.load(keys, "server")
     with ClosureWorker(0, security=server) as worker:

@@ -271,7 +271,7 @@ def _pack_function(fn: Callable[..., Any], strategy: Any) -> PackedFunction:
         for value in find_references(fn).values() if is_pickled_by_name(fn) else ():
             if (found := keras_state(value)) is not None:
                 raise FailedPreconditionError(
-                    f"the worker imports its module, which creates another {found} there: pass "
+                    f"the worker imports its module, which creates {found} again there: pass "
                     "it as an argument, or define the function in the main program or inside a "
                     "function"
                 )
