@@ -1,12 +1,12 @@
 """Handling of forks: resources and threads that must not survive in a forked child.
 
-A child that a user's function forks on a thread of this package has that thread only, and nothing
-that the thread could continue for once the function returns. Inside the function the child may do
-anything (`exec`, `os._exit`); a child whose function returns ends with an error that says so,
-instead of waiting forever.
+If a user's function forks on a thread of this package, the child has only that thread, and the
+thread has no work to continue once the function returns. Inside the function the child may do
+anything (`exec`, `os._exit`). When the function returns, the child exits with an error instead of
+hanging.
 
 SIGINT and SIGTERM are blocked during a fork: until the calls below are done, the child has the
-parent's signal handler, which would swallow the signal.
+parent's signal handler, and a signal would be lost.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _PACKAGE_PREFIX = "headrace."
 class ForkSensitive(Protocol):
     """Object with sockets or threads, which a forked child must not use."""
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close the child's copies of all sockets and refuse further use. Must not block."""
 
 
 def call_in_children(call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` in each process forked from this one; return a function that ends that."""
+    """Call `call` in each process forked from this one; return a function that unregisters it."""
     _calls.append(call)
     return functools.partial(_calls.remove, call)
 
 
 _calls: list[Callable[[], None]] = []
-_here = threading.local()
+_fork_state = threading.local()
 """Signal mask from before the fork, by thread."""
 
 
 def _block_signals() -> None:
-    _here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    _fork_state.mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 def _unblock_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _here.mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _fork_state.mask)
 
 
 def _call_in_child() -> None:
@@ -73,15 +73,15 @@ _owners: weakref.WeakSet[ForkSensitive] = weakref.WeakSet()
 
 
 def register_fork_sensitive(owner: ForkSensitive) -> None:
-    """Call `owner.leave_to_parent` in each process forked from this one."""
+    """Call `owner.after_fork_in_child` in each process forked from this one."""
     _owners.add(owner)
 
 
-def _leave_all_to_parent() -> None:
+def _notify_after_fork() -> None:
     # A child that outlives its parent must not keep ports open on which no thread listens, nor
     # connections that look alive to their peers.
     for owner in list(_owners):
-        owner.leave_to_parent()
+        owner.after_fork_in_child()
     _owners.clear()
 
 
@@ -134,5 +134,5 @@ def _end_at_return(frame: FrameType, event: str, value: object) -> object:
     os._exit(1)
 
 
-call_in_children(_leave_all_to_parent)
+call_in_children(_notify_after_fork)
 call_in_children(_end_on_forked_thread)

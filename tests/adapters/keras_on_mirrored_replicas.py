@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.adapters.keras_training.mirrored_trainer import ReplicaModelSteps
 from headrace.errors import FailedPreconditionError
 
 # Warnings that Keras itself causes, also when it saves a model.
@@ -54,6 +57,22 @@ class Subclassed(keras.Model):
 
     def call(self, x):
         return self.last(self.first(x))
+
+
+def test_clear_caches_drops_all_cached_properties_of_a_model():
+    model = sequential()
+    model.compile("sgd", "mse")
+    steps = ReplicaModelSteps(model, hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"]))
+    cached = {
+        name
+        for name, value in vars(ReplicaModelSteps).items()
+        if isinstance(value, functools.cached_property)
+    }
+    for name in cached:
+        getattr(steps, name)
+    assert cached <= vars(steps).keys()
+    steps.clear_caches()
+    assert not cached & vars(steps).keys()
 
 
 def sequential():

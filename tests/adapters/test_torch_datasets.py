@@ -169,7 +169,7 @@ def test_a_torch_dataloader_can_run_on_a_data_service(tmp_path: Any):
 def test_values_that_are_no_torch_dataset_are_rejected(value: Any, message: str):
     with pytest.raises(TypeError, match=message):
         hr.torch.from_torch(value)
-    with pytest.raises(TypeError, match="pass the Dataset from which it was made"):
+    with pytest.raises(TypeError, match="pass the Dataset that it reads"):
         hr.torch.from_torch(hr.torch.loader(hr.Dataset.range(3)))
 
 

@@ -226,5 +226,5 @@ def test_balanced_pieces_are_read_from_a_service_without_states(cluster):
     assert sorted(flat(split(data, 2, BALANCED))) == sorted([*range(20)] * 3)
     with iter(mirrored(2).distribute_dataset(data, BALANCED)) as iterator:
         next(iterator)
-        with pytest.raises(hr.errors.FailedPreconditionError, match="cannot save or restore states"):
+        with pytest.raises(hr.errors.FailedPreconditionError, match="cannot save or restore"):
             iterator.get_state()

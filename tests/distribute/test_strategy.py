@@ -239,7 +239,7 @@ def test_cross_replica_methods_raise_on_a_replica(method, instead):
 @pytest.mark.catalogue("1.2.5")
 def test_a_replica_context_of_another_replica_is_rejected():
     kept = mirrored(2).run(get_replica_context).values[0]
-    with pytest.raises(FailedPreconditionError, match="of another replica"):
+    with pytest.raises(FailedPreconditionError, match="belongs to another replica"):
         mirrored(2).run(lambda: kept.all_reduce("SUM", 1))
 
 

@@ -103,7 +103,9 @@ def test_combiners_support_other_dtypes_or_reject_them(strategy, table):
         whole_numbers.gather([[1]], combiner="mean")
     with pytest.raises(ValueError, match="one of 'sum', 'mean', 'sqrtn', but got 'max'"):
         table.gather([[1]], combiner="max")
-    with pytest.raises(ValueError, match="is a row of ids, but got one id"):
+    with pytest.raises(
+        ValueError, match="needs bags of ids along the last axis, but got a single id"
+    ):
         table.gather(1, combiner="sum")
     with pytest.raises(InvalidArgumentError, match=r"ids\[0, 1\] = 8 is not in \[0, 8\)"):
         table.gather([[1, 8]], combiner="sum")

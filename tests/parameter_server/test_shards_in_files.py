@@ -34,7 +34,7 @@ from headrace.parameter_server.specs import (
     TableSpec,
     WriteKey,
 )
-from headrace.parameter_server.store import ShardStore, StoredShard, list_shards
+from headrace.parameter_server.store import ShardId, ShardStore, list_shards
 from headrace.storage.files import open_folder
 
 F = np.float32
@@ -340,8 +340,8 @@ def test_files_without_checksums_are_read(folder):
 def test_a_shard_reads_only_the_pieces_with_its_rows(folder, tmp_path):
     specs = shard_specs(10, 2)
     store = a_store(specs, 1)
-    first = write_shards(store, call_directly, folder, "c.0", [StoredShard("shard", "v/0")], None)
-    other = write_shards(store, call_directly, folder, "c.1", [StoredShard("shard", "v/1")], None)
+    first = write_shards(store, call_directly, folder, "c.0", [ShardId("shard", "v/0")], None)
+    other = write_shards(store, call_directly, folder, "c.1", [ShardId("shard", "v/1")], None)
     (tmp_path / first.pieces[0].file).unlink()
     back = restored(folder, [*first.pieces, *other.pieces], specs[1:])
     assert (back.shards["v/1"].value == 1).all()
@@ -403,6 +403,4 @@ def test_pieces_before_a_beginning_one_are_ignored(folder):
 
 def test_saving_a_lost_shard_fails(folder):
     with pytest.raises(NotFoundError, match="no shard v/0 on this server, so it cannot be saved"):
-        write_shards(
-            ShardStore(), call_directly, folder, "c.0", [StoredShard("shard", "v/0")], None
-        )
+        write_shards(ShardStore(), call_directly, folder, "c.0", [ShardId("shard", "v/0")], None)

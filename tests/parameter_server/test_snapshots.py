@@ -31,8 +31,8 @@ from headrace.parameter_server.specs import (
     Uniform,
 )
 from headrace.parameter_server.store import (
+    ShardId,
     ShardStore,
-    StoredShard,
     list_shards,
     restore_snapshot,
     set_mark,
@@ -42,7 +42,7 @@ from headrace.parameter_server.store import (
 
 F = np.float32
 SHAPE = (10, 3)
-SHARD, TABLE = StoredShard("shard", "v/0"), StoredShard("table", "t/0")
+SHARD, TABLE = ShardId("shard", "v/0"), ShardId("table", "t/0")
 
 
 SHARD_SPEC = ShardSpec(name="v/0", variable="v", shape=SHAPE, dtype="float32", variable_shape=SHAPE)

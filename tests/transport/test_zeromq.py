@@ -100,7 +100,9 @@ def test_paused_peer_is_unavailable_but_did_not_refuse(network: TransportFixture
         for _ in range(2):  # Established at first, then in a handshake that never ends.
             channel.send(Echo())
             began = time.monotonic()
-            with pytest.raises(UnavailableError, match="no data from the peer|sent no handshake") as caught:
+            with pytest.raises(
+                UnavailableError, match="no data from the peer|sent no handshake"
+            ) as caught:
                 assert channel.receive(30) is not None
             assert not caught.value.refused
             assert 0.9 < time.monotonic() - began < 10

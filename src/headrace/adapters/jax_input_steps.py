@@ -5,8 +5,8 @@
 
 Rule 1. A dataset's batches are global: they contain the rows of all processes. If all processes
         read the same batches (`same_batches`), each uses its shards of every batch. Otherwise each
-        pipeline reads its own batches, for instance from its own files, and makes as many steps
-        from a batch as there are pipelines.
+        pipeline reads separate batches, for instance from separate files, and divides each batch
+        into one step per pipeline.
 Rule 2. A state consists of the dataset's position and the number of rows consumed of the batch
         there. It does not depend on the sharding, so it can be restored with another one.
 """

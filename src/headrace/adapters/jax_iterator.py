@@ -1,4 +1,4 @@
-"""Iterator over elements on JAX devices: one device or a mesh, in one process or several."""
+"""Iterator over batches as JAX arrays, on one device or a mesh, in one process or several."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _VERSION = 1
 def device_iterator(
     dataset: Any, sharding: Any = None, prefetch: int = 2, *, remainder: Remainder = "error"
 ) -> DeviceIterator:
-    """Return an iterator over one epoch of a dataset, whose batches are arrays on devices.
+    """Return an iterator over one epoch of a dataset; its batches are arrays on devices.
 
     >>> import headrace as hr
     >>> for batch in hr.jax.device_iterator(hr.Dataset.range(6).batch(4)):
@@ -59,12 +59,13 @@ def device_iterator(
             distributed dataset, which has one shard for each local shard of the sharding.
         sharding: A `jax.sharding.Sharding` or a device, for all leaves, or one for each leaf
             (nested like the elements). None uses JAX's default device.
-        prefetch: Batches prepared while one is in use; 0 disables this.
+        prefetch: Number of batches prepared ahead of their use; 0 disables prefetching.
         remainder: Handling of batches that cannot be split evenly: "error"; "pad", which appends
-            rows of zeros and adds a boolean `mask`; or "drop", which skips them.
+            rows of zeros and adds a leaf `mask` that is True for rows of data; or "drop", which
+            skips the batch.
 
     Raises:
-        TypeError: If `dataset` is no dataset, or `sharding` no sharding.
+        TypeError: If `dataset` is not a dataset, or `sharding` is not a sharding.
         InvalidArgumentError: If elements are not batches, or contain bytes or str.
     """
     check_int("prefetch", prefetch, minimum=0)
@@ -181,8 +182,8 @@ class DeviceIterator:
             ready.popleft()
         # The second step must not delay the first.
         num_wanted = 1 + (self._device_prefetch if self._has_begun else 0)
-        # Nor may it delay a step that is ready. But processes that agree on steps must all read
-        # equally far: one that waits for the others' messages while it has a step delays them.
+        # Nor may reading ahead delay a step that is ready. But processes that agree on steps must
+        # read equally far ahead: otherwise one that has a step delays the agreement of the others.
         may_wait = self._agreement is not None or (not ready and self._steps.is_ready)
         while len(ready) < num_wanted and not self._is_at_end:
             if ready and not may_wait and not self._steps.is_ready:
@@ -210,15 +211,15 @@ class DeviceIterator:
             self._consumed_position = steps.get_position()
         self._was_interrupted = True  # stays True if an interruption ends this call
         try:
-            made = self._next_element()
+            element = self._next_element()
         except Exception as error:
             self._is_at_end = self._agreement is not None
             ready.append(_ReadyStep(None, error, steps.get_position()))
         else:
-            if made is None:
+            if element is None:
                 self._is_at_end = True
             else:
-                ready.append(_ReadyStep(made[0], None, steps.get_position()))
+                ready.append(_ReadyStep(element[0], None, steps.get_position()))
         self._was_interrupted = False
 
     def _next_element(self) -> tuple[Any] | None:
@@ -342,7 +343,7 @@ def _default_sharding(local_replicas: int) -> Any:
     if found < local_replicas:
         raise ValueError(
             f"the strategy has {local_replicas} replicas in this process, but JAX has only {found} "
-            "local devices: pass `sharding`, or use at most as many replicas as devices"
+            f"local devices: pass `sharding`, or use a strategy with at most {found} replicas"
         )
     devices = [device for each in by_process.values() for device in each[:local_replicas]]
     if local_replicas == 1:
@@ -365,11 +366,11 @@ def _num_rows(spec: Spec) -> int | None:
 def _with_rows(spec: Spec, change: Callable[[int | None], int | None]) -> Spec:
     """Return a spec with changed row counts, in the dtypes that JAX converts to."""
     leaves, structure = flatten(spec)
-    made = []
+    changed = []
     for leaf in leaves:
         shape = (change(leaf.shape[0]), *leaf.shape[1:]) if leaf.shape else ()
-        made.append(ArraySpec(shape, jax_dtype(leaf.dtype), leaf.name))
-    return unflatten(structure, made)
+        changed.append(ArraySpec(shape, jax_dtype(leaf.dtype), leaf.name))
+    return unflatten(structure, changed)
 
 
 def _check_is_numeric(spec: Spec | None) -> None:

@@ -68,7 +68,7 @@ def dataset(
             over a data service). Without it, Keras warns at the end of the first epoch. If the
             dataset is longer, each epoch reads its first batches, whereas `steps_per_epoch` of
             `fit` continues where the last epoch ended.
-        class_weight: Weight of each class, from which sample weights are made, also in `evaluate`;
+        class_weight: Weight of each class; it determines sample weights, also in `evaluate`.
             `class_weight` of `fit` applies only to that call.
         prefetch: Batches to read ahead; a distributed dataset has its own option for this.
 

@@ -1,10 +1,11 @@
-"""Replacements for methods of `keras.Model`, for data and strategies of Headrace.
+"""Wrappers around methods of `keras.Model` that support Headrace's datasets and strategies.
 
-`install` replaces methods of `keras.Model`. The new ones check their arguments, and call the
-original. Keras does not know about strategies, and passes neither `class_weight` nor
-`sample_weight`, `y` and `batch_size` to data adapters: without these checks all of them would be
-ignored silently. Calls without data of Headrace, outside of scopes, are passed on unchanged. If
-TensorFlow is missing, creating a `keras.callbacks.TensorBoard`, which needs it, raises an error.
+`install` patches `keras.Model`: its methods check their arguments, and then call the original or a
+trainer of `keras_training`. Keras does not know about strategies, and passes neither `class_weight`
+nor `sample_weight`, `y` and `batch_size` to data adapters, so without the checks it would ignore
+them silently. Calls outside of scopes without datasets of Headrace are passed on unchanged. If
+TensorFlow is not installed, creating a `keras.callbacks.TensorBoard`, which requires it, raises an
+error.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _SHARDS = "pss_evaluation_shards"
 
 
 def install() -> None:
-    """Replace the methods of `keras.Model`. Idempotent."""
+    """Patch the methods of `keras.Model`. Idempotent."""
     with _lock:
         if hasattr(keras.Model.fit, "_is_headrace"):
             return
@@ -74,9 +75,9 @@ def install() -> None:
 
 
 def mark_models() -> None:
-    """Assign all existing models to the strategy of this scope.
+    """Assign all existing models to the current strategy.
 
-    Called where Keras was imported within the scope: its models were all made there.
+    Called when the scope exits if Keras was imported inside it: all models were created there.
     """
     if (strategy := _distributed_strategy()) is not None:
         for each in gc.get_objects():
@@ -85,7 +86,7 @@ def mark_models() -> None:
 
 
 def _distributed_strategy() -> Any:
-    """Return the current strategy if it has several replicas, or parameter servers; else None."""
+    """Return the current strategy if it has several replicas or parameter servers, else None."""
     strategy = get_strategy()
     return None if _is_single_replica(strategy) else strategy
 
@@ -99,10 +100,10 @@ def _replace_new() -> None:
 
     @functools.wraps(original)
     def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(cls, *args, **kwargs)
+        model = original(cls, *args, **kwargs)
         if (strategy := _distributed_strategy()) is not None:
-            set_strategy(made, strategy)
-        return made
+            set_strategy(model, strategy)
+        return model
 
     keras.Model.__new__ = staticmethod(new)
 
@@ -131,7 +132,7 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
         try:
             call = signature.bind(self, *args, **kwargs)
         except TypeError:
-            return original(self, *args, **kwargs)  # raises in Keras' words
+            return original(self, *args, **kwargs)  # raises Keras' error
         with contextlib.ExitStack() as opened:
             if trainer is not None:
                 trainer.prepare(name, call.arguments, opened)
@@ -145,7 +146,7 @@ def _replace(name: str, prepare: Callable[[dict[str, Any]], None] | None) -> Non
 
 
 def _replace_compile() -> None:
-    # Where it is defined: Keras compares methods with those of that class.
+    # Patch the class that defines `compile`: Keras compares methods with those of that class.
     owner = next(kind for kind in keras.Model.__mro__ if "compile" in vars(kind))
     original = owner.compile
 
@@ -173,7 +174,7 @@ def _replace_tensorboard() -> None:
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if type(self).summary is kind.summary:  # else it writes with something else
+        if type(self).summary is kind.summary:  # a subclass may write without TensorFlow
             raise ImportError(
                 "keras.callbacks.TensorBoard requires TensorFlow, which is not installed: use "
                 "hr.keras.TensorBoard, which writes the same without it"
@@ -184,7 +185,7 @@ def _replace_tensorboard() -> None:
 
 
 def _on_parameter_servers(model: Any, strategy: Any, name: str) -> Callable[..., Any]:
-    # Where it is used: it imports what Keras' back end is.
+    # Imported lazily, since it imports Keras' back end.
     from headrace.adapters.keras_training.parameter_server_trainer import (  # noqa: PLC0415
         ParameterServerTrainer,
     )
@@ -195,7 +196,7 @@ def _on_parameter_servers(model: Any, strategy: Any, name: str) -> Callable[...,
 
 
 def _reduce_shared(value: Any) -> Any:
-    # Where it is used, likewise.
+    # Imported lazily, as above.
     from headrace.adapters.keras_training.shared_objects import reduce_shared  # noqa: PLC0415
 
     return reduce_shared(value)
@@ -205,7 +206,7 @@ def _mirrored_trainer(model: Any, strategy: Any) -> Any:
     """Return the trainer for mirrored replicas; None if the model has no such strategy."""
     if strategy is None or isinstance(strategy, ParameterServerStrategy):
         return None
-    # Where it is used: it imports what Keras' back end is.
+    # Imported lazily, as above.
     from headrace.adapters.keras_training.mirrored_trainer import (  # noqa: PLC0415
         MirroredTrainer,
     )
@@ -218,9 +219,9 @@ def distribute(
     strategy: Any,
     pss_evaluation_shards: int | Literal["auto"] | None = None,
 ) -> keras.Model:
-    """Have `fit`, `evaluate` and `predict` of a model run under a strategy; return the model.
+    """Run `fit`, `evaluate` and `predict` of a model under a strategy; return the model.
 
-    A model that is made in `strategy.scope()` needs no call.
+    Models created in `strategy.scope()` need no call.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -230,17 +231,17 @@ def distribute(
     True
 
     Args:
-        model: A Keras 3 model, which may be built, compiled and trained already. Parameter servers
-            continue with the slots of its optimizer; replicas begin without slots.
+        model: A Keras 3 model; it may be built, compiled and trained already. Parameter servers
+            continue with the slots of its optimizer; mirrored replicas start without slots.
         strategy: A `ParameterServerStrategy`, `MirroredStrategy` or `MultiWorkerMirroredStrategy`.
             With one replica nothing changes: Keras trains the model in this process.
-        pss_evaluation_shards: In how many calls of workers to evaluate under a
-            `ParameterServerStrategy`, where the number of batches is known. With None, "auto" or
-            0, a call evaluates `steps_per_execution` batches. Evaluation is exact in every case.
-            `model.compile` takes this argument, too.
+        pss_evaluation_shards: Number of scheduled functions that an evaluation under a
+            `ParameterServerStrategy` is divided into, if the number of batches is known. With None,
+            "auto" or 0, each function evaluates `steps_per_execution` batches. Evaluation is exact
+            in all cases. `model.compile` accepts this argument, too.
 
     Raises:
-        FailedPreconditionError: The model belongs to another strategy.
+        FailedPreconditionError: If the model belongs to another strategy.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -313,7 +314,7 @@ def _prepare_fit(given: dict[str, Any]) -> None:
         _check_finite("fit", parts[0], given, "validation_steps")
 
 
-def _prepare_pass(method: str) -> Callable[[dict[str, Any]], None]:
+def _prepare_reading(method: str) -> Callable[[dict[str, Any]], None]:
     def prepare(given: dict[str, Any]) -> None:
         if given.get("kwargs", {}).get("_use_cached_eval_dataset"):
             return  # called by fit, which has checked them
@@ -327,7 +328,7 @@ def _prepare_pass(method: str) -> Callable[[dict[str, Any]], None]:
 
 
 def _check_kind(argument: str, value: Any) -> None:
-    """Raise for data of Headrace that Keras cannot read."""
+    """Raise TypeError for objects of Headrace that Keras cannot read."""
     if isinstance(value, KerasDataset):
         return
     for kinds, hint in _UNREADABLE:
@@ -355,7 +356,7 @@ _UNREADABLE: Sequence[tuple[Any, str]] = (
 
 
 def _check_unused(method: str, given: dict[str, Any], names: Sequence[str]) -> None:
-    """Raise for arguments that Keras would ignore beside an `hr.keras.dataset`."""
+    """Raise ValueError for arguments that Keras would ignore with an `hr.keras.dataset`."""
     for name in names:
         if given.get(name) is not None:
             raise ValueError(
@@ -385,11 +386,11 @@ def _check_finite(method: str, data: KerasDataset, given: dict[str, Any], argume
 
 _CHECKS: dict[str, Callable[[dict[str, Any]], None] | None] = {
     "fit": _prepare_fit,
-    "evaluate": _prepare_pass("evaluate"),
-    "predict": _prepare_pass("predict"),
+    "evaluate": _prepare_reading("evaluate"),
+    "predict": _prepare_reading("predict"),
     "train_on_batch": None,
     "test_on_batch": None,
 }
 _DISTRIBUTED = frozenset({"fit", "evaluate", "predict"})
 _TRAINING = _CHECKS.keys() - {"predict"}
-"""Methods that need a strategy's replicas. Predictions are the same in any process."""
+"""Methods that must run on all replicas; predictions are the same in any process."""

@@ -43,7 +43,7 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
     Args:
         dataset: The dataset or DataLoader.
         num_parallel_calls: Threads that get items, or `AUTOTUNE`. None uses the reading thread; for
-            a DataLoader, as many threads as it has workers.
+            a DataLoader, one thread for each of its workers.
 
     Raises:
         TypeError: If `dataset` is none of these.
@@ -51,7 +51,7 @@ def from_torch(dataset: Any, num_parallel_calls: int | None = None) -> Dataset:
     if isinstance(dataset, Dataset):
         raise TypeError("`dataset` is already a Dataset of Headrace; read it with hr.torch.loader")
     if isinstance(dataset, Loader):
-        raise TypeError("`dataset` is a Loader; pass the Dataset from which it was made")
+        raise TypeError("`dataset` is a Loader; pass the Dataset that it reads")
     if isinstance(dataset, DataLoader):
         return _from_loader(dataset, num_parallel_calls)
     if isinstance(dataset, IterableDataset):

@@ -172,7 +172,7 @@ class LoaderIterator:
     set_state = load_state_dict
 
     def close(self) -> None:
-        """Release threads and files; no more elements are yielded. Idempotent."""
+        """Release threads and files, and end the iterator. Idempotent."""
         self._is_closed = True
         self._opened.elements.close()
 

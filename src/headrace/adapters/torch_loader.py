@@ -48,13 +48,13 @@ def loader(
             memory. To a CUDA device they are copied from pinned memory while it computes.
         prefetch: Number of elements to prepare, and copy to the device, ahead of their use. A
             dataset that reads ahead itself is not prefetched again, unless elements are copied.
-        shard: Whether each rank of torch.distributed, if it is initialized, reads its own shard:
-            every n-th element. (n, i) reads shard i of n, whatever the rank, for instance if
-            several ranks hold parts of one model and need the same data. Not sharded here are
-            datasets of a data service, distributed datasets, those with `AutoShardPolicy.OFF`, and
-            those with a step `shard(world_size, rank)`.
-        drop_remainder: Whether all ranks get the same number of elements: the last round is dropped
-            unless every rank has an element in it.
+        shard: Whether each rank of torch.distributed, if it is initialized, reads a separate shard:
+            every n-th element. (n, i) reads shard i of n on any rank, for instance if several
+            ranks hold parts of one model and need the same data. True does not shard datasets of a
+            data service, distributed datasets, those with `AutoShardPolicy.OFF`, and those with a
+            step `shard(world_size, rank)`.
+        drop_remainder: Whether all ranks get the same number of elements: at the end, elements
+            are dropped if there is not one for every rank.
     """
     return Loader(dataset, device, prefetch, shard=shard, drop_remainder=drop_remainder)
 
@@ -112,7 +112,7 @@ class Loader(IterableDataset):  # type: ignore[misc]
         return len(self._epochs)
 
     def __bool__(self) -> bool:
-        return True  # `if loader:` tests for the loader, not for its length
+        return True  # so that `if loader:` does not call `__len__`
 
     @property
     def element_spec(self) -> Spec:

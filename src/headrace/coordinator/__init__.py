@@ -2,18 +2,18 @@
 
 Pure state machines, without threads, sockets and clocks:
 
-    closure            a function with its arguments: its state, its inputs, its result or error
+    closure            a scheduled function with its arguments, phase, inputs, and result or error
     closure_queue      assigns closures to workers, and handles lost workers
     worker_pool        the connected workers, and the closures of each
-    worker_connection  one worker as the coordinator sees it; slow calls
-    coordinator_core   messages to workers
+    worker_connection  connection state of one worker; execution statistics and slow functions
+    coordinator_core   sessions with workers: requests, replies, resources
     messages           messages between coordinator and workers
     status             status for `headrace status`, and log messages about long waits
     worker_queue       run order of closures on a worker
 
 Threads and sockets:
 
-    coordinator_runner  the lock, the thread, the waits of users, and messages to parameter servers
+    coordinator_runner  the lock, the I/O thread, waiting callers, and requests to parameter servers
     coordinator         `ClusterCoordinator`
     cluster             workers and parameter servers of a strategy
     closure_factory     creates closures from calls, and resources on workers

@@ -3,8 +3,8 @@
 Rule 1. Closures start in the order of their numbers. A closure that has another closure's value
         as an argument waits for it without blocking later closures. A worker holds at least
         `in_flight` closures, and more if closures are short.
-Rule 2. A closure is done when its result has arrived and the servers have forgotten its write keys
-        (`WriteKeyCleanup`).
+Rule 2. A closure has ended when it has a result or an error, and never runs again. It is done when
+        the servers have forgotten its write keys, too (`WriteKeyCleanup`).
 Rule 3. A lost worker is fenced first. Then its closures return to the head of the queue with their
         numbers. A closure that was running counts a loss, and fails after too many losses.
 Rule 4. With staleness s, closure k starts only after every closure up to k - s - 1 is done. With
@@ -12,7 +12,7 @@ Rule 4. With staleness s, closure k starts only after every closure up to k - s 
 Rule 5. The first error of a function is recorded. Queued closures are cancelled; running closures
         may no longer write, and the queue waits for them. Then the error is raised once, and the
         queue accepts closures again.
-Rule 6. The queue never waits for a lost worker: its closures go to other workers or are ready.
+Rule 6. The queue never waits for a lost worker: its closures are sent to other workers.
 
 The queue is pure: it takes time as an argument, consumes inputs and returns actions. Closures
 pinned to one worker (`schedule_on`) create resources of that worker. The queue does not wait for
@@ -115,7 +115,7 @@ class ClosureQueue:
 
     @property
     def first_unended(self) -> int:
-        """Number of the first unended closure; servers may still hold keys of earlier ones."""
+        """Number of the first closure that has not ended; earlier ones may not be done."""
         return self._key_cleanup.first_unended(self.unfinished, self.last_number)
 
     def is_done_through(self, number: int) -> bool:
@@ -249,10 +249,10 @@ class ClosureQueue:
     # --- inputs from servers --------------------------------------------------------------------
 
     def worker_fenced(self, session: int, now: float, error: Exception | None = None) -> None:
-        """Handle that servers reject the writes of a worker session, or failed to confirm it."""
+        """Handle the fence of a worker session, or the error of the request to fence it."""
         for closure in self._awaiting_fence.pop(session, ()):
             closure.num_losses += closure.started_at is not None
-            # Even a closure that seemed to wait: the reply that it had started may have been lost.
+            # Also for a closure that seemed to wait: the message that it started may be lost.
             closure.may_have_written = True
             if closure.is_cancelled:
                 self._resolve_cancelled(closure)
@@ -268,7 +268,7 @@ class ClosureQueue:
     def write_keys_forgotten(
         self, numbers: Iterable[int], now: float, error: Exception | None = None
     ) -> None:
-        """Handle that servers have forgotten write keys, or failed to confirm it."""
+        """Handle a write-key cleanup by the servers, or the error of the request."""
         for number in numbers:
             closure = self.unfinished.get(number)
             if closure is not None and closure.phase is ClosurePhase.COMPLETING:
@@ -277,7 +277,7 @@ class ClosureQueue:
             self._record_failure(error, now)
 
     def round_pushed(self, now: float, error: Exception | None = None) -> None:
-        """Handle that servers applied the mean of a round, or that the push failed."""
+        """Handle the push of a round to the servers, or its error."""
         for closure in () if self._rounds is None else self._rounds.round_pushed():
             self._clean_up_keys(closure)
         if error is not None:

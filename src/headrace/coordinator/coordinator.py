@@ -6,7 +6,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import msgspec
 
@@ -35,11 +35,18 @@ from headrace.transport.security import Security
 __all__ = ["ClusterCoordinator", "CoordinatorStub", "find_coordinator"]
 
 
-_MAX_QUEUED = 1 << 16
 _KEY_CLEANUP_DELAY = 0.1
 _CLOSURES_AHEAD = 2
 _SHARDS_PER_WORKER = 4
 """Several shards per worker, so that a slow or lost worker delays little."""
+
+
+class _Settings(NamedTuple):
+    """Settings of a coordinator; see its arguments."""
+
+    closures_in_flight: int = 2
+    threads_per_worker: int = 1
+    max_queued: int = 1 << 16
 
 
 class ClusterCoordinator:
@@ -61,15 +68,16 @@ class ClusterCoordinator:
 
     Args:
         strategy: A `ParameterServerStrategy`.
-        closures_in_flight: Minimum number of functions that a worker holds at a time: one runs
-            while the next is already there. Workers hold more short functions. None: the value of
-            the strategy's existing coordinator, or 2.
-        threads_per_worker: Number of functions that a worker runs at a time. None: as above, or 1.
-        max_queued: Maximum number of functions waiting for a worker; `schedule` blocks beyond
-            that. None: as above, or 65,536.
+        closures_in_flight: Minimum number of functions that a worker holds at a time, so that the
+            next one is there when one returns. Workers hold more functions if these are short.
+            None: the value of the strategy's existing coordinator, or 2.
+        threads_per_worker: Number of functions that a worker runs at a time. None: the value of the
+            existing coordinator, or 1.
+        max_queued: Maximum number of functions waiting for a worker; beyond it `schedule` blocks.
+            None: the value of the existing coordinator, or 65,536.
     """
 
-    _settings: tuple[int, int, int] | None = None
+    _settings: _Settings | None = None
 
     def __new__(cls, strategy: Any, *args: Any, **kwargs: Any) -> Self:
         """Return the strategy's coordinator, or create one."""
@@ -96,34 +104,36 @@ class ClusterCoordinator:
         for name, value in given.items():
             if value is not None:
                 check_int(name, value, minimum=1)
-        defaults = self._settings or (2, 1, _MAX_QUEUED)
-        settings = closures_in_flight, threads_per_worker, max_queued = (
-            closures_in_flight or defaults[0],
-            threads_per_worker or defaults[1],
-            max_queued or defaults[2],
+        current = self._settings
+        defaults = current or _Settings()
+        settings = _Settings(
+            closures_in_flight or defaults.closures_in_flight,
+            threads_per_worker or defaults.threads_per_worker,
+            max_queued or defaults.max_queued,
         )
-        if self._settings is not None:
-            if self._settings != settings:
+        if current is not None:
+            if current != settings:
                 raise ValueError(
                     "this strategy already has a coordinator with "
-                    f"closures_in_flight={self._settings[0]} and "
-                    f"threads_per_worker={self._settings[1]}; use that one, or close() it first"
+                    f"closures_in_flight={current.closures_in_flight}, "
+                    f"threads_per_worker={current.threads_per_worker} and "
+                    f"max_queued={current.max_queued}; use that one, or close() it first"
                 )
             return
         self._strategy = strategy
         cluster = resolve_cluster(strategy)
         queue = ClosureQueue(
-            in_flight=closures_in_flight,
-            threads=threads_per_worker,
+            in_flight=settings.closures_in_flight,
+            threads=settings.threads_per_worker,
             staleness=cluster.staleness,
             round_size=cluster.round_size,
-            max_queued=max_queued,
+            max_queued=settings.max_queued,
             key_cleanup_delay=_KEY_CLEANUP_DELAY,
         )
         core = CoordinatorCore(
             queue,
             session_request=msgspec.structs.replace(
-                cluster.session_request, threads=threads_per_worker
+                cluster.session_request, threads=settings.threads_per_worker
             ),
             read_error=decode_error,
         )
@@ -137,7 +147,7 @@ class ClusterCoordinator:
         self._life_cycle.start()
         _coordinators[strategy] = weakref.ref(self)
         if isinstance(strategy, ParameterServerStrategy):
-            # Not a reference to this object, which ends with its last reference.
+            # Weak: the coordinator must stop when the user drops the last reference to it.
             strategy.make_per_worker_variable = functools.partial(
                 PerWorkerVariable, self._closure_factory
             )
@@ -179,13 +189,13 @@ class ClusterCoordinator:
             fn: Any function. It runs once, or again if its worker is lost.
             args: A tuple or list.
             kwargs: A dict.
-            timeout: Maximum run time in seconds; then it fails with DeadlineExceededError, and its
-                further writes are rejected.
-            retries: Number of times it is run again after its worker was lost; None: 10 times.
+            timeout: Maximum run time in seconds. After it the function fails with
+                DeadlineExceededError, and its further writes are rejected. None disables the limit.
+            retries: Maximum number of reruns after its worker was lost; None: 10.
 
         Raises:
-            Exception: The first error of an earlier function. All waiting functions are cancelled
-                then, and this one was not scheduled: schedule it again.
+            Exception: The first error of an earlier function. All waiting functions were cancelled,
+                and this one was not scheduled: schedule them again.
             FailedPreconditionError: If an object cannot be sent to a worker.
         """
         return self._closure_factory.schedule(

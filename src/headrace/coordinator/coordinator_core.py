@@ -127,16 +127,16 @@ class CoordinatorCore:
     def feed_elements(
         self, closure: Closure, elements: Sequence[Payload], *, end_of_data: bool
     ) -> None:
-        """Supply elements to a closure that asked for them; a retry gets them, too."""
+        """Send elements to a closure that requested them; a retry gets them, too."""
         if closure.call_spec is None:
-            return  # it has ended in between
+            return  # it has ended in the meantime
         lease = closure.call_spec.lease
         lease.elements += elements
         lease.end_of_data = lease.end_of_data or end_of_data
         lease.num_wanted = 0
         connection = self.connections.get(closure.worker)
         if connection is None or connection.in_flight.get(closure.number) is not closure:
-            return  # it was lost, and is sent again with all elements
+            return  # its worker was lost; it is sent again with all elements
         message, buffers = build_feed_request(
             connection.session, closure.number, elements, end_of_data=lease.end_of_data
         )

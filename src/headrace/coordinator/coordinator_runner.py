@@ -124,9 +124,9 @@ class CoordinatorRunner:
         if thread is not None and thread.ident and thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Disable this object in a forked child, which has none of the threads."""
-        self._runner.leave_to_parent(_ForkedLock())
+        self._runner.after_fork_in_child(_ForkedLock())
         self._notifier = self._notifier_thread = None
 
     def check_not_forked(self) -> None:

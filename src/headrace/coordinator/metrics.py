@@ -28,7 +28,7 @@ def coordinator_metrics(status: CoordinatorStatus) -> Iterator[Metric]:
         ),
         (
             "staleness",
-            "Distance between the newest function sent and the oldest unended one.",
+            "Distance between the newest function sent and the oldest one that has not ended.",
             status.staleness_gap,
         ),
         ("workers", "Connected workers.", sum(w.is_connected for w in status.workers)),

@@ -97,7 +97,7 @@ class PerWorkerResource:
 
 
 class PerWorkerVariable(PerWorkerResource):
-    """Variable of which each worker has an independent copy.
+    """Variable with an independent copy on each worker.
 
     Created by `hr.Variable(..., per_worker_variable=True)` in the scope of a
     `ParameterServerStrategy` that has a coordinator. A scheduled function receives its worker's

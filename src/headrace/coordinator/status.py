@@ -32,9 +32,9 @@ class TrainingWorkerStatus(Message, frozen=True):
         reason: Reason why it is not connected.
         num_in_flight: Number of functions assigned to it.
         running: Running functions and their run time in seconds.
-        num_finished: Number of functions that it has answered.
+        num_finished: Number of functions whose result or error it has returned.
         num_losses: Number of times it was lost.
-        is_draining: Whether it receives no more functions.
+        is_draining: Whether it is being removed and gets no new functions.
         versions: Versions of its process, if it was ever connected.
     """
 

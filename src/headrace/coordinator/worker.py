@@ -2,8 +2,8 @@
 
 Rule 1. A worker belongs to the coordinator with the newest term that has started a session; older
         coordinators are refused with AbortedError.
-Rule 2. Each `StartSession` begins a new session: the previous one is dropped, and its functions may
-        no longer write.
+Rule 2. Each `StartSession` begins a new session. The previous one ends, and further writes of its
+        functions are rejected.
 Rule 3. The server's thread never blocks. Users' functions run on other threads, so the server
         answers whatever they do.
 """
@@ -73,8 +73,8 @@ class ClosureWorker(LifeCycle):
     True
 
     A worker needs only an address: the coordinator that starts a session tells it its number,
-    its cluster and the parameter servers. A function that is running when the worker stops is
-    left alone, but may no longer write.
+    its cluster and the parameter servers. A function that is running when the worker stops
+    continues, but its writes are rejected.
 
     Args:
         index: Number of the worker for messages; the number from the coordinator takes
@@ -134,8 +134,8 @@ class ClosureWorker(LifeCycle):
         self._on_stop(handler.close)
         host, port = self._metrics
         if port is not None:
-            # Ready as soon as it listens: if a name service lists only ready workers, one that
-            # waited for a coordinator would never be found by one.
+            # Ready as soon as it listens, not when it has a session: if a name service lists only
+            # ready workers, no coordinator would find it to start one.
             endpoint = Endpoint(
                 host,
                 port,
@@ -167,7 +167,7 @@ class ClosureWorker(LifeCycle):
 
 
 class _RequestHandler:
-    """Passes requests to their session."""
+    """Handler of coordinators' requests, which it passes to the worker's session."""
 
     def __init__(self, security: Security | None) -> None:
         self._security = security
@@ -208,7 +208,7 @@ class _RequestHandler:
                 f"{message.term}): end this program, or give each coordinator separate workers"
             )
         if self._is_closed:
-            # Start no session: results sent to this worker would count as lost again and again.
+            # Start no session, since all closures sent to it would be lost.
             raise UnavailableError("this worker is stopping")
         own, coordinator_versions = own_versions(), message.versions
         if python_mismatch(coordinator_versions.python, own.python):

@@ -1,4 +1,4 @@
-"""One worker as the coordinator sees it: connection state and closures in flight."""
+"""Connection state of one worker, and execution statistics of functions."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ class WorkerConnection:
         session: Number of its session, set when `StartSession` is sent.
         is_connecting: Whether `StartSession` is unanswered.
         is_connected: Whether it has answered `StartSession` and was not lost since.
-        is_draining: Whether it receives no more closures.
+        is_draining: Whether it is being removed and gets no new closures.
         retry_at: Time of the next `StartSession`.
         reason: Known reason why it is not connected.
         process: Its process, as "host:pid".
         known_functions: Digests of functions that it has loaded.
-        in_flight: Closures sent to it and not answered.
+        in_flight: Closures sent to it that have not ended.
         unfetched: Ended closures, oldest first, that wait until the first one's value is fetched.
         is_fetching: Whether a value is being fetched.
         registered_at: Time of its last registration; None for a configured worker, which never
             expires.
-        num_finished: Number of closures that it has answered.
+        num_finished: Number of closures whose result or error it has returned.
         num_losses: Number of times it was lost.
-        refusal: Error with which it refused the last `StartSession`; None if it did not.
+        refusal: Error by which it refused the last `StartSession`; None if it did not.
         versions: Versions of its process; None if it was never connected.
     """
 
@@ -123,13 +123,13 @@ class WorkerConnection:
 
 
 # --------------------------------------------------------------------------------------------------
-# Execution statistics: finished functions, their run times, and slow functions
+# Execution statistics: counters, run times, and slow functions
 
 # Pure: no thread or clock.
 #
-# Rule 1. A function that runs for ten times its median and for ten seconds is reported once, with
-#         its worker. One that has returned less than three times is reported after a minute: the
-#         first call may compile something.
+# Rule 1. A call that has run for ten seconds and ten times the function's median is reported once,
+#         with its worker. If the function has returned less than three times, the call is reported
+#         after a minute, since the first call may compile something.
 # Rule 2. Counters start with the coordinator and never decrease.
 
 _SLOW_FACTOR = 10
@@ -257,9 +257,9 @@ def _running_closures(queue: ClosureQueue) -> Iterator[tuple[Closure, float]]:
 
 def _slow_warning(name: str, worker: str, seconds: float, median: float | None) -> str:
     comparison = (
-        (f"has returned fewer than {_MIN_DURATIONS} times before")
+        f"has returned fewer than {_MIN_DURATIONS} times before"
         if median is None
-        else (f"usually takes {median:.2g} s")
+        else f"usually takes {median:.2g} s"
     )
     return (
         f"{name} has been running on {worker} for {seconds:.0f} s, and {comparison}: it may "

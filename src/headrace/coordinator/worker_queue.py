@@ -23,16 +23,16 @@ R = TypeVar("R")
 
 @dataclass(eq=False)
 class WorkerTask(Generic[R]):
-    """Closure at a worker.
+    """Closure on its worker.
 
     Attributes:
         message: The request.
         buffers: Buffers of the request.
         request: Request to answer; None once it was answered.
         writes_rejected: Whether further writes are rejected.
-        is_finished: Whether its outcome is no longer needed; its thread is replaced.
+        is_finished: Whether it has ended or was abandoned, so that its result is ignored.
         write_context: Context that rejects its writes; None before it runs.
-        leased_elements: Elements of a shared dataset that it was given; None without one.
+        leased_elements: Elements of a shared dataset that were sent with it; None without one.
         function: Loaded function.
     """
 

@@ -253,7 +253,7 @@ class WorkerSession:
         try:
             reply, value, steps = self._run_task(task, started)
         except BaseException as raised:
-            # An error after the function, such as in an iterator's state, must be answered as well.
+            # Errors after the function, such as in an iterator's state, need a reply, too.
             error = translate_error("the code after a function", self.start_message.worker, raised)
             reply, value, steps = (
                 RunReply(error=encode_error(error), has_written=True),
@@ -355,9 +355,8 @@ class WorkerSession:
                 attempt.finish()  # the regular end of reading; a failed step raises here
                 raise
             finally:
-                wait_for_steps(
-                    attempt.pending_steps
-                )  # also after an error: every write must be applied or rejected
+                # Also after an error: every write must be applied or rejected.
+                wait_for_steps(attempt.pending_steps)
             attempt.finish()
             return packed, None
         except BaseException as raised:

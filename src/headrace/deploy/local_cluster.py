@@ -172,7 +172,7 @@ class LocalCluster:
 
     stop = close
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Leave the cluster to the parent process, in a forked child."""
         _open.discard(self)
 

@@ -1,20 +1,22 @@
 """Distributed input and training: strategies, replicas, variables and distributed datasets.
 
-* `ClusterSpec` and the resolvers provide the tasks of a cluster, and the task of this process.
-* A strategy (`strategy`; its input: `replica_inputs`) has replicas. `run` calls a function on each
-  (`replica_threads`). Code finds its context with `execution_context` (and scopes),
-  `current_strategy` and `replica_context` (with differentiable collectives). Values of several
-  replicas (`values`) are combined (`collectives`). A `variable` has a copy on each; `row_access`
-  reads and changes rows of it by index, with casts to its dtype; `bag_combiner` checks row indices
-  and combines bags of rows. `spmd` compiles a step once for all replicas. `metrics` are sums in
-  variables.
-* Workers in several processes (`multi_worker`) run collectives (`collective_server`), and agree at
-  each step of a dataset whether there is another, and at each call of a program over all of them
-  (`agreement`).
-* A distributed dataset (`dataset`) gives each replica its rows (`rebatch`: arithmetic;
-  `input_streams`: this worker's part) through `iterator`, which puts them on devices,
-  `step_inputs` and `batch_inputs`. `input_context` has the arguments of input functions and the
-  options of distribution.
+* Clusters: `ClusterSpec` and the resolvers (`headrace.cluster`) provide the tasks of a cluster, and
+  the task of this process.
+* Replicas: a strategy (`strategy`, its input in `replica_inputs`) calls a function once on each
+  replica (`replica_threads`), or compiles one program for all of them (`spmd`).
+  `execution_context` tells whether code runs on a replica or in the scope of a strategy,
+  `current_strategy` returns the current strategy, and `replica_context` has the replica's index and
+  differentiable collectives.
+* Values: `values` holds one value per replica, and `collectives` reduces or concatenates them. A
+  `variable` has a copy on each replica; `row_access` reads and writes its rows by index, and
+  `bag_combiner` combines bags of rows. `metrics` are sums in variables.
+* Workers: processes of a multi-worker strategy (`multi_worker`) run collectives
+  (`collective_server`). With them they agree at each step whether any worker has data, and before
+  each compiled program that all workers call it with matching arguments (`agreement`).
+* Input: a distributed dataset (`dataset`) is read by an `iterator`, which puts each step's rows on
+  devices. `input_streams` assigns parts of the dataset to this worker; `step_inputs` and
+  `batch_inputs` give each replica its rows, in numbers computed by `rebatch`. `input_context` has
+  the arguments of input functions and the options of distribution.
 """
 
 from typing import TYPE_CHECKING

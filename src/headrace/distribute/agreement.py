@@ -110,7 +110,7 @@ class StepAgreement:
         return gather_json(self._client, description, value)
 
     def reset(self) -> None:
-        """Drop pending results: the iterator was moved, on all workers alike."""
+        """Drop pending results, after the iterators of all workers were moved."""
         self._discard_pending()
         self._current_number, self._specs_exchanged = None, False
 
@@ -130,8 +130,8 @@ class StepAgreement:
 
 # --- Checks before a program runs on all workers, and after it failed -----------------------------
 #
-# A program over several processes must be called by all of them alike; otherwise the callers hang
-# without a message. So each call starts with a collective: it names missing workers, and compares
+# If only some workers call a program over all workers, or their arguments differ, the callers hang
+# without a message. So each call starts with a collective that names missing workers and compares
 # the arguments of all workers.
 
 ArgumentRowCounts: TypeAlias = Sequence[Sequence[int] | None]

@@ -1,4 +1,4 @@
-"""Datasets distributed to replicas, step by step."""
+"""Distributed datasets: a dataset whose elements are divided among the replicas in each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ from headrace.distribute.batch_inputs import (
     round_robin_spec,
 )
 from headrace.distribute.input_context import InputContext, InputOptions
-from headrace.distribute.input_streams import InputStreams, StreamShare, auto_shard, is_read_by_all
+from headrace.distribute.input_streams import (
+    InputStreams,
+    StreamAssignment,
+    auto_shard,
+    is_read_by_all,
+)
 from headrace.distribute.iterator import DistributedIterator, HostPlacement, StepPlacement
 from headrace.distribute.rebatch import rotated_batch_sizes
 from headrace.distribute.step_inputs import (
@@ -64,7 +69,7 @@ class ReplicaDataset(ABC):
         #: A single replica gets elements unchanged.
         self._wraps = self._num_local > 1 or context.num_input_pipelines > 1
         self._agreement = agreement
-        #: Spec of a replica's part, once a step without rows was created from it.
+        #: Spec of a replica's piece, once a step without rows was created from it.
         self._empty_spec: Spec | None = None
 
     @abstractmethod
@@ -73,11 +78,11 @@ class ReplicaDataset(ABC):
 
     @abstractmethod
     def _replica_spec(self) -> Spec:
-        """Spec of one replica's part."""
+        """Return the spec of one replica's piece."""
 
     @abstractmethod
     def _replica_plan(self) -> Node:
-        """Plan whose elements have the structure of a replica's part."""
+        """Return the plan whose elements have the structure of a replica's piece."""
 
     @property
     def element_spec(self) -> Spec:
@@ -134,7 +139,7 @@ class ReplicaDataset(ABC):
         )
 
     def _empty_step(self, remote_spec: Spec | None) -> StepColumns:
-        if self._empty_spec is None:  # a look at an element may cost as much as a step
+        if self._empty_spec is None:  # computing the spec may read an element
             self._empty_spec = (
                 self._replica_spec()
                 if remote_spec is None
@@ -147,7 +152,7 @@ class ReplicaDataset(ABC):
             f"<{type(self).__name__} for {self._num_local} of {self._context.num_replicas_in_sync}>"
         )
 
-    if not TYPE_CHECKING:  # or every name would pass for a method
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             message = f"{type(self).__name__} has no attribute {name!r}"
@@ -159,7 +164,7 @@ class ReplicaDataset(ABC):
 
 
 class DistributedDataset(ReplicaDataset):
-    """A dataset of global batches, of which each replica gets a part in each step.
+    """A dataset of global batches; in each step, each replica gets a piece of a batch.
 
     Created by `strategy.distribute_dataset(dataset)`.
 
@@ -173,10 +178,10 @@ class DistributedDataset(ReplicaDataset):
         dataset: Dataset, the same on all workers.
         context: Index of this worker, and number of replicas.
         options: Options of the distribution.
-        agreement: Creates the agreement of each iterator, by which all workers end together; None
-            with one worker.
+        agreement: Creates the agreement of each iterator, so that all workers end at the same
+            step; None with one worker.
         seed: Seed for steps of the dataset without a seed; the same on all workers.
-        placement: Conversion and placement of the rows; None: arrays of NumPy.
+        placement: Conversion and placement of the rows; None keeps NumPy arrays.
     """
 
     def __init__(
@@ -196,9 +201,8 @@ class DistributedDataset(ReplicaDataset):
         if context.num_replicas_in_sync > 1:
             check_is_batched(plan)
         if context.num_input_pipelines > 1 or self._options.split == "balanced":
-            plan = with_deterministic_order(
-                plan
-            )  # all workers read the same batches in the same order
+            # All workers must read the same batches in the same order.
+            plan = with_deterministic_order(plan)
         if seed is not None and dataset.options().seed is None:
             plan = WithOptions(input=plan, options=Options(seed=seed))
         shard = auto_shard(plan, context)
@@ -234,8 +238,8 @@ class DistributedDataset(ReplicaDataset):
             "copies" if is_read_by_all(self._plan) else "shared",
         )
 
-    def _open_stream(self, open_: OpenDataset, stream_share: StreamShare) -> StepInput:
-        dataset = self._stream_dataset(stream_share)
+    def _open_stream(self, open_: OpenDataset, assignment: StreamAssignment) -> StepInput:
+        dataset = self._stream_dataset(assignment)
         elements, check = open_(dataset), partial(check_keeps_order, dataset.plan)
         replicas, num_local = self._context.num_replicas_in_sync, self._num_local
         if replicas == 1:
@@ -246,48 +250,46 @@ class DistributedDataset(ReplicaDataset):
                 elements,
                 replicas,
                 num_local,
-                stream_share.num_readers,
-                stream_share.reader_index,
+                assignment.num_readers,
+                assignment.reader_index,
                 check,
                 is_contiguous,
             )
         return BalancedBatchInput(
             elements,
             lambda size: rotated_batch_sizes(
-                size, replicas, stream_share.num_readers_before * num_local
+                size, replicas, assignment.num_readers_before * num_local
             ),
             num_local,
-            stream_share.num_readers,
-            stream_share.reader_index,
+            assignment.num_readers,
+            assignment.reader_index,
             self._size,
             check,
         )
 
-    def _stream_dataset(self, stream_share: StreamShare) -> Dataset:
-        """Return the dataset of a stream share.
+    def _stream_dataset(self, assignment: StreamAssignment) -> Dataset:
+        """Return the dataset of an assigned stream.
 
         Raises:
             FailedPreconditionError: If the dataset cannot be divided into this number of streams.
         """
-        if (stream_share.num_streams, stream_share.stream) not in self._datasets:
+        if (assignment.num_streams, assignment.stream) not in self._datasets:
             shard = auto_shard(
                 self._plan,
-                InputContext(
-                    stream_share.num_streams, stream_share.stream, stream_share.num_streams
-                ),
+                InputContext(assignment.num_streams, assignment.stream, assignment.num_streams),
             )
             if shard.splits_each_batch or (
-                stream_share.num_streams > 1 and shard.policy is AutoShardPolicy.OFF
+                assignment.num_streams > 1 and shard.policy is AutoShardPolicy.OFF
             ):
                 raise FailedPreconditionError(
-                    f"the state is of a dataset sharded into {stream_share.num_streams} streams, "
+                    f"the state is of a dataset sharded into {assignment.num_streams} streams, "
                     "but this dataset cannot be sharded; restore the state into the same "
                     "dataset, with the same options"
                 )
-            self._datasets[stream_share.num_streams, stream_share.stream] = Dataset(
+            self._datasets[assignment.num_streams, assignment.stream] = Dataset(
                 self._read_ahead(shard.plan)
             )
-        return self._datasets[stream_share.num_streams, stream_share.stream]
+        return self._datasets[assignment.num_streams, assignment.stream]
 
     def _replica_plan(self) -> Node:
         return self._given.plan
@@ -311,11 +313,11 @@ class DistributedDataset(ReplicaDataset):
             return UNKNOWN
         if self._splits_each_batch or self._context.num_input_pipelines == 1:
             return size
-        return UNKNOWN  # how many pieces the last batch makes depends on its rows
+        return UNKNOWN  # it depends on the number of rows in the last batch
 
 
 class DistributedDatasetsFromFunction(ReplicaDataset):
-    """Datasets that a function created for workers or replicas, which take elements unchanged.
+    """Datasets that a function created for each worker or replica; elements are not split.
 
     Created by `strategy.distribute_datasets_from_function(dataset_fn)`.
 
@@ -327,10 +329,10 @@ class DistributedDatasetsFromFunction(ReplicaDataset):
     [[0, 1], [2, 3]]
 
     Args:
-        datasets: One, whose elements the replicas take in turn; or one for each replica.
+        datasets: One dataset whose elements the replicas receive in turn, or one for each replica.
         context: Index of this worker, and number of replicas.
         agreement: As in `DistributedDataset`.
-        placement: Conversion and placement of the rows; None: arrays of NumPy.
+        placement: Conversion and placement of the rows; None keeps NumPy arrays.
     """
 
     def __init__(
@@ -352,11 +354,11 @@ class DistributedDatasetsFromFunction(ReplicaDataset):
     def _open_input(self, open_: OpenDataset) -> InputStreams:
         open_stream = partial(self._open_stream, open_)
         worker, workers = self._context.input_pipeline_id, self._context.num_input_pipelines
-        if len(self._datasets) > 1:  # for replicas, which are all here
+        if len(self._datasets) > 1:  # one per replica, and all replicas are in this process
             return InputStreams(open_stream)
         return InputStreams(open_stream, worker, workers, workers, "own")
 
-    def _open_stream(self, open_: OpenDataset, stream_share: StreamShare) -> StepInput:
+    def _open_stream(self, open_: OpenDataset, assignment: StreamAssignment) -> StepInput:
         opened = [open_(dataset) for dataset in self._datasets]
         if len(opened) > 1:
             return PerReplicaInput(opened)

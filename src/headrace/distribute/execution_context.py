@@ -1,11 +1,11 @@
 """Execution context of code: outside any strategy, in a strategy's scope, or on a replica.
 
-    None                  no context; the default strategy, with one replica, applies
-    CrossReplicaContext   in `strategy.scope()` or a function of `merge_call`: once for all
-                          replicas
-    ReplicaView           in a function that `strategy.run` called: once for each replica
+    None                  outside of strategies; the default strategy has one replica
+    CrossReplicaContext   in `strategy.scope()` or a function of `merge_call`: code runs once for
+                          all replicas
+    ReplicaView           in a function that `strategy.run` called: code runs once on each replica
 
-A context applies to the thread, and to whatever `run` starts from it (a context variable).
+The context is a context variable: `run` copies it to the threads of the replicas.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Rendezvous(Protocol):
-    """Merges values of the replicas of one `run`."""
+    """Protocol of a barrier that merges the values of all replicas of one `run`."""
 
     def merge(
         self,
@@ -41,7 +41,7 @@ class Rendezvous(Protocol):
         function: Callable[[list[Any]], list[Any]],
         value: Any,
         description: str,
-        limit: float | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Wait until every replica calls this; return this replica's part of `function`'s result.
 
@@ -51,7 +51,7 @@ class Rendezvous(Protocol):
                 order; returns a part for each. The function of replica 0 is called.
             value: This replica's value.
             description: Description of the operation, which must be the same on all replicas.
-            limit: Seconds to wait for the other replicas; None waits while they run.
+            timeout: Seconds to wait for the other replicas; None waits while they run.
         """
 
 
@@ -89,7 +89,7 @@ current_context: ContextVar[ExecutionContext] = ContextVar(
 before_replicas_hook: ContextVar[Callable[[], object] | None] = ContextVar(
     "headrace_before_replicas", default=None
 )
-"""Called before code continues on several replicas' threads; None disables the call."""
+"""Called before `run` starts functions on several replicas' threads; None disables the call."""
 
 variable_refusal: ContextVar[Callable[[str], Exception] | None] = ContextVar(
     "headrace_variable_refusal", default=None

@@ -116,14 +116,14 @@ class InputReplicationMode(enum.Enum):
     """
 
     PER_WORKER = "PER_WORKER"
-    """Once per worker; its replicas take elements in turn."""
+    """Once per worker; its replicas receive elements in turn."""
     PER_REPLICA = "PER_REPLICA"
     """Once per replica; each replica reads a separate dataset."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """Options for distributing a dataset. They apply to the one call to which they are passed.
+    """Options for distributing a dataset; they apply only to the call that receives them.
 
     >>> options = hr.distribute.InputOptions(experimental_per_replica_buffer_size=4)
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -142,12 +142,12 @@ class InputOptions:
         global_arrays: Whether a step returns JAX arrays over the strategy's mesh, split by
             rows, instead of a `PerReplica` for each leaf. For a strategy with
             `framework="jax"`.
-        remainder: Treatment of a step in which replicas have different numbers of rows, of
-            which no such array can be created. "error"; "pad" with zeros, and add a leaf `mask`
-            that is True for rows of data; "drop" the step.
+        remainder: Handling of steps in which replicas have different numbers of rows, which a
+            global array cannot hold: "error"; "pad", which appends rows of zeros and adds a leaf
+            `mask` that is True for rows of data; or "drop", which skips the step.
         split: "ceil" splits each batch into pieces of ceil(rows / replicas): the last replicas
             get fewer rows, possibly none. "balanced" joins remaining rows to the next batch, so
-            that pieces differ by one row at most and no replica is idle permanently.
+            that pieces differ by at most one row, and every replica gets rows over time.
     """
 
     experimental_fetch_to_device: bool | None = None

@@ -1,16 +1,18 @@
 """Streams: parts of a dataset that workers read in parallel, and their assignment to workers.
 
 A dataset that N workers shard by files, or by a hint, has N streams, one for each worker. A dataset
-sharded by batches has one stream that all workers read; so has the dataset of a single worker.
+sharded by batches has one stream that all workers read; so has the dataset of a single worker. A
+state with N streams can be restored with another number M of workers:
 
-    as many workers      worker w reads stream w
-    more workers         worker w reads stream w mod N; readers of one stream share its batches
-    fewer workers        worker w reads streams w, w + M, w + 2M, ..., one after another
+    M = N      worker w reads stream w
+    M > N      worker w reads stream w mod N; the readers of one stream divide its batches
+    M < N      worker w reads streams w, w + M, w + 2M, ..., one after another
 
 Rule 1. A state has a position for each stream, independent of its readers. So M workers resume
         where N workers stopped: no element is lost or duplicated.
-Rule 2. Workers that read a stream together are at the same position of it at each step.
-Rule 3. Copies (each worker reads all) are not streams: a worker resumes from one of the positions.
+Rule 2. Workers that read a stream together have the same position in it at each step.
+Rule 3. If each worker reads the whole dataset, the streams are copies: with another number of
+        workers, a worker resumes from any one of the positions.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from headrace.rewrites.shard import shard_files, shard_hints
 
 __all__ = [
     "InputStreams",
-    "StreamShare",
+    "StreamAssignment",
     "WorkerShard",
     "assign_streams",
     "auto_shard",
@@ -43,8 +45,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class StreamShare:
-    """One worker's share of a stream.
+class StreamAssignment:
+    """Assignment of a stream to one of its readers.
 
     Attributes:
         stream: Number of the stream.
@@ -61,40 +63,40 @@ class StreamShare:
     num_readers_before: int = 0
 
 
-def assign_streams(worker: int, workers: int, streams: int) -> list[StreamShare]:
-    """Return one worker's shares of the streams.
+def assign_streams(worker: int, workers: int, streams: int) -> list[StreamAssignment]:
+    """Return the streams that a worker reads, in order.
 
-    >>> [(part.stream, part.num_readers, part.reader_index) for part in assign_streams(2, 3, 2)]
+    >>> [(each.stream, each.num_readers, each.reader_index) for each in assign_streams(2, 3, 2)]
     [(0, 2, 1)]
-    >>> [part.stream for part in assign_streams(0, 2, 5)]
+    >>> [each.stream for each in assign_streams(0, 2, 5)]
     [0, 2, 4]
     """
     if workers < streams:
         return [
-            StreamShare(each, streams, num_readers_before=worker)
+            StreamAssignment(each, streams, num_readers_before=worker)
             for each in range(worker, streams, workers)
         ]
     counts = [len(range(each, workers, streams)) for each in range(streams)]
     stream, reader = worker % streams, worker // streams
-    return [StreamShare(stream, streams, counts[stream], reader, sum(counts[:stream]))]
+    return [StreamAssignment(stream, streams, counts[stream], reader, sum(counts[:stream]))]
 
 
 class InputStreams(StepInput):
-    """Reads a worker's stream shares, one after another.
+    """Reads the streams assigned to a worker, one after another.
 
     Args:
-        open_stream: Returns an input for a share, at its beginning.
+        open_stream: Returns the input of an assigned stream, at its beginning.
         worker: Index of this worker.
         workers: Number of workers.
-        streams: Initial number of streams.
-        kind: "shared": states with another number of streams come from another number of workers,
-            and the remaining streams are divided. "copies": each worker has a separate copy. "own":
-            each worker has a separate stream, from whose state no other may resume.
+        streams: Number of streams without a restored state.
+        kind: "shared": the streams of a state are divided among the current workers. "copies": each
+            worker reads all elements, so any position of the state fits. "own": the user created a
+            separate dataset for each worker, so the number of workers must not change.
     """
 
     def __init__(
         self,
-        open_stream: Callable[[StreamShare], StepInput],
+        open_stream: Callable[[StreamAssignment], StepInput],
         worker: int = 0,
         workers: int = 1,
         streams: int = 1,
@@ -107,8 +109,8 @@ class InputStreams(StepInput):
 
     def _start(self, streams: int) -> None:
         self._num_streams = streams
-        self._shares = assign_streams(self._worker, self._workers, streams)
-        self._inputs = [self._open_stream(share) for share in self._shares]
+        self._assignments = assign_streams(self._worker, self._workers, streams)
+        self._inputs = [self._open_stream(assignment) for assignment in self._assignments]
         self._current = 0
 
     def next_step(self) -> StepColumns | None:
@@ -121,9 +123,9 @@ class InputStreams(StepInput):
 
     def get_state(self) -> dict[str, Any]:
         positions = [
-            [share.stream, step_input.get_state()]
-            for share, step_input in zip(self._shares, self._inputs, strict=True)
-            if share.reader_index == 0
+            [assignment.stream, step_input.get_state()]
+            for assignment, step_input in zip(self._assignments, self._inputs, strict=True)
+            if assignment.reader_index == 0
         ]
         return {"streams": self._num_streams, "positions": positions}
 
@@ -140,12 +142,12 @@ class InputStreams(StepInput):
             self.close()
             self._start(streams)
         self._current = 0
-        for share, step_input in zip(self._shares, self._inputs, strict=True):
-            position = positions[share.stream % len(positions)]
+        for assignment, step_input in zip(self._assignments, self._inputs, strict=True):
+            position = positions[assignment.stream % len(positions)]
             if position is None:
                 raise FailedPreconditionError(
-                    f"the state lacks the position of stream {share.stream} of {len(positions)}: "
-                    "one worker saved it without the others"
+                    f"the state lacks the position of stream {assignment.stream} of "
+                    f"{len(positions)}: one worker saved it without the others"
                 )
             step_input.set_state(position)
 
@@ -174,7 +176,7 @@ def is_merged_state(state: Any) -> bool:
     )
 
 
-# --- Shards of workers, as the dataset's `auto_shard_policy` requests -----------------------------
+# --- Worker shards by the dataset's `auto_shard_policy` -------------------------------------------
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +235,7 @@ def auto_shard(plan: Node, context: InputContext) -> WorkerShard:
         _log.info("AutoShardPolicy.AUTO shards the dataset by DATA, not by FILE: %s", error)
         policy = AutoShardPolicy.DATA
     if policy is AutoShardPolicy.DATA:
-        _check_is_read_alike(plan, workers)
+        _check_same_batches(plan, workers)
     return WorkerShard(plan, policy)
 
 
@@ -254,7 +256,7 @@ def _policy(plan: Node) -> AutoShardPolicy:
     return merged_options(plan).auto_shard_policy or AutoShardPolicy.AUTO
 
 
-def _check_is_read_alike(plan: Node, workers: int) -> None:
+def _check_same_batches(plan: Node, workers: int) -> None:
     difference = explain_reader_differences(plan)
     if difference:
         raise InvalidArgumentError(

@@ -54,10 +54,11 @@ class DistributedIterator:
         step_input: Input of the replicas.
         wraps: Whether leaves are `PerReplica`s; otherwise they are the only replica's values.
         element_spec: Returns the spec.
-        agreement: Tells at each step whether any worker has data, so that all workers end together.
+        agreement: Tells at each step whether any worker has data, so that all workers end at the
+            same step.
         make_empty_step: Returns a step without rows, given the spec of the other workers' rows if
             it is known.
-        placement: Conversion and placement of the rows; None: arrays of NumPy.
+        placement: Conversion and placement of the rows; None keeps NumPy arrays.
         check_jobs: Raises if a job was read completely before; called at an end without a step.
     """
 
@@ -219,7 +220,7 @@ def _refuse_state(state: Any) -> NoReturn:
 
 # --- Conversion and placement of a step's rows ----------------------------------------------------
 #
-#     HostPlacement          arrays of NumPy
+#     HostPlacement          NumPy arrays
 #     DevicePlacement        arrays of a framework, each on the device of its replica
 #     GlobalArrayPlacement   arrays over the devices of all replicas
 
@@ -250,7 +251,7 @@ class StepPlacement(ABC):
         """Return the spec of the result of `place`.
 
         Args:
-            piece: Spec of a replica's part, as arrays of NumPy.
+            piece: Spec of a replica's piece, as NumPy arrays.
             num_local: Number of local replicas.
             num_replicas: Number of replicas of all workers.
             wraps: As in `place`.
@@ -308,7 +309,7 @@ class GlobalArrayPlacement(StepPlacement):
     Args:
         framework: Framework that supports such arrays.
         devices: Devices of the replicas of all workers.
-        remainder: Treatment of a step in which replicas have different numbers of rows.
+        remainder: Handling of steps in which replicas have different numbers of rows.
         gather_row_counts: Returns the row counts of all replicas, given those of the local ones.
         size: Rows of a replica in a full batch, if known.
     """

@@ -1,8 +1,8 @@
-"""Metrics: sums in variables, to which replicas or workers add, and results computed from them.
+"""Metrics: sums in variables that replicas or workers update, and results computed from the sums.
 
-In the scope of a parameter server strategy the sums are on the servers, and functions that a
-coordinator schedules add to them from all workers. In the scope of another strategy each replica
-has separate sums, and the result covers all. Otherwise the sums are arrays of this process.
+In the scope of a parameter server strategy the sums are on the servers, and scheduled functions on
+all workers add to them. In the scope of another strategy each replica has separate sums, and the
+result includes those of all replicas. Outside of scopes the sums are arrays of this process.
 
 Formulas are those of Keras 3; sums are float64.
 """
@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 
 
 class Metric:
-    """Base class of metrics: sums of one shape in one variable, so that an update is one write.
+    """Base class of metrics. All sums are in one variable, so that an update is one write.
 
     >>> mean = hr.metrics.Mean()
     >>> isinstance(mean, hr.metrics.Metric)

@@ -3,7 +3,7 @@
     ceil       each batch separately: pieces of ceil(rows / replicas), the last smaller or empty
     balanced   across batches: pieces whose sizes alternate and differ by one at most
 
-A *piece* is one replica's part of a step: rows from `start` to `stop`.
+A *piece* is the range of rows that one replica gets in a step: from `start` to `stop`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Piece: TypeAlias = tuple[int, int]
 
 
 def ceil_split(rows: int, replicas: int) -> list[Piece]:
-    """Return the piece of a batch that each replica gets.
+    """Return each replica's piece of a batch.
 
     >>> ceil_split(10, 4)
     [(0, 3), (3, 6), (6, 9), (9, 10)]

@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 BACKWARD_TIMEOUT_SECONDS = 600.0
-"""Seconds that a replica's backward pass waits for those of the others. They never arrive if two
-replicas compute on one GPU, whose backward passes PyTorch runs one after the other."""
+"""Timeout in seconds for the collectives of a backward pass. If two replicas compute on one GPU,
+PyTorch runs their backward passes one after the other, so the first would wait forever."""
 
 
 class ReplicaContext(ReplicaView):
@@ -50,7 +50,7 @@ class ReplicaContext(ReplicaView):
     Args:
         strategy: Strategy of the replica.
         replica: Index of the replica in this process.
-        rendezvous: Merges values with the other replicas.
+        rendezvous: Merges values with those of the other replicas.
     """
 
     __slots__ = ("_num_collectives", "_rendezvous", "_replica")
@@ -97,12 +97,13 @@ class ReplicaContext(ReplicaView):
             kwargs: This replica's keyword arguments.
 
         Returns:
-            This replica's part of the result of `merge_fn`; its own copy of an array for all.
+            This replica's value of the result of `merge_fn`; an array becomes a copy for each
+            replica.
         """
         check_callable("merge_fn", merge_fn)
         strategy = self.strategy
 
-        def merged(values: list[Any]) -> list[Any]:
+        def merge_values(values: list[Any]) -> list[Any]:
             result = merge_fn(
                 strategy,
                 *strategy.regroup([each[0] for each in values]),
@@ -110,7 +111,7 @@ class ReplicaContext(ReplicaView):
             )
             return _split_result(result, strategy)
 
-        return self.merge(merged, (tuple(args), dict(kwargs or {})))
+        return self.merge(merge_values, (tuple(args), dict(kwargs or {})))
 
     def all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         """Return the sum or mean of the replicas' values, leaf by leaf.
@@ -175,8 +176,8 @@ class ReplicaContext(ReplicaView):
         context = current_context.get()
         if context is not None and context is not self:
             raise FailedPreconditionError(
-                "this ReplicaContext is of another replica than the code that uses it; call "
-                "get_replica_context() where you use it"
+                "this ReplicaContext belongs to another replica than the calling code; call "
+                "get_replica_context() on the replica that uses it"
             )
         return self._rendezvous.merge(self._replica, function, value, description)
 
@@ -207,7 +208,7 @@ class SingleReplicaRendezvous:
         function: Callable[[list[Any]], list[Any]],
         value: Any,
         description: str,
-        limit: float | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Call the function with the only replica's value (`execution_context.Rendezvous`)."""
         return call_cross_replica(self._strategy, lambda: function([value]))[0]
@@ -223,7 +224,7 @@ def call_cross_replica(strategy: Any, function: Callable[[], Any]) -> Any:
 
 
 def _local_value(leaf: Any) -> Any:
-    """Return a variable's value on this replica, which others cannot read; else the leaf."""
+    """Return this replica's value of a variable, or the leaf; other replicas cannot read it."""
     is_variable = isinstance(leaf, DistributedValues) and hasattr(leaf, "read")
     return leaf.read() if is_variable else leaf
 
@@ -280,12 +281,12 @@ def all_reduce_values(
     """
 
     def forward(leaves: Sequence[Any], description: str, _: Sequence[int]) -> list[Any]:
-        def merged(values: list[Any]) -> list[Any]:
+        def merge_values(values: list[Any]) -> list[Any]:
             return _copy_for_replicas(
                 _reduce_structures(strategy, op, values, description), strategy
             )
 
-        return _leaves_of(merge(merged, _with_leaves(value, leaves), description))
+        return _leaves_of(merge(merge_values, _with_leaves(value, leaves), description))
 
     def backward(upstream: Sequence[Any]) -> list[Any]:
         name = f"gradient of {description}"
@@ -318,7 +319,7 @@ def all_gather_values(
     own: list[slice] = []
 
     def forward(leaves: Sequence[Any], description: str, traced: Sequence[int]) -> list[Any]:
-        def merged(values: list[Any]) -> list[Any]:
+        def merge_values(values: list[Any]) -> list[Any]:
             gathered = map_structure(
                 lambda *leaves: strategy.gather_replicas(leaves, axis, description), *values
             )
@@ -331,7 +332,7 @@ def all_gather_values(
             )
             return list(zip(_copy_for_replicas(gathered, strategy), parts, strict=True))
 
-        reduced, parts = merge(merged, _with_leaves(value, leaves), description)
+        reduced, parts = merge(merge_values, _with_leaves(value, leaves), description)
         own[:] = [parts[index] for index in traced]
         return _leaves_of(reduced)
 

@@ -1,7 +1,7 @@
-"""Participants of a strategy, and input of each replica.
+"""Devices and workers of a strategy, and the input of its replicas.
 
-Strategies differ in their participants: devices, `first_replica`, `num_replicas_in_sync`,
-`_input_context`, and the agreement of workers (`_agreement`, `_seed_for`).
+Multi-worker strategies override what describes the workers: `first_replica`,
+`num_replicas_in_sync`, `_input_context`, and the agreement of workers (`_agreement`, `_seed_for`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["ReplicaInputs"]
 
 
 class ReplicaInputs:
-    """Replicas and their input.
+    """Base class of strategies that distributes datasets and values to replicas.
 
     Args:
         devices: Names of the devices of this process's replicas.
@@ -68,7 +68,7 @@ class ReplicaInputs:
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """Resolver that provides the other participants; None without others."""
+        """Resolver that provides the addresses of the workers; None with one worker."""
         return None
 
     def _input_context(self) -> InputContext:
@@ -136,11 +136,11 @@ class ReplicaInputs:
     ) -> DistributedDatasetsFromFunction:
         """Distribute elements of the dataset that a function creates for this worker.
 
-        The dataset is neither rebatched nor sharded: the function does both, given its argument.
+        The dataset is neither rebatched nor sharded: the function does both, as its argument says.
 
         Args:
-            dataset_fn: Called with an `InputContext`, once; with PER_REPLICA, once per replica,
-                each of which reads a separate dataset.
+            dataset_fn: Called once with an `InputContext`. With PER_REPLICA, it is called once for
+                each replica, and each replica reads a separate dataset.
             options: Options of this call.
         """
         check_cross_replica(self, "distribute_datasets_from_function")
@@ -189,7 +189,7 @@ class ReplicaInputs:
         return DevicePlacement(self.framework, self.framework_devices)
 
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Call a function for each replica, and return the results as one value for all.
+        """Call a function once for each local replica, and return a `PerReplica` of the results.
 
         Args:
             value_fn: Called with a `ValueContext`, once per replica of this process.
@@ -197,11 +197,11 @@ class ReplicaInputs:
         check_cross_replica(self, "distribute_values_from_function")
         check_callable("value_fn", value_fn)
         count = self.num_replicas_in_sync
-        numbers = range(self.first_replica, self.first_replica + len(self._devices))
+        replica_ids = range(self.first_replica, self.first_replica + len(self._devices))
         settings, values = self.framework.thread_settings(), []
-        for number, device in zip(numbers, self.framework_devices, strict=True):
+        for replica_id, device in zip(replica_ids, self.framework_devices, strict=True):
             with self.framework.replica_context(device, settings) or nullcontext():
-                values.append(value_fn(ValueContext(number, count)))
+                values.append(value_fn(ValueContext(replica_id, count)))
         return regroup(values, always_wrap=self._wraps_single_values())
 
     def _wraps_single_values(self) -> bool:
@@ -224,7 +224,7 @@ def _not_a_dataset_message(value: Any) -> str:
     if isinstance(value, ReplicaDataset):
         return (
             f"Invalid dataset. {value!r} is already distributed: iterate over it, or pass the "
-            "Dataset from which it was created"
+            "Dataset that was distributed"
         )
     if inspect.isfunction(value):
         return (

@@ -1,11 +1,11 @@
 """Threads that run the replicas of a strategy concurrently.
 
-Rule 1. Replicas are taken one by one by any free thread: the caller of `run` and the pool's
-        threads. Each thread that takes a replica wakes the next, so a step that waits or computes
-        gets a thread per replica. After a very short step, no thread is woken for the next one.
-        Instead one thread polls every few milliseconds and joins a step that lasts longer.
-Rule 2. There are threads for all replicas of a step, so that all replicas can wait for each other;
-        one step runs at a time.
+Rule 1. Any free thread (the caller of `run`, or one of the pool) takes the next replica and runs
+        it. A thread that takes a replica wakes another thread, so a step that waits or computes
+        gets a thread per replica. After a very short step, no thread is woken for the next step;
+        instead one thread polls every few milliseconds, and joins a step that lasts longer.
+Rule 2. One step runs at a time, and the pool has enough threads for all of its replicas, since
+        replicas wait for each other in merges.
 Rule 3. An error in one replica aborts the others at their next merge, and `run` raises it once all
         have ended. A merge that can never complete, because a replica has returned, is an error.
 Rule 4. Threads hold no reference to the pool or to a finished step; they stop when the pool is
@@ -23,7 +23,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import DeadlineExceededError, FailedPreconditionError
 from headrace.forks import call_in_children
@@ -37,6 +37,14 @@ _log = logging.getLogger(__name__)
 
 class _StepAbortedError(BaseException):
     """Unwinds a replica of a failed step. Not an `Exception`, which user code might catch."""
+
+
+class _MergeCall(NamedTuple):
+    """One replica's call of `ReplicaStep.merge`."""
+
+    function: Callable[[list[Any]], list[Any]]
+    value: Any
+    description: str
 
 
 class ReplicaStep:
@@ -64,8 +72,8 @@ class ReplicaStep:
         self._changed = threading.Condition(threading.Lock())
         #: Number of replicas that have not returned. Guarded by `_changed`, as all fields below.
         self._num_running = replicas
-        #: Function, value and description from each replica that waits in the current merge.
-        self._arrived: dict[int, tuple[Callable[[list[Any]], list[Any]], Any, str]] = {}
+        #: Call of each replica that waits in the current merge.
+        self._arrived: dict[int, _MergeCall] = {}
         self._num_merges = 0
         #: Thread that runs the function of a merge.
         self.merge_thread: int | None = None
@@ -138,7 +146,7 @@ class ReplicaStep:
         function: Callable[[list[Any]], list[Any]],
         value: Any,
         description: str,
-        limit: float | None = None,
+        timeout: float | None = None,
     ) -> Any:
         """Merge the values of all replicas (`execution_context.Rendezvous`)."""
         with self._changed:
@@ -152,20 +160,20 @@ class ReplicaStep:
                 raise _StepAbortedError
             merge_number = self._num_merges
             self._check_same_call(replica, description)
-            self._arrived[replica] = (function, value, description)
+            self._arrived[replica] = _MergeCall(function, value, description)
             if len(self._arrived) < self._replicas:
                 if self._num_running < self._replicas:
                     self._fail_unequal_calls()
-                self._wait_for_others(replica, merge_number, limit)
+                self._wait_for_others(replica, merge_number, timeout)
                 if self._num_merges == merge_number:
                     raise _StepAbortedError
                 return self._merge_results[replica]
-            arrived = [self._arrived[each] for each in range(self._replicas)]
-        # All other replicas wait, so the step's state does not change now.
+            calls = [self._arrived[each] for each in range(self._replicas)]
+        # All other replicas wait, so no lock is needed.
         self.merge_thread = threading.get_ident()
         try:
             parts = self._run_cross_replica(
-                lambda: arrived[0][0]([brought for _, brought, _ in arrived])
+                lambda: calls[0].function([call.value for call in calls])
             )
         except BaseException as error:
             # If user code caught the error on this replica only, its next merge would be paired
@@ -184,8 +192,8 @@ class ReplicaStep:
     def release(self) -> None:
         """Drop the values of a finished step.
 
-        A gradient graph that runs through a merge holds the step. The step must not hold the graph
-        in turn, since Python's garbage collector cannot see that cycle.
+        A gradient graph with a merge references the step. If the step referenced the graph, too,
+        Python's garbage collector could not see the cycle.
         """
         with self._changed:
             self.results, self._merge_results, self._arrived = [], [], {}
@@ -193,24 +201,25 @@ class ReplicaStep:
 
     def _check_same_call(self, replica: int, description: str) -> None:
         """Raise, and fail the step, if a replica's call differs from those of the others."""
-        for other, (_, _, other_call) in self._arrived.items():
-            if other_call != description or other == replica:
+        for other, call in self._arrived.items():
+            if call.description != description or other == replica:
                 error = FailedPreconditionError(
-                    f"the replicas run different operations: replica {other} is in {other_call}, "
-                    f"and replica {replica} is in {description}. Call merge_call, all_reduce and "
-                    "all_gather in the same order on all replicas, with values that require "
+                    f"the replicas run different operations: replica {other} is in "
+                    f"{call.description}, and replica {replica} is in {description}. Call "
+                    "merge_call, all_reduce and all_gather in the same order on all replicas, with "
+                    "values that require "
                     "gradients on all of them or on none, and run the backward pass on all of "
                     "them or on none"
                 )
                 self._fail(error)
                 raise error
 
-    def _wait_for_others(self, replica: int, merge_number: int, limit: float | None) -> None:
+    def _wait_for_others(self, replica: int, merge_number: int, timeout: float | None) -> None:
         started, warnings = time.monotonic(), WaitWarningLimiter()
         while self._num_merges == merge_number and self._error is None:
             waited = time.monotonic() - started
             missing = [each for each in range(self._replicas) if each not in self._arrived]
-            if limit is not None and waited >= limit and missing:
+            if timeout is not None and waited >= timeout and missing:
                 self._fail_timeout(replica, missing, waited)
                 return
             # One of the waiting replicas logs for all. If none is missing, the merge function is
@@ -224,12 +233,12 @@ class ReplicaStep:
                     ", ".join(map(str, waiting)),
                     ", ".join(map(str, missing)),
                     waited,
-                    self._arrived[replica][2],
+                    self._arrived[replica].description,
                 )
             until = (
                 warnings.next_warning_after
-                if limit is None
-                else min(limit, warnings.next_warning_after)
+                if timeout is None
+                else min(timeout, warnings.next_warning_after)
             )
             self._changed.wait(max(0.0, until - waited))
 
@@ -237,10 +246,10 @@ class ReplicaStep:
         self._fail(
             DeadlineExceededError(
                 f"replica {', '.join(map(str, missing))} did not call "
-                f"{self._arrived[replica][2]} within {waited:.0f} s, while replica {replica} "
-                "waited: run the backward pass on all replicas, and use a different device for "
-                "each replica, since PyTorch runs the backward passes of one GPU one after the "
-                "other"
+                f"{self._arrived[replica].description} within {waited:.0f} s, while replica "
+                f"{replica} waited: run the backward pass on all replicas, and use a different "
+                "device for each replica, since PyTorch runs the backward passes of one GPU one "
+                "after the other"
             )
         )
 
@@ -257,7 +266,7 @@ class ReplicaStep:
 
     def _fail_unequal_calls(self) -> None:
         waiting = ", ".join(map(str, sorted(self._arrived)))
-        description = next(iter(self._arrived.values()))[2]
+        description = next(iter(self._arrived.values())).description
         self._fail(
             FailedPreconditionError(
                 "Some replicas made a different number of replica_context().merge_call() calls: "
@@ -291,15 +300,15 @@ class ReplicaThreadPool:
 
         Raises:
             BaseException: The error of a replica.
-            FailedPreconditionError: If called from a function of `merge_call`, for which all
-                replicas of the current step wait.
+            FailedPreconditionError: If called in a function of `merge_call`: all replicas of the
+                current step wait for its result.
         """
         current = self._queue.current
         if current is not None and current.merge_thread == threading.get_ident():
             raise FailedPreconditionError(
-                "strategy.run was called in the function of merge_call, for which all replicas "
-                "wait: do that work on the replicas, before or after merge_call, or call run "
-                "again after this one has returned"
+                "strategy.run was called in the function of merge_call, while all replicas wait "
+                "for its result: do that work on the replicas, before or after merge_call, or call "
+                "run again after this one has returned"
             )
         with self._step_lock:
             try:
@@ -335,7 +344,7 @@ class ReplicaThreadPool:
         self._threads.append(thread)
         start_thread(thread)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Reset the pool in a forked child, which has none of the threads."""
         self._finalizer.detach()
         self._initialize()
@@ -416,11 +425,11 @@ _MAX_POLLS = 10
 """Number of polls without a step after which a thread waits to be woken."""
 
 
-def _leave_all_to_parent() -> None:
+def _notify_after_fork() -> None:
     for pool in list(_pools):
-        pool.leave_to_parent()
+        pool.after_fork_in_child()
 
 
 _pools: weakref.WeakSet[ReplicaThreadPool] = weakref.WeakSet()
 
-call_in_children(_leave_all_to_parent)
+call_in_children(_notify_after_fork)

@@ -1,12 +1,13 @@
 """Inputs of a worker's replicas, one step at a time.
 
     SingleReplicaInput   one replica: elements unchanged
-    RoundRobinInput      one dataset whose elements the replicas take in turn
+    RoundRobinInput      one dataset whose elements the replicas receive in turn
     PerReplicaInput      a dataset for each replica
 
 `batch_inputs` has the inputs that split global batches into pieces.
 
-Rule 1. Every element read is delivered. In an incomplete step the remaining replicas get no rows.
+Rule 1. Every element that is read is delivered. In an incomplete last step the remaining replicas
+        get no rows.
 Rule 2. A state holds the position of each dataset, and the number of rows used of the batch there.
         It does not depend on the number of replicas, so another number may resume from it.
 Rule 3. After an error of an element, the next step resumes after that element.
@@ -46,7 +47,7 @@ StepColumns: TypeAlias = tuple[Structure, list[list[Any]]]
 
 
 class StepInput(ABC):
-    """Input that gives each replica of a worker its part of each step."""
+    """Input of a worker that gives each local replica its rows of each step."""
 
     @abstractmethod
     def next_step(self) -> StepColumns | None:

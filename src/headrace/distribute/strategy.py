@@ -1,7 +1,8 @@
-"""Base class of strategies: runs functions on replicas, and reduces or gathers their values.
+"""Base class of strategies, and the strategies of one process.
 
-Strategies differ in the two methods that combine replicas' values, `reduce_columns` and
-`gather_replicas`, and in their participants (`replica_inputs`). Everything else is shared.
+A strategy runs functions on replicas, and reduces or gathers their values. Subclasses differ in
+`reduce_columns` and `gather_replicas`, which combine the values of all replicas, and in their
+devices and workers (`replica_inputs`). Everything else is shared.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ __all__ = [
 
 
 class Strategy(ReplicaInputs):
-    """Replicas that run in step: functions, input, and combination of values.
+    """Base class of strategies: replicas that run the same steps, each on its own rows.
 
     >>> strategy = hr.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> isinstance(strategy, hr.distribute.Strategy), strategy.num_replicas_in_sync
@@ -72,11 +73,11 @@ class Strategy(ReplicaInputs):
 
     @property
     def extended(self) -> Extended:
-        """Namespace of less used names, as in tf.distribute."""
+        """Namespace of rarely used members, as in tf.distribute."""
         return Extended(self)
 
     def _wraps_arrays(self) -> bool:
-        """Return whether values become `PerReplica`s even with one local replica."""
+        """Return whether arrays become `PerReplica`s even with one local replica."""
         return False
 
     def reduce_replicas(self, op: ReduceOp, values: Sequence[Any], axis: Axis = None) -> Any:
@@ -145,8 +146,8 @@ class Strategy(ReplicaInputs):
         Args:
             fn: Called with each replica's own values for `PerReplica` arguments, and with the same
                 values for others.
-            args: A tuple or list.
-            kwargs: A dict.
+            args: Positional arguments, a tuple or list.
+            kwargs: Keyword arguments.
             options: Accepted for compatibility with tf.distribute.
 
         Returns:
@@ -154,8 +155,8 @@ class Strategy(ReplicaInputs):
             replica, or if all returned the same object, the plain result.
 
         Raises:
-            Exception: The error of the first replica that failed; the others end at their next
-                merge.
+            Exception: The error of the first replica that failed; the others are aborted at their
+                next collective or `merge_call`.
         """
         check_cross_replica(self, "run")
         check_callable("fn", fn)
@@ -185,7 +186,7 @@ class Strategy(ReplicaInputs):
         return self.regroup(self._run_all(on_replica))
 
     def regroup(self, values: Sequence[Any]) -> Any:
-        """Return one structure from the results of this process's replicas."""
+        """Return one structure with `PerReplica` leaves from the local replicas' results."""
         return regroup(values, wraps_arrays=self._wraps_arrays())
 
     def compile(
@@ -200,9 +201,10 @@ class Strategy(ReplicaInputs):
 
         Args:
             fn: Function; traced once for all replicas, for each shape of its arguments.
-            remainder: Treatment of a step of a distributed dataset in which replicas have different
-                numbers of rows: "error"; "pad" with rows of zeros, and add a leaf `mask` to the
-                argument, True for rows of data; "drop" rows that some replica lacks.
+            remainder: Handling of steps of a distributed dataset in which replicas have different
+                numbers of rows: "error"; "pad", which appends rows of zeros and adds a leaf `mask`
+                to the argument, True for rows of data; or "drop", which drops rows that some
+                replica lacks.
             donate: Indices of arguments whose memory the results may reuse; they become invalid.
 
         Raises:
@@ -239,18 +241,19 @@ class Strategy(ReplicaInputs):
         op = ReduceOp.parse(reduce_op)
         if isinstance(axis, tuple | list):
             axis = tuple(axis)
+        # All leaves are reduced together: one exchange between workers.
         columns: list[Sequence[Any]] = []
 
-        def is_reduced(leaf: Any) -> bool:
+        def collect_column(leaf: Any) -> bool:
             values = self._local_column(op, leaf, axis)
             if values is not None:
                 columns.append(values)
             return values is not None
 
-        are_reduced = map_structure(is_reduced, value)
+        are_reduced = map_structure(collect_column, value)
         reduced = iter(self.reduce_columns(op, columns, axis))
         return map_structure(
-            lambda leaf, is_reduced_leaf: next(reduced) if is_reduced_leaf else leaf,
+            lambda leaf, leaf_is_reduced: next(reduced) if leaf_is_reduced else leaf,
             value,
             are_reduced,
         )
@@ -291,11 +294,11 @@ class Strategy(ReplicaInputs):
         """
         check_cross_replica(self, "gather", "all_gather()")
 
-        def gathered(leaf: Any) -> Any:
+        def gather_leaf(leaf: Any) -> Any:
             values = self._local_values(leaf)
             return self.gather_replicas(values or [leaf] * len(self._devices), axis)
 
-        return map_structure(gathered, value)
+        return map_structure(gather_leaf, value)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Return a tuple of the values of this process's replicas; a plain value is one."""
@@ -321,7 +324,7 @@ class Strategy(ReplicaInputs):
         return f"<{type(self).__name__} of {', '.join(self._devices)}>"
 
 
-# --- `strategy.extended`: the names of tf.distribute that have a meaning here ---------------------
+# --- `strategy.extended`, for compatibility with tf.distribute ------------------------------------
 
 _SCOPE_METHOD = "strategy.scope()"
 _EXTENDED_ALTERNATIVES = {
@@ -370,7 +373,7 @@ class Extended:
             )
         return nullcontext()
 
-    if not TYPE_CHECKING:  # or every name would pass for an attribute
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             message = f"strategy.extended has no {name!r}"
@@ -419,8 +422,8 @@ class MirroredStrategy(Strategy):
 
     Args:
         devices: Devices such as "cpu:0", "cpu:1" or "gpu:0". NumPy and PyTorch have any number of
-            logical CPUs, JAX those that it was started with. None or an empty list: all
-            accelerators that the framework has here, else "cpu:0".
+            logical CPUs; JAX has a fixed number from its start. None or an empty list: all
+            accelerators that the framework finds, or "cpu:0" if it finds none.
         framework: "numpy" or None: values are NumPy arrays. "jax" and "torch": values are arrays of
             that framework, on each replica's device.
     """

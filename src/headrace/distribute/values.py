@@ -1,7 +1,7 @@
 """Values that differ between replicas, and structures of them.
 
-Rule 1. A value of several replicas is a structure with a `PerReplica` for each leaf: the structure
-        is outside, the replicas are inside.
+Rule 1. A value of several replicas is a structure with a `PerReplica` for each leaf, not a
+        `PerReplica` of structures.
 Rule 2. Results of a step may include lists; they are containers here, as are tuples, namedtuples,
         mappings and dataclasses.
 Rule 3. An identical object that every replica returned stays one object: it was not created on a
@@ -87,7 +87,7 @@ class PerReplica(DistributedValues):
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __format__(self, format_spec: str) -> str:
-        # For a loss in an f-string that was not reduced.
+        # An f-string may contain a loss that was not reduced.
         return str(self) if not format_spec else self._refuse()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -143,7 +143,8 @@ def regroup(values: Sequence[Any], *, always_wrap: bool = False, wraps_arrays: b
     Args:
         values: The replicas' results: structures with the same containers.
         always_wrap: Whether to wrap even identical objects, and the result of a single replica.
-        wraps_arrays: The same for arrays and numbers only: other processes have replicas, too.
+        wraps_arrays: Whether to wrap arrays and numbers of a single local replica, because other
+            processes have replicas, too.
 
     Raises:
         ValueError: If the containers differ.
@@ -166,12 +167,12 @@ def _wrap_leaves(leaves: tuple[Any, ...], always_wrap: bool, wraps_arrays: bool)
 
 
 def select(replica: int, structure: Any, count: int | None = None) -> Any:
-    """Return the structure of one replica: its own values, and those common to all.
+    """Return the structure of one replica: its values of the `PerReplica`s, and the other leaves.
 
     Args:
         replica: Index of the replica in this process.
         structure: Structure with `PerReplica`s.
-        count: Number of replicas; None accepts any number of values.
+        count: Expected number of local replicas; None accepts any number of values.
 
     Raises:
         ValueError: If there are values for another number of replicas.
@@ -209,7 +210,7 @@ def local_results(structure: Any) -> tuple[Any, ...]:
 
 
 def _count_replicas(structure: Any) -> int:
-    """Return the number of replicas for which a structure has values; 0 if none."""
+    """Return the number of values in the `PerReplica`s of a structure; 0 without a `PerReplica`."""
     found = 0
 
     def record_count(leaf: Any) -> None:

@@ -58,9 +58,11 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         initial_value: An array or number, or a function that returns one.
         name: Name for messages.
         dtype: Dtype; None uses that of the initial value.
-        trainable: Whether it is trainable; None: unless it is ON_READ. Has no effect here.
-        aggregation: A `VariableAggregation`, or its name.
-        synchronization: A `VariableSynchronization`, or its name.
+        trainable: Whether the variable is trainable; only informative. None means True, or False
+            with ON_READ.
+        aggregation: A `VariableAggregation`, or its name: how values of several replicas are
+            combined.
+        synchronization: A `VariableSynchronization`, or its name. AUTO means ON_WRITE.
         shape: Required shape of the initial value; None accepts any.
         per_worker_variable: For parameter server strategies: one independent copy per worker.
     """
@@ -222,7 +224,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             self._copies[replica] = self.framework.copy_to_device(new, device)
             return self.framework.to_user_value(self._copies[replica])
 
-        def merged(contributions: list[tuple[Any, str, Any]]) -> list[None]:
+        def merge_values(contributions: list[tuple[Any, str, Any]]) -> list[None]:
             values = group_contributions(contributions)
             aggregated = self._convert_value(self._aggregate(values))
             aggregated = self.framework.move_to_device(
@@ -235,7 +237,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
 
         context = current_context.get()
         assert isinstance(context, ReplicaView)
-        context.merge(merged, (self, method, value))  # type: ignore[attr-defined]
+        context.merge(merge_values, (self, method, value))  # type: ignore[attr-defined]
         return self.framework.to_user_value(self._copies[replica])
 
     def _check_scope(self) -> None:
@@ -293,7 +295,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             return self.framework.to_user_value(self._copies[replica])
         check_combinable(operation, self.aggregation.name, self.name)
 
-        def merged(contributions: list[tuple[Any, str, RowSlices]]) -> list[None]:
+        def merge_values(contributions: list[tuple[Any, str, RowSlices]]) -> list[None]:
             found = combine_contributions(
                 group_contributions(contributions), self.aggregation.name, self.strategy
             )
@@ -302,7 +304,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             )
             return [None] * len(contributions)
 
-        current_context.get().merge(merged, (self, f"scatter_{operation}", slices))  # type: ignore[union-attr]
+        current_context.get().merge(merge_values, (self, f"scatter_{operation}", slices))  # type: ignore[union-attr]
         return self.framework.to_user_value(self._copies[replica])
 
     def _with_rows(self, operation: str, old: Any, slices: RowSlices) -> Any:
@@ -343,10 +345,10 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
         if not is_sum or num_replicas == 1:
             return [value] * num_local
         if kind in "iu":
-            share = value // num_replicas
-            first_share = value - share * (num_replicas - 1)
-            first = first_share if self.strategy.first_replica == 0 else share
-            return [first, *[share] * (num_local - 1)]
+            quotient = value // num_replicas
+            with_remainder = value - quotient * (num_replicas - 1)
+            first = with_remainder if self.strategy.first_replica == 0 else quotient
+            return [first, *[quotient] * (num_local - 1)]
         return [self.framework.as_array(value / num_replicas, value.dtype)] * num_local
 
     def _place_copies(self, values: Sequence[Any]) -> list[Any]:

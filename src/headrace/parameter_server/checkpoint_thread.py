@@ -22,7 +22,7 @@ from headrace.parameter_server.shard_files import (
     read_shards,
     write_shards,
 )
-from headrace.parameter_server.store import ShardStore, StoredShard
+from headrace.parameter_server.store import ShardId, ShardStore
 from headrace.storage.files import open_folder
 from headrace.transport.channel import Request
 
@@ -104,8 +104,8 @@ class CheckpointThread:
                 open_folder(message.url),
                 message.file_prefix,
                 [
-                    *(StoredShard("shard", name) for name in message.shards),
-                    *(StoredShard("table", name) for name in message.tables),
+                    *(ShardId("shard", name) for name in message.shards),
+                    *(ShardId("table", name) for name in message.tables),
                 ],
                 message.since,
                 message.forget_earlier_marks,

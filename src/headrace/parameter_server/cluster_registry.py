@@ -98,7 +98,7 @@ class BackgroundThread:
         if thread is not None:
             thread.shutdown()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Reset in a forked child, which does not have the thread."""
         self._lock, self._thread = threading.Lock(), None
 
@@ -321,8 +321,8 @@ R = TypeVar("R", bound=_Record)
 class Handle(Generic[R]):
     """An object on servers; one Python object in each process that takes part in its cluster.
 
-    It pickles as the cluster's id and its record, and has the same meaning wherever the cluster is
-    known.
+    It pickles as the cluster's id and its record, and is unpickled as the object of that record in
+    the other process.
 
     Attributes:
         kind: Kind, for messages.
@@ -335,7 +335,7 @@ class Handle(Generic[R]):
     _cluster: ServerCluster
     _record: R
 
-    def _become(self, cluster: ServerCluster, record: R) -> None:
+    def _bind(self, cluster: ServerCluster, record: R) -> None:
         self._cluster = cluster
         self._record = record
         self.name = record.name
@@ -344,9 +344,9 @@ class Handle(Generic[R]):
     @classmethod
     def of(cls, cluster: ServerCluster, record: R) -> Self:
         """Return the object of a record."""
-        made = cls.__new__(cls)
-        made._become(cluster, record)
-        return made
+        handle = cls.__new__(cls)
+        handle._bind(cluster, record)
+        return handle
 
     @property
     def cluster(self) -> ServerCluster:

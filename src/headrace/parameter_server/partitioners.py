@@ -49,7 +49,7 @@ class Partitioner:
         Raises:
             ValueError: If the shape is not fully defined, or has no such axis.
         """
-        sizes = _checked_shape(shape)
+        sizes = _check_shape(shape)
         check_int("axis", axis, minimum=0)
         if axis >= len(sizes):
             raise ValueError(
@@ -172,7 +172,7 @@ def split_rows(rows: int, shards: int) -> list[range]:
     return [range(first, last) for first, last in pairwise(starts)]
 
 
-def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
+def _check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(shape)
     if not all(
         isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0

@@ -140,7 +140,7 @@ class ParameterServerClient:
         self.addresses = tuple(addresses)
         self.timeout = float(timeout)
         self.replication = replication
-        #: Routes of requests: the server to ask for each store.
+        #: Leader of each store, which gets its requests.
         self.leaders = StoreLeaders(self.addresses, replication)
         self._for_worker = for_worker
         self._security = security
@@ -304,12 +304,13 @@ class ParameterServerClient:
             )
 
     def handle_not_leader(self, store: int, server: int, message: NotLeader) -> None:
-        """Record that a server does not lead a store; start the store empty if no server has it."""
+        """Record that a server does not lead a store; start an empty store if all have lost it."""
         self.leaders.record_not_leader(store, server, is_empty=message.is_empty)
         if message.discarded_writes >= 0:
             writes = self.states.acknowledged_writes(store)
             missing = f"{writes} were acknowledged" if writes else "lacks acknowledged ones"
-            other = store + (store + 1) % len(self) - server
+            # Store k has replicas on servers k and k + 1.
+            other = (store + 1) % len(self) if server == store else store
             self.states.mark_stale(
                 store,
                 f"{self.describe_server(server)} had {message.discarded_writes} updates of store "
@@ -346,7 +347,7 @@ class ParameterServerClient:
 # may be pending. The call that waits also receives the replies of the others.
 
 NO_STATE_MESSAGE = "it does not lead the store of the request"
-"""Reason for a retry after a server replied that it does not lead the requested store."""
+"""Reason for a retry after a `NotLeader` reply."""
 _POLL_SECONDS = 1.0
 
 
@@ -463,8 +464,8 @@ class ServerCall:
         """Send the request.
 
         Args:
-            previous: Pending call to the same server that must be executed first. If the server has
-                a new state or did not execute `previous`, it also refuses this call.
+            previous: Pending call to the same server that must be executed first. The server
+                rejects this call if it has a new state or did not execute `previous`.
         """
         servers = self._servers
         servers.states.wait_for_recovery(self.server, servers.check_open)
@@ -550,9 +551,8 @@ class ServerCall:
             else:
                 if isinstance(message, NotLeader):
                     self._get_wait().wait_before_retry(UnavailableError(NO_STATE_MESSAGE))
-            wait_for_steps(
-                current_pending_steps()
-            )  # earlier requests are executed first on a retry, too
+            # Earlier requests of this thread are executed first on a retry, too.
+            wait_for_steps(current_pending_steps())
             self.send()
 
     def _wait_for_reply(self) -> Reply:

@@ -31,8 +31,8 @@ from headrace.parameter_server.operations import Counted
 from headrace.parameter_server.shard_values import SavedShard, SavedTable, ShardSnapshot
 from headrace.parameter_server.specs import ShardSpec, TableSpec, fill_array, parse_dtype
 from headrace.parameter_server.store import (
+    ShardId,
     ShardStore,
-    StoredShard,
     build_shard,
     forget_removed_ids,
     list_shards,
@@ -84,7 +84,7 @@ class WrittenShards(NamedTuple):
 class _CopiedPiece(NamedTuple):
     """A piece with its arrays, before it has a file."""
 
-    shard: StoredShard
+    shard: ShardId
     owner: str
     row: int | None
     begins: bool
@@ -98,7 +98,7 @@ def write_shards(
     call_between_operations: Callable[[Callable[[], Any]], Any],
     folder: Folder,
     file_prefix: str,
-    shards: Sequence[StoredShard],
+    shards: Sequence[ShardId],
     since: int | None,
     forget_earlier_marks: bool = False,
     chunk_bytes: int = CHUNK_BYTES,
@@ -134,7 +134,7 @@ def write_shards(
     marked = call_between_operations(begin)
     answers: Answers = {}
     files = _PieceFiles(folder, file_prefix)
-    small: list[StoredShard] = []
+    small: list[ShardId] = []
     size = 0
     for shard in shards:
         needed, is_all = call_between_operations(partial(measure_dirty_bytes, store, shard, since))
@@ -176,7 +176,7 @@ def write_shards(
 
 
 def _copy_small_shards(
-    store: ShardStore, shards: list[StoredShard], since: int | None, answers: Answers
+    store: ShardStore, shards: list[ShardId], since: int | None, answers: Answers
 ) -> list[_CopiedPiece]:
     """Copy the current contents of shards, or their changes since a mark."""
     made = []
@@ -189,7 +189,7 @@ def _copy_small_shards(
     return made
 
 
-def _copy_shard(store: ShardStore, shard: StoredShard, since: int | None) -> _CopiedPiece:
+def _copy_shard(store: ShardStore, shard: ShardId, since: int | None) -> _CopiedPiece:
     if since is None:
         saved = snapshot_shard(store, shard)
         return _build_piece(shard, saved, None, 0, True)
@@ -203,7 +203,7 @@ def _copy_shard(store: ShardStore, shard: StoredShard, since: int | None) -> _Co
 
 
 def _build_piece(
-    shard: StoredShard,
+    shard: ShardId,
     saved: ShardSnapshot[Any],
     rows: NDArray[np.int64] | None,
     first: int,
@@ -230,7 +230,7 @@ def _build_piece(
 def _copy_in_chunks(
     store: ShardStore,
     call_between_operations: Callable[[Callable[[], Any]], Any],
-    shard: StoredShard,
+    shard: ShardId,
     mark: int,
     chunk_bytes: int,
     answers: Answers,

@@ -48,8 +48,8 @@ from headrace.parameter_server.write_keys import WriteKeys
 from headrace.serving.rpc import Done
 
 __all__ = [
+    "ShardId",
     "ShardStore",
-    "StoredShard",
     "build_shard",
     "forget_removed_ids",
     "list_shards",
@@ -75,8 +75,8 @@ class ShardStore:
     """Shards, tables and counters of one server.
 
     Args:
-        allocate: Allocates the arrays that answer `GatherRows`, `LookupIds` and `GatherIds`, from a
-            shape and a dtype, possibly in memory from which they are sent.
+        allocate: Allocates the arrays that answer `GatherRows`, `LookupIds` and `GatherIds`, given
+            a shape and a dtype; for instance in send buffers.
 
     Attributes:
         shards: Variable shards, by name.
@@ -304,7 +304,7 @@ class ShardStore:
         found = self.shards.get(name)
         if found is None:
             raise NotFoundError(
-                f"there is no shard {name} on this server; it has {_listed(self.shards)}"
+                f"there is no shard {name} on this server; it has {_list_names(self.shards)}"
             )
         return found
 
@@ -312,7 +312,7 @@ class ShardStore:
         found = self.tables.get(name)
         if found is None:
             raise NotFoundError(
-                f"there is no table {name} on this server; it has {_listed(self.tables)}"
+                f"there is no table {name} on this server; it has {_list_names(self.tables)}"
             )
         return found
 
@@ -350,7 +350,7 @@ def _target(operation: Any) -> str:
     raise TypeError(f"{type(operation).__name__} has no shard, table or counter")
 
 
-def _listed(names: Any) -> str:
+def _list_names(names: Any) -> str:
     known = sorted(names)
     text = ", ".join(known[:8]) or "none"
     return text if len(known) <= 8 else f"{text} and {len(known) - 8} more"
@@ -359,18 +359,18 @@ def _listed(names: Any) -> str:
 # --- snapshots ------------------------------------------------------------------------------------
 
 
-class StoredShard(NamedTuple):
-    """A shard in a store; `kind` is "shard" or "table"."""
+class ShardId(NamedTuple):
+    """Identity of a shard in a store; `kind` is "shard" (of a variable) or "table"."""
 
     kind: str
     name: str
 
 
-def list_shards(store: ShardStore) -> list[StoredShard]:
-    """Return all shards to save; `snapshot_server` has the other contents."""
+def list_shards(store: ShardStore) -> list[ShardId]:
+    """Return the ids of all shards; `snapshot_server` saves the other contents."""
     return [
-        *(StoredShard("shard", name) for name in store.shards),
-        *(StoredShard("table", name) for name in store.tables),
+        *(ShardId("shard", name) for name in store.shards),
+        *(ShardId("table", name) for name in store.tables),
     ]
 
 
@@ -380,65 +380,65 @@ def snapshot_server(store: ShardStore) -> ShardSnapshot[SavedServer]:
     return ShardSnapshot(record, {})
 
 
-def snapshot_shard(store: ShardStore, shard: StoredShard) -> ShardSnapshot[Any]:
+def snapshot_shard(store: ShardStore, shard_id: ShardId) -> ShardSnapshot[Any]:
     """Return the current contents of a shard or table.
 
     Raises:
         NotFoundError: If it does not exist.
     """
-    part = _find(store, shard)
-    if isinstance(part, ArrayShard):
-        return ShardSnapshot(_shard_record(part), {"value": part.value, **part.slots})
-    rows = part.rows.index.rows()
+    shard = _find(store, shard_id)
+    if isinstance(shard, ArrayShard):
+        return ShardSnapshot(_shard_record(shard), {"value": shard.value, **shard.slots})
+    rows = shard.rows.index.rows()
     return ShardSnapshot(
-        _table_record(part), {**_table_columns(part, rows), **_waiting_columns(part)}
+        _table_record(shard), {**_table_columns(shard, rows), **_waiting_columns(shard)}
     )
 
 
-def measure_rows(store: ShardStore, shard: StoredShard) -> tuple[int, int]:
+def measure_rows(store: ShardStore, shard_id: ShardId) -> tuple[int, int]:
     """Return the number of rows of a shard or table, and the bytes of one row with its slots.
 
     For a table, rows without an id are counted as well.
     """
-    part = _find(store, shard)
-    if isinstance(part, ArrayShard):
-        arrays = [part.value, *part.slots.values()]
-        rows = len(part.value) if part.value.ndim else 1
+    shard = _find(store, shard_id)
+    if isinstance(shard, ArrayShard):
+        arrays = [shard.value, *shard.slots.values()]
+        rows = len(shard.value) if shard.value.ndim else 1
         return rows, sum(array.nbytes for array in arrays) // max(1, rows) or 1
-    return part.rows.index.used, 8 + sum(
-        column.nbytes // max(1, len(column)) for column in part.rows.columns.values()
+    return shard.rows.index.used, 8 + sum(
+        column.nbytes // max(1, len(column)) for column in shard.rows.columns.values()
     )
 
 
 def measure_dirty_bytes(
-    store: ShardStore, shard: StoredShard, since: int | None
+    store: ShardStore, shard_id: ShardId, since: int | None
 ) -> tuple[int, bool]:
     """Return the bytes written since a mark (None: ever), and whether that is everything."""
-    rows, row_bytes = measure_rows(store, shard)
-    dirty_rows = None if since is None else _find(store, shard).dirty_rows.rows_since(since)
+    rows, row_bytes = measure_rows(store, shard_id)
+    dirty_rows = None if since is None else _find(store, shard_id).dirty_rows.rows_since(since)
     return (rows if dirty_rows is None else len(dirty_rows)) * row_bytes, dirty_rows is None
 
 
 def snapshot_rows(
-    store: ShardStore, shard: StoredShard, start: int, stop: int
+    store: ShardStore, shard_id: ShardId, start: int, stop: int
 ) -> ShardSnapshot[Any]:
     """Return the current contents of some rows of a shard or table.
 
     For a table, ids waiting for admission are not included.
     """
-    part = _find(store, shard)
-    if isinstance(part, ArrayShard):
-        arrays = {"value": part.value, **part.slots}
+    shard = _find(store, shard_id)
+    if isinstance(shard, ArrayShard):
+        arrays = {"value": shard.value, **shard.slots}
         return ShardSnapshot(
-            _shard_record(part), {name: array[start:stop] for name, array in arrays.items()}
+            _shard_record(shard), {name: array[start:stop] for name, array in arrays.items()}
         )
-    rows = part.rows.index.rows()
+    rows = shard.rows.index.rows()
     first, last = np.searchsorted(rows, (start, stop))
-    return ShardSnapshot(_table_record(part), _table_columns(part, rows[first:last]))
+    return ShardSnapshot(_table_record(shard), _table_columns(shard, rows[first:last]))
 
 
 def set_mark(store: ShardStore) -> int:
-    """Begin a new period, and return the one that ended: later writes belong to the new one."""
+    """Begin a new period of dirty-row tracking; return the number of the one that ended."""
     ended = store.period
     store.period += 1
     for shard in store.shards.values():
@@ -448,28 +448,28 @@ def set_mark(store: ShardStore) -> int:
     return ended
 
 
-def snapshot_changes(store: ShardStore, shard: StoredShard, since: int) -> ShardChanges[Any]:
+def snapshot_changes(store: ShardStore, shard_id: ShardId, since: int) -> ShardChanges[Any]:
     """Return the changes of a shard or table after a mark.
 
     Args:
         store: The store.
-        shard: The shard or table.
+        shard_id: The shard or table.
         since: Result of `set_mark`.
     """
-    part = _find(store, shard)
-    rows = part.dirty_rows.rows_since(since)
-    if isinstance(part, ArrayShard):
-        arrays = {"value": part.value, **part.slots}
+    shard = _find(store, shard_id)
+    rows = shard.dirty_rows.rows_since(since)
+    if isinstance(shard, ArrayShard):
+        arrays = {"value": shard.value, **shard.slots}
         if rows is None:
-            return ShardChanges(_shard_record(part), True, None, None, arrays)
-        # A scalar is always written as a whole; here it was not written.
+            return ShardChanges(_shard_record(shard), True, None, None, arrays)
+        # A write to a scalar marks all of it as written, so here it was not written.
         written = {name: np.atleast_1d(array)[rows] for name, array in arrays.items()}
-        return ShardChanges(_shard_record(part), False, rows, None, written)
-    record = _table_record(part)
-    live = part.rows.index.rows()
+        return ShardChanges(_shard_record(shard), False, rows, None, written)
+    record = _table_record(shard)
+    live = shard.rows.index.rows()
     if rows is None:
         return ShardChanges(
-            record, True, None, None, {**_table_columns(part, live), **_waiting_columns(part)}
+            record, True, None, None, {**_table_columns(shard, live), **_waiting_columns(shard)}
         )
     # Freed rows are left out; their ids are among the removed ones.
     rows = rows[np.isin(rows, live, assume_unique=True)]
@@ -477,8 +477,8 @@ def snapshot_changes(store: ShardStore, shard: StoredShard, since: int) -> Shard
         record,
         False,
         None,
-        part.removed_since(since),
-        {**_table_columns(part, rows), **_waiting_columns(part)},
+        shard.removed_since(since),
+        {**_table_columns(shard, rows), **_waiting_columns(shard)},
     )
 
 
@@ -524,14 +524,14 @@ def build_shard(saved: ShardSnapshot[Any]) -> ArrayShard | TableShard:
     return shard
 
 
-def put_shard(store: ShardStore, part: ArrayShard | TableShard) -> None:
+def put_shard(store: ShardStore, shard: ArrayShard | TableShard) -> None:
     """Add a shard or table to a store, replacing one of the same name."""
-    part.dirty_rows = DirtyRows(store.period)
-    if isinstance(part, ArrayShard):
-        store.shards[part.spec.name] = part
+    shard.dirty_rows = DirtyRows(store.period)
+    if isinstance(shard, ArrayShard):
+        store.shards[shard.spec.name] = shard
     else:
-        part.begin_period(store.period)
-        store.tables[part.spec.name] = part
+        shard.begin_period(store.period)
+        store.tables[shard.spec.name] = shard
 
 
 def _build_table(record: SavedTable, arrays: Mapping[str, NDArray[Any]]) -> TableShard:
@@ -571,8 +571,8 @@ def _waiting_columns(table: TableShard) -> dict[str, NDArray[Any]]:
     return {"waiting_ids": table.waiting_ids.index.ids_of(rows), **columns}
 
 
-def _find(store: ShardStore, shard: StoredShard) -> ArrayShard | TableShard:
-    kind, name = shard
+def _find(store: ShardStore, shard_id: ShardId) -> ArrayShard | TableShard:
+    kind, name = shard_id
     found = store.shards.get(name) if kind == "shard" else store.tables.get(name)
     if found is None:
         raise NotFoundError(f"there is no {kind} {name} on this server")

@@ -58,8 +58,8 @@ from headrace.parameter_server.replica_state import (
 )
 from headrace.parameter_server.shard_values import ShardSnapshot
 from headrace.parameter_server.store import (
+    ShardId,
     ShardStore,
-    StoredShard,
     list_shards,
     restore_snapshot,
     snapshot_server,
@@ -320,7 +320,10 @@ class StoreReplicas:
         by_store: dict[int, list[Request]] = {}
         for request in requests:
             number = getattr(request.message, "store", -1)
-            (others if number < 0 else by_store.setdefault(number, [])).append(request)
+            if number < 0:
+                others.append(request)
+            else:
+                by_store.setdefault(number, []).append(request)
         for number, each in by_store.items():
             self._get_or_create(number).handle(each)
         return others
@@ -362,8 +365,8 @@ class StoreReplicas:
 #     FollowLeader, TransferShard, ..., ReplicateOperations(is_complete)      copy the contents
 #     ReplicateOperations, ...                                                copy each write
 #
-# Rule 1. A write is acknowledged when the follower has it, too, or is lost; then the leader is
-#         alone.
+# Rule 1. A write is acknowledged when the follower has executed it, or when the follower is lost;
+#         then the leader continues alone.
 # Rule 2. Contents are transferred one shard or table at a time, between two operations. Writes made
 #         during the transfer are replicated as well; if the follower lacks the shard, its transfer
 #         will include the write.
@@ -373,8 +376,9 @@ class StoreReplicas:
 # Rule 4. Before it continues alone, and before it replies after a time without contact (as after a
 #         pause of its process), the leader asks the other replica, if necessary on a new
 #         connection: that one may have taken over.
-# Rule 5. A replica that rejects messages may have restarted or may lead. It is asked to follow; if
-#         it leads, it refuses, and this replica discards its contents with the rejected write.
+# Rule 5. A replica that rejects messages may have restarted or may lead. It is requested to
+#         follow (`FollowLeader`); if it leads, it refuses, and this replica discards its contents
+#         with the rejected write.
 
 _RETRY_SECONDS = 0.1
 _CHECK_SECONDS = 0.5
@@ -592,7 +596,7 @@ class ReplicationStream:
             self._starts_empty = False
         return True
 
-    def _transfer_shard(self, shard: StoredShard) -> bool:
+    def _transfer_shard(self, shard: ShardId) -> bool:
         if not self._has_follower:
             return False
         saved = snapshot_shard(self._store, shard)
@@ -676,8 +680,8 @@ class ReplicationStream:
 
     def _record_peer_lost(self, error: Exception) -> None:
         reason = describe_error(error)
-        is_news = reason != self._logged_reason  # retries repeat the same error
-        if is_news and self._state.role is ReplicaRole.LEADER and not self._closed.is_set():
+        is_new = reason != self._logged_reason  # retries repeat the same error
+        if is_new and self._state.role is ReplicaRole.LEADER and not self._closed.is_set():
             self._logged_reason = reason
             _log.warning(
                 "store %d: not replicated until the server at %s is reachable: %s",

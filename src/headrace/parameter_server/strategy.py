@@ -37,7 +37,7 @@ from headrace.parameter_server.cluster_registry import (
 )
 from headrace.parameter_server.operations import DescribeStore, StoreDescription
 from headrace.parameter_server.optimizer import COUNTING_SERVER, step_counts
-from headrace.parameter_server.partitioners import make_placement as placement_named
+from headrace.parameter_server.partitioners import make_placement
 from headrace.parameter_server.pickling import PerWorkerInput
 from headrace.parameter_server.server_requests import ParameterServerClient
 from headrace.parameter_server.specs import TableSpec, name_of
@@ -65,12 +65,12 @@ _NOT_SCHEDULED_MESSAGE = (
     "it runs in this process, not on a worker"
 )
 
-_READ_IN_PROGRAM_MESSAGE = (
+_ITERATED_DATASET_MESSAGE = (
     "To use this dataset, you need to pass this dataset to "
     "ClusterCoordinator.create_per_worker_dataset."
 )
 
-_READ_FUNCTION_IN_PROGRAM_MESSAGE = (
+_ITERATED_FUNCTION_MESSAGE = (
     "You need to use this dataset in ClusterCoordinator.create_per_worker_dataset."
 )
 
@@ -107,8 +107,8 @@ class ParameterServerStrategy(Strategy):
             workers.
         placement: "round_robin" assigns shards to servers in turn; "bytes" to the server with the
             fewest bytes.
-        replication: Number of servers that hold each shard, table and counter. With 2, another
-            server takes over what a lost server held.
+        replication: Number of servers that hold each shard, table and counter. With 2, the
+            follower of a lost server's store becomes its leader.
         security: Keys of a client of the servers.
         server_timeout: Seconds to wait for an unreachable server.
         replicas: Number of replicas on each worker.
@@ -143,15 +143,15 @@ class ParameterServerStrategy(Strategy):
                 )
         check_security(security)
         check_seconds("server_timeout", server_timeout)
-        settings = _checked_settings(mode, staleness, round_size, replication, replicas)
-        spec = _checked_cluster(resolver)
+        settings = _check_settings(mode, staleness, round_size, replication, replicas)
+        spec = _check_cluster(resolver)
         addresses = _server_addresses(spec)
         if replication > len(addresses):
             raise ValueError(
                 f"`replication` must be at most the number of parameter servers, {len(addresses)}, "
                 f"but got {replication}: each shard is on {replication} servers, so add one"
             )
-        self._placement = placement_named(placement, len(addresses))
+        self._placement = make_placement(placement, len(addresses))
         self._resolver: ClusterResolver | None = resolver
         self._partitioner = variable_partitioner
         self.security = security
@@ -161,7 +161,7 @@ class ParameterServerStrategy(Strategy):
             timeout=server_timeout,
             replication=replication,
         )
-        self._begin(ServerCluster(secrets.token_hex(8), servers), settings)
+        self._initialize(ServerCluster(secrets.token_hex(8), servers), settings)
         self._spec = spec
         servers.wait_until_reachable()
         self._cluster.optimizers.assigns_numbers = True
@@ -177,7 +177,7 @@ class ParameterServerStrategy(Strategy):
         assert isinstance(answer, StoreDescription)
         self._cluster.optimizers.record_earlier_counts(step_counts(answer.counters))
 
-    def _begin(self, cluster: ServerCluster, settings: StrategySettings) -> None:
+    def _initialize(self, cluster: ServerCluster, settings: StrategySettings) -> None:
         super().__init__([f"cpu:{number}" for number in range(settings.replicas)])
         self._cluster = cluster
         self._settings = settings
@@ -186,21 +186,21 @@ class ParameterServerStrategy(Strategy):
         self._names = UniqueNames()
         #: Names of variables that existed on the servers before this program created them.
         self.existing: set[str] = set()
-        self._warned = False
+        self._has_warned = False
         cluster.register("strategy", "", self)
 
     @classmethod
-    def at_worker(
+    def for_worker(
         cls, cluster: ServerCluster, settings: StrategySettings
     ) -> ParameterServerStrategy:
-        """Return a strategy's handle in a process that takes part in its cluster."""
-        made = cls.__new__(cls)
-        made._resolver = None
-        made._spec = ClusterSpec({})
-        made.security = None
-        made._partitioner = None
-        made._begin(cluster, settings)
-        return made
+        """Return the strategy as a worker process sees it, which unpickled its handle."""
+        strategy = cls.__new__(cls)
+        strategy._resolver = None
+        strategy._spec = ClusterSpec({})
+        strategy.security = None
+        strategy._partitioner = None
+        strategy._initialize(cluster, settings)
+        return strategy
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _resolve, (self._cluster.cluster_id, self._settings)
@@ -294,7 +294,7 @@ class ParameterServerStrategy(Strategy):
         return self._names.find_unused(name)
 
     def reserve_name(self, name: str) -> str:
-        """Return such a name, and reserve it."""
+        """Reserve a name, with a number appended if it is taken, and return it."""
         return self._names.assign_name(name)
 
     def make_variable(
@@ -302,7 +302,8 @@ class ParameterServerStrategy(Strategy):
     ) -> tuple[ServerCluster, VariableRecord]:
         """Partition a variable into shards, and create them on the servers."""
         with contextlib.ExitStack() as undo:
-            with self._lock:  # the n-th name gets the n-th placement, in every program
+            # The n-th variable gets the n-th placement, in every run of a program.
+            with self._lock:
                 own_name = self._names.assign_name("Variable", name)
                 undo.callback(self._names.release, own_name)
                 colocated_with = _colocated_with.get()
@@ -375,9 +376,9 @@ class ParameterServerStrategy(Strategy):
 
     def _warn_once(self, method: str, instead: str = "merge_call()") -> None:
         check_cross_replica(self, method, instead)
-        if self._warned or current_closure_run() is not None:
+        if self._has_warned or current_closure_run() is not None:
             return
-        self._warned = True
+        self._has_warned = True
         warnings.warn(_NOT_SCHEDULED_MESSAGE, stacklevel=3)
 
     # --- input --------------------------------------------------------------------------------
@@ -387,10 +388,10 @@ class ParameterServerStrategy(Strategy):
     ) -> PerWorkerInput:
         """Return a dataset for `create_per_worker_dataset`: each worker reads all of it."""
         check_cross_replica(self, "distribute_dataset")
-        super().distribute_dataset(dataset, options)  # rejects what no worker could build
+        super().distribute_dataset(dataset, options)  # raises the errors that workers would raise
         return PerWorkerInput(
             functools.partial(_build, self, "distribute_dataset", dataset, options),
-            _READ_IN_PROGRAM_MESSAGE,
+            _ITERATED_DATASET_MESSAGE,
         )
 
     def distribute_datasets_from_function(  # type: ignore[override]
@@ -405,7 +406,7 @@ class ParameterServerStrategy(Strategy):
             functools.partial(
                 _build, self, "distribute_datasets_from_function", dataset_fn, options
             ),
-            _READ_FUNCTION_IN_PROGRAM_MESSAGE,
+            _ITERATED_FUNCTION_MESSAGE,
         )
 
     experimental_distribute_dataset = distribute_dataset  # type: ignore[assignment]
@@ -419,11 +420,11 @@ def _build(strategy: ParameterServerStrategy, method: str, *args: Any) -> Any:
 def _resolve(cluster_id: str, settings: StrategySettings) -> ParameterServerStrategy:
     cluster = find_cluster(cluster_id, "the ParameterServerStrategy")
     return cluster.resolve(
-        "strategy", "", lambda: ParameterServerStrategy.at_worker(cluster, settings)
+        "strategy", "", lambda: ParameterServerStrategy.for_worker(cluster, settings)
     )
 
 
-# --- settings of a strategy, which its handle carries ---------------------------------------------
+# --- settings of a strategy -----------------------------------------------------------------------
 
 
 class StrategySettings(msgspec.Struct, frozen=True):
@@ -436,7 +437,7 @@ class StrategySettings(msgspec.Struct, frozen=True):
     replicas: int
 
 
-def _checked_settings(
+def _check_settings(
     mode: Any, staleness: Any, round_size: Any, replication: Any, replicas: Any
 ) -> StrategySettings:
     """Check the settings of a strategy.
@@ -513,7 +514,7 @@ def _check_resolver(resolver: object) -> None:
     )
 
 
-def _checked_cluster(resolver: ClusterResolver) -> ClusterSpec:
+def _check_cluster(resolver: ClusterResolver) -> ClusterSpec:
     """Return the cluster spec after checking that it has all required tasks.
 
     Raises:

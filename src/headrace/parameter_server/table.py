@@ -185,13 +185,13 @@ class EmbeddingTable(Handle[TableRecord]):
         )
         if wire != found:
             record = msgspec.structs.replace(record, wire=name_of(wire))
-        self._become(cluster, record)
+        self._bind(cluster, record)
 
-    def _become(self, cluster: ServerCluster, record: TableRecord) -> None:
+    def _bind(self, cluster: ServerCluster, record: TableRecord) -> None:
         self.dim = record.dim
         self.dtype = parse_dtype(record.dtype)
         self.wire_name = record.wire
-        super()._become(cluster, record)
+        super()._bind(cluster, record)
 
     @property
     def shards(self) -> tuple[PlacedTable, ...]:

@@ -1,9 +1,9 @@
 """Variables on parameter servers, in one or several shards.
 
 `hr.Variable` creates them in the scope of a `ParameterServerStrategy`. The object is a handle: the
-value is only on the servers, and each read requests it: completely, by rows, by slices, or as an
-operand of array arithmetic. It also pickles as a handle, and means the same variable wherever its
-cluster is known.
+value is only on the servers, and each read requests it: all of it, some rows, slices, or as an
+operand of array arithmetic. It also pickles as a handle, which denotes the same variable in each
+process of the cluster.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         made = get_strategy().make_variable(  # type: ignore[attr-defined]
             resolve_initial_value(initial_value, shape, dtype), name, bool(trainable), kind.name
         )
-        self._become(*made)
+        self._bind(*made)
 
-    def _become(self, cluster: ServerCluster, record: VariableRecord) -> None:
+    def _bind(self, cluster: ServerCluster, record: VariableRecord) -> None:
         self.trainable = record.trainable
         self.shape = record.shape
         self.dtype = parse_dtype(record.dtype)
         self.sharded = VariableShards(cluster.servers, record)
-        super()._become(cluster, record)
+        super()._bind(cluster, record)
 
     # --- properties -------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
             ValueError: If the combiner is unknown, or does not support the dtype.
         """
         raise_if_tracing(f"Variable {self.name!r}")
-        rows = self._checked_rows(ids)
+        rows = self._check_rows(ids)
         if combiner is not None:
             owner = f"Variable {self.name!r}"
             check_combiner(combiner, rows, owner, owner_kind=dtype_kind(self.dtype))
@@ -225,7 +225,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
 
     sparse_read = gather
 
-    def _checked_rows(self, ids: Any) -> NDArray[np.int64]:
+    def _check_rows(self, ids: Any) -> NDArray[np.int64]:
         plain = ids if isinstance(ids, list | tuple) else as_array(ids)
         return row_indices(self, plain)
 
@@ -354,7 +354,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     def _scatter(self, mode: str, ids: Any, values: Any) -> ServerVariable:
         if isinstance(ids, IndexedSlices):
             ids, values = ids.indices, ids.values
-        rows = self._checked_rows(ids)
+        rows = self._check_rows(ids)
         if rows.ndim != 1:
             raise ValueError(
                 f"`ids` of a scatter into Variable {self.name!r} must be 1-D, but have shape "
@@ -398,7 +398,7 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
                 f"the gradient of Variable {self.name!r} has dense_shape {gradient.dense_shape}, "
                 f"but the variable has shape {self.shape}"
             )
-        rows = self._checked_rows(gradient.indices)
+        rows = self._check_rows(gradient.indices)
         values, value_indices = gradient.shared_values()
         if values.shape[1:] != self.shape[1:]:
             raise ValueError(
@@ -448,8 +448,8 @@ class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
         """Return the requests of one step."""
         return self.sharded.step_requests(optimizer, rule, step, gradient)
 
-    #: Called by `Optimizer.apply_gradients` and `Optimizer.begin_gradients`: variables know their
-    #: servers, optimizers do not.
+    #: Called by `Optimizer.apply_gradients` and `Optimizer.begin_gradients`: variables hold the
+    #: servers' addresses, optimizers do not.
     push_gradients = staticmethod(push_gradients)
     begin_gradients = staticmethod(begin_gradients)
 

@@ -1,11 +1,11 @@
-"""Child processes: start with a clean environment, supervision, and stop with a deadline.
+"""Child processes: clean environments, supervision with restarts, and stops with a deadline.
 
     parent_link  the child's side: messages to the parent, stop requests, exit of hung processes
-    child        one process, its link, and how it ended
-    supervisor   commands that are kept running: polling, restarts with growing delays, stop
+    child        the parent's side: one process, its link, and how it ended
+    supervisor   supervised commands: polling, restarts with exponential backoff, stop
 
-A child dies with its parent: a socket connects the two, and it closes however the parent ends.
-Whether an exit was requested is never derived from an exit code, which a user's function may have
-chosen: the parent remembers which processes it asked to stop, and a child that gets a signal
-reports that.
+A child ends with its parent: a socket connects the two, and the kernel closes it however the parent
+ends. An exit code never shows whether an exit was requested, since a user's function may have
+chosen the code. The parent records which processes it asked to stop, and a child reports a signal
+to the parent.
 """

@@ -1,4 +1,4 @@
-"""A child process: its link, its messages, and how it ended."""
+"""A child process, as its parent sees it: its link, its messages, and how it ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.process.parent_link import READY, STOPPING
 __all__ = ["NO_ACCELERATORS", "ChildCommand", "ChildProcess", "build_command", "clean_environment"]
 
 
-_BLOCK = 4096
+_READ_BYTES = 4096
 _MAX_FILES = 10
 """Largest number of descriptors opened to start a process."""
 #: Variables that make an interpreter do more than run its command.
@@ -56,11 +56,11 @@ class ChildCommand:
     Attributes:
         arguments: Arguments of the interpreter: `("-m", "package.module", ...)`.
         environment: All environment variables.
-        dies_with_parent: Whether the child is useless without its parent. Its output is then kept
-            until it is ready, for an error message, and the kernel kills it when the parent ends.
-            Two descriptor numbers are appended to its arguments: the one that replaces standard
-            output and error when it is ready, and its lifeline (`process/parent_link.py`).
-        output: Descriptor for its standard output and error if they are not kept; None inherits
+        dies_with_parent: Whether the kernel kills the child when its parent ends. The child's
+            output is then captured until it is ready, for error messages, and two descriptor
+            numbers are appended to its arguments: the one that replaces standard output and error
+            when it is ready, and its lifeline (`process/parent_link.py`).
+        output: Descriptor for its standard output and error if they are not captured; None inherits
             those of this process.
     """
 
@@ -73,15 +73,15 @@ class ChildCommand:
 class ChildProcess:
     """One process, from its start to its end.
 
-    It has its own process group: Ctrl-C reaches only the parent, which passes it on.
+    It has a separate process group: Ctrl-C reaches only the parent, which stops its children.
     """
 
     def __init__(self, command: ChildCommand) -> None:
         check_available(_MAX_FILES)
-        self._link, theirs = socket.socketpair()
+        self._link, child_end = socket.socketpair()
         self._link.setblocking(False)
         self._unread = b""
-        # An unnamed file, so that none is left behind if all processes are killed.
+        # An unnamed file, which disappears even if all processes are killed.
         self._startup_output: IO[bytes] | None = None
         self._lifeline: int | None = None
         if command.dies_with_parent:
@@ -92,26 +92,26 @@ class ChildProcess:
         #: Text of its ready message; None before that.
         self.ready_message: str | None = None
         with contextlib.ExitStack() as stack:
-            undo = stack.enter_context(contextlib.ExitStack())
-            undo.callback(self.leave_to_parent)
-            stack.enter_context(theirs)
-            passed: list[int] = []
+            cleanup = stack.enter_context(contextlib.ExitStack())
+            cleanup.callback(self._close_descriptors)
+            stack.enter_context(child_end)
+            inherited: list[int] = []
             if command.dies_with_parent:
-                passed.append(_duplicate_stderr())
-                stack.callback(os.close, passed[0])
-                end, self._lifeline = os.pipe()
-                passed.append(end)
-                stack.callback(os.close, end)
+                inherited.append(_duplicate_stderr())
+                stack.callback(os.close, inherited[0])
+                read_end, self._lifeline = os.pipe()
+                inherited.append(read_end)
+                stack.callback(os.close, read_end)
             self._process = subprocess.Popen(
-                [sys.executable, *command.arguments, *map(str, passed)],
-                stdin=theirs.fileno(),
+                [sys.executable, *command.arguments, *map(str, inherited)],
+                stdin=child_end.fileno(),
                 stdout=self._startup_output or command.output,
                 stderr=self._startup_output or command.output,
-                pass_fds=passed,
+                pass_fds=inherited,
                 env=dict(command.environment),
                 process_group=0,
             )
-            undo.pop_all()
+            cleanup.pop_all()
         register_fork_sensitive(self)
 
     @property
@@ -144,7 +144,7 @@ class ChildProcess:
     def read_messages(self) -> None:
         """Read the messages sent so far."""
         with contextlib.suppress(OSError):
-            while piece := self._link.recv(_BLOCK):
+            while piece := self._link.recv(_READ_BYTES):
                 self._unread += piece
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
@@ -156,7 +156,7 @@ class ChildProcess:
                 self.stop_requested = True
 
     def read_startup_output(self) -> str:
-        """Return the output from before the process was ready, if it is kept."""
+        """Return the output from before the process was ready, if it was captured."""
         if self._startup_output is not None:
             self._startup_output.seek(0)
             self._final_output = self._startup_output.read().decode(errors="replace").strip()
@@ -190,13 +190,16 @@ class ChildProcess:
         return True
 
     def reap(self) -> None:
-        """Read the last messages of an ended process, and release its resources here."""
+        """Read the last messages of an ended process, and close its descriptors."""
         self.read_messages()
         self.read_startup_output()
-        self.leave_to_parent()
+        self._close_descriptors()
 
-    def leave_to_parent(self) -> None:
-        """Close what is held for the process; after a fork, copies would keep the link open."""
+    def after_fork_in_child(self) -> None:
+        """Close the copies of all descriptors in a forked child; they would keep the link open."""
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
         self._link.close()
         self._close_startup_output()
         lifeline, self._lifeline = self._lifeline, None
@@ -217,8 +220,8 @@ def _duplicate_stderr() -> int:
 
 
 NO_ACCELERATORS = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-"""Hides the accelerators from children: they belong to the training process, and a child would
-allocate memory on them.
+"""Variables that hide accelerators from children, which would otherwise allocate memory on the
+devices of the training process.
 """
 
 
@@ -237,7 +240,7 @@ def build_command(module: str, *arguments: str, environment: Mapping[str, str]) 
             os.environ,
             NO_ACCELERATORS,
             environment,
-            # Functions of the user's modules are pickled by name, so a child must find the same
+            # Functions of importable modules are pickled by name, so a child must find the same
             # modules.
             paths=tuple(sys.path),
         ),

@@ -3,20 +3,21 @@
 The parent closes the link to ask the child to stop. The child writes lines of text: that it is
 ready, and that a signal asked it to stop.
 
-A child that is useless without its parent also has a lifeline: a pipe that is never written to and
-closes only when the parent has ended. The kernel then kills the child, which may be inside a
-function that holds the GIL and would never read the link.
+A child that must not outlive its parent also has a lifeline: a pipe without data, which closes only
+when the parent has ended. The kernel then kills the child (`die_with_parent`), even inside a
+function that holds the GIL and so never reads the link.
 
-A child that hangs is ended, so that its supervisor restarts it: a C function that never releases
-the GIL leaves a process that answers pings and does nothing else. No Python thread can end it; a
-thread of `faulthandler` can, because it does not need the GIL: it prints the stacks of all threads
-and exits. A worker detects other hangs itself and reports them with `report_hang`.
+A hung child exits, so that its supervisor restarts it (`exit_when_hung`). If a C function never
+releases the GIL, the process still answers pings of the transport but runs no Python code. No
+Python thread can end it, but the watchdog thread of `faulthandler` can, because it does not need
+the GIL: it prints the stacks of all threads and exits. A worker detects other hangs itself and
+reports them with `report_hang`.
 
-The parent tells a child that copies much data which copies should bypass the caches. A
-store to memory that is not cached first reads the old contents. The GNU C library avoids that in
-copies that are large compared with the last-level cache, since version 2.38 from a quarter of it
-on. But it asks the processor for the size of the cache, and some virtual machines report ten times
-the real size. The threshold can only be set when a process starts.
+`large_copy_tunables` sets the minimum size of copies that bypass a child's CPU caches. A cached
+store to uncached memory first reads the old contents; non-temporal stores avoid that. The GNU C
+library uses them for copies above a threshold: since version 2.38, a quarter of the last-level
+cache. But it asks the processor for the cache size, and some virtual machines report ten times the
+real size. The threshold can be set only when a process starts.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ READY = "ready"
 STOPPING = "stopping"
 
 _LINK = 0
-_BLOCK = 4096
+_READ_BYTES = 4096
 
 
 def report_ready(text: str = "", log_to: int | None = None) -> None:
@@ -83,18 +84,18 @@ def report_stopping() -> None:
 
 
 def on_sigterm(stop: Callable[[], None]) -> None:
-    """Handle SIGTERM: tell the parent that this process was asked to stop, then call `stop`.
+    """Install a handler of SIGTERM that reports to the parent and then calls `stop`.
 
-    Processes that a user's function forks keep the former handler. Must be called on the main
-    thread.
+    In processes that a user's function forks, the previous handler is restored. Must be called on
+    the main thread.
     """
 
-    def asked(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         report_stopping()
         stop()
 
-    before = signal.signal(signal.SIGTERM, asked)
-    call_in_children(lambda: _set_handler(before))
+    previous_handler = signal.signal(signal.SIGTERM, handle)
+    call_in_children(lambda: _set_handler(previous_handler))
 
 
 def _set_handler(handler: Any) -> None:
@@ -121,8 +122,7 @@ def die_with_parent(lifeline: int) -> None:
 def bind_forked_children() -> Iterator[None]:
     """Have the kernel kill processes forked inside this context, and their children, when it ends.
 
-    User functions that fork need no cleanup of their own. Other programs that they start are not
-    affected.
+    So user functions that fork need not clean up. Programs started with `exec` are not affected.
     """
     if not hasattr(fcntl, "F_SETSIG"):
         yield
@@ -133,18 +133,18 @@ def bind_forked_children() -> Iterator[None]:
         nonlocal lifeline
         reader, writer = lifeline
         os.close(writer)
-        # The process to kill is recorded in the open file description, which a fork shares, so the
-        # pipe is opened again.
-        mine = os.open(f"/proc/self/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK)
+        # The kernel stores the process to kill in the open file description, which a forked process
+        # shares with its parent, so this process opens the pipe again.
+        reopened = os.open(f"/proc/self/fd/{reader}", os.O_RDONLY | os.O_NONBLOCK)
         os.close(reader)
         lifeline = os.pipe()
-        die_with_parent(mine)
+        die_with_parent(reopened)
 
-    end = call_in_children(bind)
+    unregister = call_in_children(bind)
     try:
         yield
     finally:
-        end()
+        unregister()
         for descriptor in lifeline:
             os.close(descriptor)
 
@@ -152,7 +152,7 @@ def bind_forked_children() -> Iterator[None]:
 def wait_for_stop() -> None:
     """Wait until the parent closes the link or ends."""
     with contextlib.suppress(OSError):
-        while os.read(_LINK, _BLOCK):
+        while os.read(_LINK, _READ_BYTES):
             pass
 
 
@@ -160,9 +160,9 @@ def set_when_stopped(stopped: threading.Event, seconds: float) -> None:
     """Start a thread that sets `stopped` when the parent closes the link or ends.
 
     Args:
-        stopped: Event for which the main thread waits.
-        seconds: Seconds after which the process then exits in any case: a user's function that does
-            not return must not keep it running.
+        stopped: Event that the main thread waits for.
+        seconds: Grace period in seconds; after it the process exits even if a user's function has
+            not returned.
     """
 
     def watch() -> None:
@@ -186,10 +186,10 @@ _is_armed = threading.Event()
 
 
 def exit_when_hung(seconds: float) -> None:
-    """Exit with code 1 when a hang is reported, or no thread could run Python code for `seconds`.
+    """Exit with code 1 when a hang is reported, or if no Python code could run for `seconds`.
 
     Args:
-        seconds: Longer than any function holds the GIL.
+        seconds: Timeout in seconds; must exceed the longest time that a function holds the GIL.
     """
 
     def rearm() -> None:
@@ -207,7 +207,7 @@ def report_hang(log: logging.Logger, message: str) -> None:
 
     Args:
         log: Logger of the caller.
-        message: What hangs, and where.
+        message: Description of the hung function or thread.
     """
     if not _is_armed.is_set():
         log.error("%s", message)

@@ -1,4 +1,4 @@
-"""Supervision of child processes: commands are kept running and restarted after crashes.
+"""Supervision of child processes: commands are restarted when their processes exit.
 
 Rule 1. A process that was asked to stop, by this process or by a signal, is not restarted.
 Rule 2. A process that has been ready once is restarted however it ended. One that was never ready
@@ -52,8 +52,8 @@ def stop_children(
         children: The processes; some may have ended already.
         seconds: Time for all of them to stop.
         hurry_seconds: Time to stop after `should_hurry` returned True.
-        should_hurry: Waits up to the given number of seconds, less if a child ends, and returns
-            whether the children should stop at once; they then get SIGTERM.
+        should_hurry: Waits up to the given number of seconds, or until a child ends. Returns
+            whether the children should stop sooner; they then get SIGTERM.
 
     Returns:
         The children that were killed.
@@ -61,23 +61,23 @@ def stop_children(
     for child in children:
         child.request_stop()
     deadline = time.monotonic() + seconds
-    left = list(children)
-    asked_again = False
-    while (left := [child for child in left if child.is_running]) and (
+    running = list(children)
+    has_hurried = False
+    while (running := [child for child in running if child.is_running]) and (
         remaining := deadline - time.monotonic()
     ) > 0:
         if should_hurry is None:
-            left[0].wait(deadline)
-        elif should_hurry(min(remaining, _STOP_POLL_SECONDS)) and not asked_again:
-            asked_again = True
+            running[0].wait(deadline)
+        elif should_hurry(min(remaining, _STOP_POLL_SECONDS)) and not has_hurried:
+            has_hurried = True
             deadline = min(deadline, time.monotonic() + hurry_seconds)
-            for child in left:
+            for child in running:
                 child.terminate()
-    for child in left:
+    for child in running:
         child.kill()
     for child in children:
         child.reap()
-    return left
+    return running
 
 
 _MIN_RESTART_DELAY = 0.5
@@ -122,7 +122,7 @@ class SupervisedCommand:
         return True
 
     def record_exit(self, now: float, retries: Callable[[int], bool]) -> float | None:
-        """Drop the process, which has ended; return the delay before a restart, or None.
+        """Record that the process has ended; return the delay before its restart, or None.
 
         Args:
             now: Current time.
@@ -171,7 +171,7 @@ ProcessEvent: TypeAlias = ProcessReady | ProcessExited | ProcessStartFailed
 
 
 class ProcessSet:
-    """Keeps commands running. Its owner calls `poll` regularly, from one thread at a time.
+    """Supervised commands. The owner calls `poll` regularly, from one thread at a time.
 
     Args:
         restarts: Whether processes that exit on their own are restarted.
@@ -202,7 +202,7 @@ class ProcessSet:
         return not self._commands
 
     def add(self, command: ChildCommand, now: float) -> SupervisedCommand:
-        """Start a command, and keep it running.
+        """Start and supervise a command; return its record.
 
         Raises:
             OSError: If the operating system refuses to start it.
@@ -244,29 +244,29 @@ class ProcessSet:
             child = supervised.child
             if child is None:
                 continue
-            running = child.is_running
+            is_running = child.is_running
             # Read after the check, so that messages sent before the exit are not missed.
             child.read_messages()
             if supervised.check_ready():
                 events.append(ProcessReady(supervised, child))
-            if not running:
+            if not is_running:
                 child.reap()
-                again_in = supervised.record_exit(now, self._retries) if self._restarts else None
-                if again_in is None:
+                restart_in = supervised.record_exit(now, self._retries) if self._restarts else None
+                if restart_in is None:
                     self._commands.remove(supervised)
-                events.append(ProcessExited(supervised, child, again_in))
+                events.append(ProcessExited(supervised, child, restart_in))
         return events
 
 
 STOP_SECONDS = 4.0
-"""Seconds for a child to stop; one that must return work does so in the first second."""
+"""Seconds for a child to stop; one that must return work does so within the first second."""
 
 _POLL_SECONDS = 0.05
 _START_TIMEOUT_SECONDS = 60.0
 
 
 class Supervisor:
-    """Starts children, waits until they are ready, and keeps them running until it is closed.
+    """Starts child processes, waits until they are ready, and supervises them on a thread.
 
     Args:
         process_name: Kind of the children for messages, such as "worker process".
@@ -298,14 +298,14 @@ class Supervisor:
     def start(
         self, commands: Sequence[ChildCommand]
     ) -> list[tuple[SupervisedCommand, ChildProcess]]:
-        """Start children; return when all are ready, or kill all of them after a failure.
+        """Start children and wait until all are ready; if one fails, kill all of them.
 
         Returns:
-            For each command its supervised command and the process that is ready.
+            For each command its record and its ready process.
 
         Raises:
             UnavailableError: If a child did not start; the message includes its output.
-            CancelledError: If the supervisor was closed meanwhile.
+            CancelledError: If the supervisor was closed while this method waited.
         """
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         supervised_commands: list[SupervisedCommand] = []
@@ -380,6 +380,6 @@ class Supervisor:
 
     def _start_error(self, child: ChildProcess, reason: str) -> UnavailableError:
         return UnavailableError(
-            f"{self._process_name} {child.pid} {reason}. It "
-            f"wrote:\n{child.read_startup_output() or '(nothing)'}"
+            f"{self._process_name} {child.pid} {reason}. Its output:\n"
+            f"{child.read_startup_output() or '(none)'}"
         )

@@ -188,7 +188,7 @@ class LocalCluster:
 
     stop = close
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """In a forked process, leave the cluster to the process that started it."""
         _open.discard(self)
 

@@ -100,7 +100,7 @@ class Endpoint:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close the child's copy of the port; the child has no thread."""
         self._forked = True
         self._server.socket.close()

@@ -110,7 +110,7 @@ class SessionRunner:
         elif not self.is_current_thread:
             self._thread.join(max(0.0, seconds))
 
-    def leave_to_parent(self, lock: contextlib.AbstractContextManager[object]) -> None:
+    def after_fork_in_child(self, lock: contextlib.AbstractContextManager[object]) -> None:
         """Use another lock and no thread, in a forked child."""
         self.lock, self._connections, self._thread = lock, None, None
 

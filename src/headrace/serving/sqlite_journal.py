@@ -247,7 +247,7 @@ class SqliteJournal(Journal[F, S]):
         self._database.close()
         self._mark.close()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Keep everything open; called in a forked child."""
         self._is_forked = True
         # Not even at exit, when Python frees all objects.
@@ -345,7 +345,7 @@ _open_journals: weakref.WeakSet[SqliteJournal[Any, Any]] = weakref.WeakSet()
 
 def _leave_journals_to_parent() -> None:
     for journal in list(_open_journals):
-        journal.leave_to_parent()
+        journal.after_fork_in_child()
 
 
 os.register_at_fork(after_in_child=_leave_journals_to_parent)

@@ -288,9 +288,9 @@ class InProcessChannel(RequestTrackingChannel):
     def set_wakeup(self, wakeup: Callable[[], None] | None) -> None:
         self._ring = self._inbox.ring = wakeup
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Reject further use: a fork does not copy the server's thread."""
-        super().leave_to_parent()
+        super().after_fork_in_child()
         self._server = None
 
     def _attach(self) -> None:

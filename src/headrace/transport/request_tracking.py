@@ -34,7 +34,7 @@ class RequestTrackingChannel(Channel):
     def address(self) -> str:
         return self._address
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Reject further use, in a newly forked process."""
         self._forked = True
 

@@ -351,7 +351,7 @@ class ZeroMQChannel(RequestTrackingChannel):
         self._closed = True
         if self._process != os.getpid():
             # Thread-local objects are dropped in a child before any fork hook runs.
-            self.leave_to_parent()
+            self.after_fork_in_child()
             return
         self._finish_dropping()
         connection = self._connection
@@ -374,9 +374,9 @@ class ZeroMQChannel(RequestTrackingChannel):
     def set_wakeup(self, wakeup: Callable[[], None] | None) -> None:
         return
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close the copy of the connection in a forked process."""
-        super().leave_to_parent()
+        super().after_fork_in_child()
         if self._connection is not None:
             self._connection.close_in_child()
             self._connection = None

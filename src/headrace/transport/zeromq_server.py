@@ -216,7 +216,7 @@ class ZeroMQServer(TransportServer):
                 return
             self._thread.join()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Close the copies of port and connections in a forked process, which has no thread."""
         self._forked = True
         self._replies.clear()

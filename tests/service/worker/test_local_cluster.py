@@ -76,7 +76,7 @@ def test_a_missing_preload_module_is_reported_in_one_line() -> None:
     with pytest.raises(UnavailableError) as caught:
         LocalCluster(num_workers=1, preload=("no_such_module",))
     first, second = str(caught.value).splitlines()
-    assert first.endswith("ended with code 1. It wrote:")
+    assert first.endswith("ended with code 1. Its output:")
     assert second.startswith("preload='no_such_module': No module named 'no_such_module'; is its")
 
 

@@ -40,7 +40,7 @@ def take_backup_callback(
     """Return a list of callbacks without the `BackupAndRestore` in it, and that one, if any.
 
     Raises:
-        ValueError: There are several.
+        ValueError: If there are several.
     """
     flat = list(keras.tree.flatten(callbacks)) if callbacks else []
     found = [each for each in flat if isinstance(each, keras.callbacks.BackupAndRestore)]
@@ -162,7 +162,7 @@ def restore_callbacks(callbacks: Sequence[Any], states: Sequence[dict[str, Any]]
     """Restore attributes that `state_of_callbacks` returned.
 
     Raises:
-        FailedPreconditionError: These are other callbacks.
+        FailedPreconditionError: If the callbacks are not those of the state.
     """
     if len(callbacks) != len(states):
         raise FailedPreconditionError(

@@ -100,7 +100,7 @@ class DistributedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         weights: Weights of the ids, in the same structure; None: all count alike.
 
     Raises:
-        ValueError: A setting is not supported; the message names it.
+        ValueError: If a setting is not supported; the message names it.
     """
 
     def __init__(

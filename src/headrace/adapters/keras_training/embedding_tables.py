@@ -123,7 +123,7 @@ class ServerTable:
         """Write all rows, from an array or another sequence of rows.
 
         Raises:
-            ValueError: They are not as many as the layer has.
+            ValueError: If their number differs from that of the layer.
         """
         shape = tuple(values.shape)
         if not rows or shape != (rows, self._dim):
@@ -143,7 +143,7 @@ def check_trains_tables(model: Any, optimizer: Any) -> None:
     """Check that an optimizer of Keras trains the tables of a model.
 
     Raises:
-        FailedPreconditionError: It averages all rows in each step.
+        FailedPreconditionError: If it averages all rows in each step.
     """
     if optimizer.use_ema and (layers := table_layers(model)):
         names = ", ".join(repr(layer.name) for layer in layers.values())
@@ -188,7 +188,7 @@ def saving_tables(model: Any, file: Any) -> Iterator[None]:
     """Save the tables of a model beside a file, which is written in this context.
 
     Raises:
-        InvalidArgumentError: The file is no path.
+        InvalidArgumentError: If the file is not a path.
     """
     layers = table_layers(model)
     if not layers:
@@ -225,7 +225,7 @@ def loading_tables(file: Any) -> Iterator[None]:
     """Restore the tables of a file after it was loaded in this context.
 
     Raises:
-        NotFoundError: The tables are not beside the file.
+        NotFoundError: If the files of the tables are missing.
     """
     references: list[tuple[_TableReference, Any]] = []
     token = _loaded.set(references)
@@ -257,7 +257,7 @@ def save_table(layer: Any, store: Any) -> None:
     """Write to a layer's part of a Keras file where its table is saved.
 
     Raises:
-        FailedPreconditionError: The file is of a kind that has no tables.
+        FailedPreconditionError: If the format of the file does not support tables.
     """
     reference = (_saved.get() or {}).get(id(layer._embeddings))
     if reference is None:
@@ -273,7 +273,7 @@ def load_table(layer: Any, store: Any) -> None:
     """Record that a layer's table must be restored, or write a plain matrix to it.
 
     Raises:
-        FailedPreconditionError: The layer's part of the Keras file has neither.
+        FailedPreconditionError: If the layer's part of the Keras file has neither.
     """
     variable, references = layer._embeddings, _loaded.get()
     names = list(store.keys())

@@ -304,7 +304,7 @@ def check_train_step(
         gradients: The optimizer variables that it returned.
 
     Raises:
-        FailedPreconditionError: It changed weights itself, or did not call the optimizer.
+        FailedPreconditionError: If it changed weights itself, or did not call the optimizer.
     """
     if any(new is not old for new, old in zip(new_weights, weights, strict=True)):
         raise FailedPreconditionError(

@@ -77,7 +77,7 @@ def check_back_end() -> str:
     """Return the back end of Keras in this process.
 
     Raises:
-        FailedPreconditionError: Models are not trained by strategies on this back end.
+        FailedPreconditionError: If strategies do not support this back end.
     """
     back_end: str = keras.backend.backend()
     if back_end not in BACK_ENDS:

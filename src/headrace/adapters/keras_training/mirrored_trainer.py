@@ -1,10 +1,10 @@
 """`fit` and `evaluate` of a Keras model on mirrored replicas, in one process or several.
 
-Keras' own methods run: they read data, call callbacks and keep the history. With several workers
-the data are distributed. What Keras calls in place of one `train_step` is replaced: a global batch
-is cut into a part for each replica, and the model's own `train_step` runs on each part with the
-same weights. A gradient of the batch is the mean of those of the parts, weighted by their numbers
-of rows; the model's optimizer applies it once.
+Keras' own training loop runs: it reads data, calls callbacks and keeps the history. With several
+workers the dataset is distributed. Only `train_function` and `test_function` of the model are
+replaced: a global batch is split into a piece for each replica, and the model's `train_step` runs
+on each piece with the same weights. The gradient of the batch is the mean of the pieces' gradients,
+weighted by their numbers of rows; the model's optimizer applies it once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ReplicaModelSteps:
     """Steps of a model on the replicas of a strategy.
 
     Args:
-        model: Compiled; it may be built later.
+        model: Compiled Keras model; it may be built later.
         strategy: A strategy with mirrored replicas, in one process or several.
     """
 
@@ -62,59 +62,60 @@ class ReplicaModelSteps:
         self._strategy = strategy
         self._num_local_replicas = len(strategy.worker_devices)
         self.has_other_workers: bool = strategy.num_replicas_in_sync > self._num_local_replicas
-        #: What Keras calls; `compile` removes them from the model.
+        #: Functions that Keras calls for each batch; `compile` removes them from the model.
         self.train_function: Any = None
         self.test_function: Any = None
 
     def clear_caches(self) -> None:
-        """Drop cached facts about the model, which may have changed."""
-        for name in ("undivided", "state", "seeds"):
+        """Drop cached properties of the model, which may have changed."""
+        for name in ("indivisible_reason", "state", "seeds"):
             vars(self).pop(name, None)
 
     @functools.cached_property
     def indivisible_reason(self) -> str | None:
-        """Why the loss on a batch is not the mean of those on its parts; None if it is."""
+        """Reason why the batch's loss is not the mean of the pieces' losses; None if it is."""
         return _indivisible_reason(self._model)
 
     @functools.cached_property
     def state(self) -> list[Any]:
-        """The non-trainable variables that a step may change."""
+        """Non-trainable variables that a step may change."""
         return step_variables(self._model)
 
     @functools.cached_property
     def seeds(self) -> set[int]:
-        """Ids of the variables that count draws of random numbers."""
+        """`id` of each variable that counts draws of random numbers."""
         return {id(each) for each in seed_variables(self._model)}
 
     def split_rows(self, rows: int) -> list[tuple[int, int]]:
-        """Return where the replicas' parts of a batch begin and end, those that have rows."""
+        """Return the pieces of a batch for the local replicas, as ranges of rows; none is empty."""
         return split_range(rows, self._num_local_replicas if self.indivisible_reason is None else 1)
 
-    def seed_offset(self, part: int) -> int:
-        """Return what is added to the seeds of a model on a replica: 0 for the first one."""
-        replica: int = self._strategy.first_replica + part
+    def seed_offset(self, local_replica: int) -> int:
+        """Return the offset of a replica's random seeds; 0 for the first replica."""
+        replica: int = self._strategy.first_replica + local_replica
         return replica * _SEED_STEP % (1 << 32)
 
     # --- several workers --------------------------------------------------------------------------
 
     def total_rows(self, rows: int) -> int:
-        """Return how many rows the parts of a batch have on all workers together.
+        """Return the number of rows of a batch on all workers together.
 
         Raises:
-            FailedPreconditionError: There are several, and the loss cannot be computed on parts.
+            FailedPreconditionError: If there are several workers, and the loss cannot be computed
+                from pieces.
         """
         if not self.has_other_workers:
             return rows
         if self.indivisible_reason is not None:
             raise FailedPreconditionError(
                 f"the Keras model {self._model.name!r} has {self.indivisible_reason}, so its loss "
-                "on a batch cannot be computed from parts of the batch, but each worker has only a "
-                "part: remove it, or use a MirroredStrategy, which runs such a model on one replica"
+                "on a batch cannot be computed from pieces of the batch, but each worker has only "
+                "one: remove it, or use a MirroredStrategy, which runs such a model on one replica"
             )
         return int(self.sum_over_workers([np.array(rows, np.int32)])[0])
 
     def sum_over_workers(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return sums of what all workers have. All workers call this."""
+        """Return the sums of arrays over all workers. All workers must call it."""
         framework = self._strategy.framework
         columns = [[framework.as_array(each)] for each in arrays]
         sums = self._strategy.reduce_columns(
@@ -123,7 +124,7 @@ class ReplicaModelSteps:
         return [np.asarray(framework.to_numpy(each)) for each in sums]
 
     def synchronize_variables(self) -> None:
-        """Give the model of each worker the values that the first worker has."""
+        """Copy the first worker's values of all variables to the other workers."""
         if not self.has_other_workers:
             return
         variables = list(self._model.variables)
@@ -140,17 +141,17 @@ class ReplicaModelSteps:
 
 
 def split_range(rows: int, replicas: int) -> list[tuple[int, int]]:
-    """Return where parts of a batch begin and end: sizes differ by one row at most.
+    """Split a batch into pieces whose sizes differ by at most one row.
 
     Returns:
-        At most one for each replica; those that would have no rows are left out.
+        Ranges of rows, at most one for each replica; empty ones are omitted.
     """
     edges = [rows * number // replicas for number in range(replicas + 1)]
     return [(begin, end) for begin, end in itertools.pairwise(edges) if begin < end]
 
 
 def _indivisible_reason(model: Any) -> str | None:
-    """Return what makes a model's loss on a batch more than a mean of those on its parts."""
+    """Return why a model's loss on a batch is not the mean of its pieces' losses, or None."""
     for loss in compiled_losses(model):
         if getattr(loss, "reduction", None) == "mean_with_sample_weight":
             return f"the loss {loss.name!r} with the reduction 'mean_with_sample_weight'"
@@ -164,11 +165,11 @@ def _indivisible_reason(model: Any) -> str | None:
 def scaled_sums(model: Any, factor: Any) -> Iterator[None]:
     """Multiply losses with the reduction "sum" within the context.
 
-    Their mean over parts, weighted by rows, is then their sum over the parts.
+    Their mean over the pieces, weighted by rows, then equals their sum over the pieces.
 
     Args:
-        model: Built and compiled.
-        factor: The number of rows of all parts, divided by that of this one.
+        model: Built and compiled Keras model.
+        factor: Number of rows of the batch, divided by that of the piece.
     """
     kinds = {}
     for loss in compiled_losses(model):
@@ -190,15 +191,16 @@ class _ScaledSum:
 
 
 class MirroredTrainer:
-    """Prepares calls of methods of one model.
+    """Prepares calls of `fit`, `evaluate` and `predict` of one model on mirrored replicas.
 
     Args:
-        model: Made in the scope of the strategy, or given to `hr.keras.distribute`.
+        model: Keras model that was created in the scope of the strategy, or passed to
+            `hr.keras.distribute`.
         strategy: A `MirroredStrategy` or `MultiWorkerMirroredStrategy` with several replicas.
 
     Raises:
-        FailedPreconditionError: Several replicas of this process are on accelerators, or Keras has
-            another back end than jax or torch.
+        FailedPreconditionError: If several replicas of this process are on accelerators, or the
+            back end of Keras is neither jax nor torch.
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
@@ -216,19 +218,19 @@ class MirroredTrainer:
         self._steps: ReplicaModelSteps | None = None
 
     def prepare(self, method: str, given: dict[str, Any], opened: contextlib.ExitStack) -> None:
-        """Make the model train on replicas, and convert the arguments to ones that Keras takes.
+        """Install replica steps in the model, and convert the call's arguments for Keras.
 
         Args:
-            method: The name of the method.
-            given: Its arguments, by name; changed here.
-            opened: Gets what is closed after the call.
+            method: Name of the method.
+            given: Arguments by name; modified in place.
+            opened: Receives the datasets to close after the call.
 
         Raises:
-            FailedPreconditionError: The method needs all data in one process, and there are several
-                workers.
+            FailedPreconditionError: If there are several workers and the method takes a batch
+                instead of a dataset.
         """
-        several = self._strategy.num_replicas_in_sync > len(self._strategy.worker_devices)
-        if several and method in ("train_on_batch", "test_on_batch"):
+        has_other_workers = self._strategy.num_replicas_in_sync > len(self._strategy.worker_devices)
+        if has_other_workers and method in ("train_on_batch", "test_on_batch"):
             raise FailedPreconditionError(
                 f"{method} of the Keras model {self._model.name!r} in the scope of "
                 f"{self._strategy!r}: each worker would train on a different batch. Use fit or "
@@ -241,7 +243,7 @@ class MirroredTrainer:
             self._install_steps()
         if given.get("kwargs", {}).get("_use_cached_eval_dataset"):
             return  # called by fit, which has prepared it
-        if several:
+        if has_other_workers:
             self._distribute(method, given, opened)
         else:
             self._open_dataset(given, "x", opened)
@@ -271,7 +273,7 @@ class MirroredTrainer:
         return KerasDataset(made)
 
     def _distribute(self, method: str, given: dict[str, Any], opened: contextlib.ExitStack) -> None:
-        """Have each worker read its part of each batch, and begin with the same weights."""
+        """Distribute the data to all workers, and start them with the same weights."""
         fraction = given.pop("validation_split", 0.0)
         if fraction and given.get("validation_data") is None:
             training, given["validation_data"] = split_for_validation(
@@ -303,13 +305,13 @@ class MirroredTrainer:
         batch_size: int | None,
         shuffle: bool = False,
     ) -> KerasDataset:
-        """Return this worker's part of data."""
+        """Return a distributed dataset of `parts` (x, y, sample_weight) for this worker."""
         x: Any
         x, *others = parts
         steps = None
         if are_arrays(x):
             y, sample_weight = (*others, None, None)[:2]
-            # Without a seed: the strategy takes that of the first worker.
+            # Without a seed, the strategy uses that of the first worker.
             x = dataset_of_arrays(method, x, y, sample_weight, batch_size or 32, shuffle, None)
         if isinstance(x, DatasetCreator):
             return opened.enter_context(self._call_creator(x))
@@ -330,7 +332,7 @@ class MirroredTrainer:
     def _add_callback(self, given: dict[str, Any]) -> None:
         assert self._steps is not None
         steps = self._steps
-        # Last: others may restore weights.
+        # The last callback, since others may restore weights.
         begin = keras.callbacks.LambdaCallback(
             on_train_begin=lambda logs: steps.synchronize_variables()
         )

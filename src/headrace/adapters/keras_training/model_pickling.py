@@ -58,8 +58,8 @@ def dump_model(model: keras.Model) -> bytes:
         The same bytes for the same model in one process, whatever the values of its variables.
 
     Raises:
-        FailedPreconditionError: The model is not built, the back end is neither jax nor torch, or
-            something in the model cannot be pickled; the message names its layer and attribute.
+        FailedPreconditionError: If the model is not built, the back end is neither jax nor torch,
+            or something in the model cannot be pickled; the message names its layer and attribute.
     """
     check_built(model)
     return dump_objects(model, f"the model {model.name!r}", model)
@@ -69,7 +69,8 @@ def check_built(model: keras.Model) -> None:
     """Check that a model can be sent to another process as it is.
 
     Raises:
-        FailedPreconditionError: The model is not built, or the back end is neither jax nor torch.
+        FailedPreconditionError: If the model is not built, or the back end is neither jax nor
+            torch.
     """
     check_back_end()
     if not model.built:
@@ -91,7 +92,7 @@ def dump_objects(value: Any, what: str, layer: Any = None) -> bytes:
         layer: The layer that all layers in `value` belong to, if there are any.
 
     Raises:
-        FailedPreconditionError: Something in them cannot be pickled.
+        FailedPreconditionError: If an object in them cannot be pickled.
     """
     for each in () if layer is None else all_layers(layer):
         internals.mark_values(each)
@@ -116,8 +117,8 @@ def load_objects(data: bytes) -> Any:
         The objects, whose variables are zeros and whose optimizers are not built.
 
     Raises:
-        FailedPreconditionError: Another version of Python or Keras, or another back end, wrote the
-            bytes; they are no model; or a module that they name cannot be imported here.
+        FailedPreconditionError: If another version of Python or Keras, or another back end, wrote
+            the bytes; they are no model; or a module that they name cannot be imported here.
     """
     check_back_end()
     with io.BytesIO(data) as file:

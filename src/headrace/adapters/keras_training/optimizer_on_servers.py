@@ -138,7 +138,7 @@ def optimizer_on_servers(
         name: As for `OptimizerOnServers`; the first call decides.
 
     Raises:
-        FailedPreconditionError: It was changed, and its slots cannot be moved.
+        FailedPreconditionError: If it was changed, and its slots cannot be moved.
     """
 
     def make(before: OptimizerOnServers | None) -> OptimizerOnServers:

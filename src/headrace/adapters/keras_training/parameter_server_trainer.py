@@ -1,8 +1,8 @@
 """`fit`, `evaluate` and `predict` of a Keras model under a `ParameterServerStrategy`.
 
-The coordinator reads batches and schedules steps; training workers compute gradients of their copy
-of the model and push them to the parameter servers, where the optimizer runs. Results come back in
-the order of the batches, and Keras' callbacks are called with them.
+The coordinator reads batches and schedules steps. Training workers compute gradients with their
+copies of the model and push them to the parameter servers, where the optimizer runs. Keras'
+callbacks are called with the results in batch order.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class _FitRun:
 
     Attributes:
         data: Training data.
-        validation: Validation data; None: no validation.
-        callbacks: The `CallbackList`.
-        totals: The metrics of the epoch so far.
+        validation: Validation data; None disables validation.
+        callbacks: Keras `CallbackList`.
+        totals: Sums of the metrics of the current epoch.
         validation_freq: As in `keras.Model.fit`.
-        epoch: The current epoch, or the next one.
-        batch: The number of its batches whose results were delivered.
-        backup: None without a `BackupAndRestore` callback.
+        epoch: Number of the current epoch, or of the next one between epochs.
+        batch: Number of batches of the epoch whose results were delivered.
+        backup: Backup of the training; None without a `BackupAndRestore` callback.
     """
 
     data: TrainingData
@@ -68,7 +68,7 @@ class _FitRun:
     backup: TrainingBackup | None = None
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the training is: values of JSON and arrays."""
+        """Return the position of the training: JSON values and arrays."""
         return {
             "epoch": self.epoch,
             "batch": self.batch,
@@ -78,7 +78,7 @@ class _FitRun:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restore a state, except that of callbacks: these begin before they are restored."""
+        """Restore a state, except that of callbacks, which is restored after `on_train_begin`."""
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.data.set_state(state["data"], self.batch)
         self.totals.set_state(state["metrics"])
@@ -88,7 +88,8 @@ class ParameterServerTrainer:
     """Trains one model on the workers and servers of a strategy.
 
     Args:
-        model: Made in the scope of the strategy, or given to `hr.keras.distribute`.
+        model: Keras model that was created in the scope of the strategy, or passed to
+            `hr.keras.distribute`.
         strategy: A `ParameterServerStrategy`.
     """
 
@@ -218,7 +219,7 @@ class ParameterServerTrainer:
         callbacks.on_train_end(logs)
 
     def _train_epoch(self, run: _FitRun) -> dict[str, Any]:
-        """Train on the rest of an epoch; return the logs of the last step."""
+        """Train on the remaining batches of an epoch; return the logs of the last step."""
         model, placed, callbacks, backup = (
             self._model,
             self._model_on_servers,
@@ -236,7 +237,7 @@ class ParameterServerTrainer:
         def steps() -> Iterator[RemoteValue]:
             nonlocal begin, has_ended
             for number in itertools.count():
-                # SIGTERM waits for the end of a synchronous round, so that no round is divided.
+                # After SIGTERM, finish the gradient round, so that the backup contains all of it.
                 is_round_end = number % round_size == 0
                 if backup is not None and (
                     backup.is_due or (backup.is_terminating and is_round_end)
@@ -276,7 +277,7 @@ class ParameterServerTrainer:
         backup.save({**run.get_state(), **self._model_on_servers.get_state()})
 
     def _restore(self, run: _FitRun, backup: TrainingBackup) -> Sequence[Any] | None:
-        """Restore the newest backup; return states of callbacks, or None if there is no backup."""
+        """Restore the newest backup; return the callbacks' states, or None without a backup."""
         found = backup.restore()
         if found is None:
             return None
@@ -334,7 +335,9 @@ class ParameterServerTrainer:
             return not model.stop_evaluating
 
         callbacks.on_test_begin()
-        self._run_reading(data, group_size, callbacks.on_test_batch_begin, test_steps, deliver)
+        self._run_without_updates(
+            data, group_size, callbacks.on_test_batch_begin, test_steps, deliver
+        )
         totals.assign_to_metrics()
         logs: dict[str, Any] = pythonify_logs(totals.logs(last))
         callbacks.on_test_end(logs)
@@ -348,7 +351,7 @@ class ParameterServerTrainer:
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
-        """Return outputs, in the order of the data, as `keras.Model.predict` does."""
+        """Return the outputs in batch order, as `keras.Model.predict` does."""
         model = self._model
         data = TrainingData("predict", x, batch_size=batch_size, steps=steps)
         outputs: list[Any] = []
@@ -365,13 +368,15 @@ class ParameterServerTrainer:
 
             callbacks.on_predict_begin()
             size = model.steps_per_execution or 1
-            self._run_reading(data, size, callbacks.on_predict_batch_begin, predict_steps, deliver)
+            self._run_without_updates(
+                data, size, callbacks.on_predict_batch_begin, predict_steps, deliver
+            )
             callbacks.on_predict_end()
         finally:
             data.close()
         return _concatenate_outputs(outputs)
 
-    def _run_reading(
+    def _run_without_updates(
         self,
         data: TrainingData,
         size: int,
@@ -379,14 +384,14 @@ class ParameterServerTrainer:
         function: Callable[..., Any],
         deliver: Callable[[Any], bool],
     ) -> None:
-        """Run a function that changes no values on all batches, and deliver what it returns.
+        """Run a function that changes no variables on all batches, and deliver its results.
 
         Args:
-            data: Read once.
-            size: Batches of a call.
+            data: Batches; one epoch is read.
+            size: Number of batches of a call.
             on_begin: Called with the number of the first batch of each call.
-            function: Of `worker_calls`.
-            deliver: As for `run_steps`.
+            function: Function of `worker_calls`.
+            deliver: As in `run_steps`.
         """
         version = self._model_on_servers.weights.bump_version()
 
@@ -437,7 +442,7 @@ _BATCH_HOOKS = (
 
 
 def _has_batch_hooks(callbacks: Any) -> bool:
-    """Whether any callback looks at single batches."""
+    """Return whether any callback overrides a batch hook."""
     base = keras.callbacks.Callback
     return any(
         name in vars(each) or getattr(type(each), name) is not getattr(base, name)

@@ -105,8 +105,8 @@ def server_optimizer(
         name: Name that slots and the count of steps have on the servers; None: one is given to it.
 
     Raises:
-        FailedPreconditionError: Parameter servers do not run it (`check_optimizer`).
-        ValueError: One of its numbers is out of range.
+        FailedPreconditionError: If parameter servers do not support it (`check_optimizer`).
+        ValueError: If one of its numbers is out of range.
     """
     kind = check_optimizer(optimizer)
     inner = _unwrap_optimizer(optimizer)
@@ -151,7 +151,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> str:
     """Check that parameter servers run an optimizer; return the name of its class in Keras.
 
     Raises:
-        FailedPreconditionError: They do not; the message names those that they run.
+        FailedPreconditionError: If they do not; the message names the supported ones.
     """
     wrapper = type(optimizer)
     inner = _unwrap_optimizer(optimizer)

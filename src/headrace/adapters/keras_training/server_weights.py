@@ -1,10 +1,10 @@
 """Variables of Keras on parameter servers, as the coordinator's process sees them.
 
-A variable keeps its object: `link` replaces its class, so that reads and assignments go through an
-owner. Reading it here gives what the servers have: when a function that was scheduled may have
-changed values, the next read of any of them fetches all of its model in one request to each server.
-Assigning writes to the servers as well. So callbacks, `get_weights` and `save` of Keras work as
-they are, and those that look at no weights cost nothing.
+`link` replaces the class of a Keras variable, so that its reads and assignments call an owner; the
+object stays the same. A read returns the value on the servers: if a scheduled function may have
+changed any variable, the next read of one fetches all variables of the model, in one request to
+each server. An assignment also writes to the servers. So Keras' callbacks, `get_weights` and `save`
+work unchanged, and callbacks that read no weights cost nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class VariableOwner:
-    """Where the value of a Keras variable really is: `link` has its reads and writes come here."""
+    """Interface to the value of a linked Keras variable; called on its reads and writes."""
 
     def pull(self) -> None:
         """Bring the variable up to date before it is read."""
@@ -58,7 +58,7 @@ class VariableOwner:
 
 
 def link(variable: Any, owner: VariableOwner) -> None:
-    """Make reads and assignments of a Keras variable call its owner; it stays the same object."""
+    """Make reads and assignments of a Keras variable call its owner."""
     variable.__dict__[_OWNER] = owner
     kind = type(variable)
     if not hasattr(kind, LINKED_ATTRIBUTE):
@@ -97,10 +97,10 @@ class StepCounter(VariableOwner):
     Args:
         variable: `optimizer.iterations`.
         count: Returns the number of steps.
-        may_change: Returns whether it may have changed since this was last asked.
+        may_change: Returns whether the count may have changed since the previous call.
 
     Attributes:
-        is_assigned: Whether this process assigned a count, so that the servers have another one.
+        is_assigned: Whether this process assigned a count, which the servers do not have.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class StepCounter(VariableOwner):
         link(variable, self)
 
     def pull(self) -> None:
-        """Ask the servers, if that is necessary."""
+        """Read the count from the servers if it may have changed."""
         if not (self._is_pulling or self.is_assigned) and self._may_change():
             self._is_pulling = True
             try:
@@ -130,22 +130,22 @@ class StepCounter(VariableOwner):
 class ServerVariables(VariableOwner):
     """Keeps variables of Keras on the servers of a strategy.
 
-    Reading one here fetches all of them, if functions that the coordinator scheduled may have
-    changed any since the last time.
+    Reading one fetches all of them, if scheduled functions may have changed any since the last
+    read.
 
     Args:
         strategy: A `ParameterServerStrategy`.
-        root: The model, layer, metric or variable that they belong to.
-        what: Its description in errors.
+        root: Model, layer, metric or variable that owns the variables.
+        description: Description of `root` for errors.
 
     Attributes:
-        version: Changes with each write from here, and with `bump_version`.
+        version: Number that increases with each write by this process, and with `bump_version`.
     """
 
-    def __init__(self, strategy: Any, root: Any, what: str) -> None:
+    def __init__(self, strategy: Any, root: Any, description: str) -> None:
         self._strategy = strategy
         self._root = weakref.ref(root)
-        self._what = what
+        self._description = description
         self._lock = threading.RLock()
         self._is_pulling = False
         self._placed: dict[int, tuple[Any, Any]] = {}
@@ -162,33 +162,33 @@ class ServerVariables(VariableOwner):
             return found[1]
         other = owner_of(variable)
         if isinstance(other, ServerVariables) and other._strategy is self._strategy:
-            # A function uses this variable without its model: both share the one on the servers.
+            # Also used without its model, in a scheduled function: share the server variable.
             _, placed = self._placed[id(variable)] = other._placed[id(variable)]
             link(variable, self)
             return placed
         if getattr(variable, "constraint", None) is not None:
             raise FailedPreconditionError(
-                f"the variable {variable.path!r} of {self._what} has a constraint, which parameter "
-                "servers do not apply: make its layer without it"
+                f"the variable {variable.path!r} of {self._description} has a constraint, which "
+                "parameter servers do not apply: create its layer without a constraint"
             )
         value = value_of(variable)
         name = self._strategy.unused_name(variable.path)
         with self._strategy.scope():
             placed = PlacedVariable(value, name=name, trainable=trainable)
         if name in self._strategy.existing:
-            placed.assign(value)  # of this program, not of the one that used the servers before
+            placed.assign(value)  # not the value of an earlier program on the same servers
         self._placed[id(variable)] = variable, placed
         link(variable, self)
         return placed
 
     @property
     def root(self) -> Any:
-        """The model, layer, metric or variable that they belong to."""
+        """Model, layer, metric or variable that owns the variables."""
         return self._root()
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """All variables and tables on the servers, by their names."""
+        """All variables and tables on the servers, by name."""
         return {
             **{placed.name: placed for _, placed in self._placed.values()},
             **{f"tables/{table.name}": table for table in self._tables.values()},
@@ -196,11 +196,11 @@ class ServerVariables(VariableOwner):
 
     @property
     def has_tables(self) -> bool:
-        """Whether any of them is a table."""
+        """Whether any variable is a table."""
         return bool(self._tables)
 
     def bump_version(self) -> int:
-        """Return a new version. Workers read all values again when it changes."""
+        """Increase the version, so that workers read all values again; return it."""
         self.version += 1
         return self.version
 
@@ -220,9 +220,9 @@ class ServerVariables(VariableOwner):
             if self._strategy.cluster.is_closed:
                 self._changes.mark_changed()
                 raise FailedPreconditionError(
-                    f"the values of {self._what} were not read since functions ran that may have "
-                    "changed them, and its strategy is closed: call model.get_weights() or save "
-                    "the model before strategy.close()"
+                    f"the values of {self._description} were not read after the last functions "
+                    "that may have changed them, and its strategy is closed: call "
+                    "model.get_weights() or save the model before strategy.close()"
                 )
             self._is_pulling = True
             try:
@@ -237,12 +237,12 @@ class ServerVariables(VariableOwner):
                 self._is_pulling = False
 
     def write(self, variable: Any) -> None:
-        """Write what was assigned to a variable here to the servers, unless it came from there."""
+        """Write the value assigned to a variable to the servers, unless it was read from them."""
         with self._lock:
             if self._is_pulling or self._strategy.cluster.is_closed:
                 return
             _, placed = self._placed[id(variable)]
-            self._is_pulling = True  # or reading the value here would fetch the one before it
+            self._is_pulling = True  # otherwise reading the value would fetch the previous one
             try:
                 placed.assign(value_of(variable))
             finally:
@@ -254,12 +254,12 @@ class ServerWeights(ServerVariables):
     """Keeps the variables of a model on the servers of a strategy.
 
     Args:
-        model: Built.
+        model: Built Keras model.
         strategy: A `ParameterServerStrategy`.
 
     Attributes:
-        trainable: The trainable variables on the servers, in the order of the model.
-        state: The non-trainable ones; None for seeds, which stay here.
+        trainable: Trainable variables on the servers, in Keras' order.
+        state: Non-trainable variables on the servers; None for seeds, which stay in this process.
     """
 
     def __init__(self, model: Any, strategy: Any) -> None:
@@ -281,7 +281,7 @@ class ServerWeights(ServerVariables):
 
     @property
     def seeds(self) -> dict[int, NDArray[Any]]:
-        """By index among the non-trainable variables, the values of seeds."""
+        """Values of seeds, by index among the non-trainable variables."""
         return {index: value_of(each) for index, each in self._seed_variables.items()}
 
     def set_seeds(self, seeds: dict[int, NDArray[Any]]) -> None:
@@ -294,7 +294,7 @@ class ServerWeights(ServerVariables):
         if optimizer.rule.ema_momentum is None:
             return
         for placed in self.trainable:
-            # A variable that no step has changed has none.
+            # A variable that no step has changed has no average.
             with contextlib.suppress(NotFoundError):
                 placed.assign(placed.read_slot(optimizer, "average").astype(placed.dtype))
         self.mark_outdated()
@@ -302,11 +302,11 @@ class ServerWeights(ServerVariables):
 
 
 def weights_of(model: Any, strategy: Any) -> ServerWeights:
-    """Return the variables of a model, all of them on servers; the same object each time.
+    """Place all variables of a model on servers; return the same object each time.
 
     Args:
-        model: Built.
-        strategy: That of the model.
+        model: Built Keras model.
+        strategy: Strategy of the model.
     """
     found: ServerWeights = get_or_attach(model, "weights", lambda _: ServerWeights(model, strategy))
     found.place_all()
@@ -317,12 +317,12 @@ class ChangeTracker:
     """Tracks whether scheduled functions may have changed values on the servers.
 
     Args:
-        strategy: The strategy of their coordinator.
+        strategy: Strategy of the coordinator.
     """
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        # Also when it is closed, what it ran last may have changed values.
+        # Kept when it is closed, since its last functions may have changed values.
         self._coordinator = ClusterCoordinator(strategy)
         self._last_activity = 0, 1
         self._last_check = 0.0
@@ -344,7 +344,7 @@ class ChangeTracker:
             self._last_activity = self._coordinator.activity
 
     def check_changed(self) -> bool:
-        """Return whether they may have changed since this was last asked.
+        """Return whether values may have changed since the previous call.
 
         While functions run, it is True at most every 0.1 s, and after each function that ends.
         """

@@ -166,8 +166,8 @@ class SidecarEvaluator:
         timeout: Seconds without a new complete checkpoint after which to stop; None: wait forever.
 
     Raises:
-        TypeError: An argument is of another type.
-        ValueError: The model is not built or not compiled, or an argument is out of range.
+        TypeError: If an argument has the wrong type.
+        ValueError: If the model is not built or not compiled, or an argument is out of range.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""Schedules the steps of a model on workers, delivers their results in order, and adds up metrics.
+"""Scheduling of a model's steps on workers: in-order delivery of results, and sums of metrics.
 
-Steps run whenever a worker is free, some at a time and in any order. Their results are delivered
-in the order in which they were scheduled, so callbacks see batch 0, 1, 2 ..., and sums of metrics
-do not depend on which worker was faster.
+Several steps run at a time, and they end in any order. Their results are delivered in the order in
+which they were scheduled, so callbacks see batch 0, 1, 2 ..., and sums of metrics do not depend on
+the speed of workers.
 
-A worker begins each call with metrics at zero and returns their sums over its batches; here they
-are added. That is exact where each variable of a metric is a sum, as those of Keras are. A metric
-that is something else (a maximum, say) is refused by name.
+A worker starts each call with metrics at zero and returns their sums over its batches; the
+coordinator adds these sums. That is exact if each variable of a metric is a sum, as in
+`keras.metrics`. Other metrics, such as a maximum, are rejected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _MAX_UNDELIVERED = 1000
-"""Most results that may wait for an earlier one, whose worker is slow or was lost."""
+"""Maximum number of results that wait for an earlier one, whose worker is slow or was lost."""
 
 
 def run_steps(
@@ -43,16 +43,17 @@ def run_steps(
     """Run steps until `steps` is exhausted, or `deliver` returns False.
 
     Args:
-        coordinator: Runs them.
-        steps: `next` schedules the next step and returns its value.
-        deliver: Called with what each step returned; returns whether to go on. Where it returns
-            False, or raises, steps that are under way are waited for, and not delivered.
+        coordinator: Coordinator that runs the steps.
+        steps: Iterator that schedules the next step and yields its `RemoteValue`.
+        deliver: Called with the result of each step, in order; returns whether to continue. If it
+            returns False, the remaining steps are waited for, but not delivered; if it raises, they
+            are cancelled.
 
     Raises:
         Exception: The first error of a step, of `steps` or of `deliver`.
     """
     pending: deque[RemoteValue] = deque()
-    #: Those of them without a result yet.
+    #: Steps without a result.
     running: list[RemoteValue] = []
     has_ended = False
     may_continue = True
@@ -69,7 +70,7 @@ def run_steps(
                     running.append(value)
                     num_free -= 1
             if pending and not pending[0].is_ready:
-                # `pending` may have some that are here and wait for the first one.
+                # Results behind the first one may be ready, so wait for any unfinished step.
                 coordinator.wait_for_any(running)
             while may_continue and pending and pending[0].is_ready:
                 may_continue = deliver(pending.popleft().fetch())
@@ -84,7 +85,7 @@ class MetricResults:
     """Computes results of a model's metrics; compiled again only if the metrics change.
 
     Args:
-        model: Built and compiled.
+        model: Built and compiled Keras model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -93,9 +94,9 @@ class MetricResults:
         self._compiled: Callable[[Any], Any] | None = None
 
     def compute(self, values: Sequence[NDArray[Any]]) -> dict[str, Any]:
-        """Return the results of the values that variables of metrics have."""
+        """Return the results of metrics, given the values of their variables."""
         variables = list(self._model.metrics_variables)
-        # By identity: `compile` makes new ones.
+        # Compare by identity, since `compile` creates new variables.
         if self._compiled is None or list(map(id, variables)) != list(map(id, self._variables)):
             self._variables, self._compiled = variables, self._compile(variables)
         return dict(self._compiled(values))
@@ -117,11 +118,11 @@ class MetricTotals:
     """Adds up the metrics of a model.
 
     Args:
-        model: Built and compiled.
-        results: Computes results of its metrics.
+        model: Built and compiled Keras model.
+        results: Computes the results of its metrics.
 
     Raises:
-        FailedPreconditionError: The parts of a metric cannot be added; it is named.
+        FailedPreconditionError: If the partial results of a metric cannot be added.
     """
 
     def __init__(self, model: Any, results: MetricResults) -> None:
@@ -133,7 +134,7 @@ class MetricTotals:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again at zero."""
+        """Reset the sums to zero."""
         self._sums = [np.zeros(each.shape, each.dtype) for each in self._variables]
 
     def add(self, metrics: Sequence[NDArray[Any]]) -> None:
@@ -145,11 +146,11 @@ class MetricTotals:
         return list(self._sums)
 
     def set_state(self, state: Sequence[NDArray[Any]]) -> None:
-        """Go on from sums."""
+        """Restore the sums."""
         self._sums = list(state)
 
     def logs(self, last: dict[str, Any]) -> dict[str, Any]:
-        """Return the metrics of all batches, with what `train_step` returned beside them.
+        """Return the metrics of all batches, and other logs of the last `train_step`.
 
         Args:
             last: Logs of the last step.
@@ -167,14 +168,14 @@ class MetricTotals:
 
 
 def check_additive(metrics: Sequence[Any], owner: str) -> None:
-    """Check that parts of metrics, which have just been reset, can be added.
+    """Check that partial results of metrics, which have just been reset, can be added.
 
     Args:
-        metrics: Of Keras.
-        owner: A description of their owner, for errors.
+        metrics: Keras metrics.
+        owner: Description of their owner, for errors.
 
     Raises:
-        FailedPreconditionError: Parts of one cannot be added; it is named.
+        FailedPreconditionError: If the partial results of a metric cannot be added.
     """
     for metric in metrics:
         for variable in metric.variables:

@@ -1,16 +1,17 @@
-"""A model's steps as functions of arrays; `jax_steps` and `torch_steps` run them.
+"""Steps of a model as functions of arrays; `jax_steps` and `torch_steps` implement them.
 
-A model's `train_step`, Keras' own or the user's, ends with a call of its optimizer. On a training
-worker that call must return the gradients, which the parameter servers apply. On a replica of a
-mirrored strategy it must return them, too, since the gradients of all replicas are applied as one.
-So the optimizer of a copy records gradients in place of applying them.
+A model's `train_step`, Keras' or the user's, ends with a call of the optimizer. Gradients must not
+be applied there: on a training worker the parameter servers apply them, and on mirrored replicas
+the mean of all replicas is applied once. So the optimizer of a model copy records gradients instead
+of applying them.
 
-A step gets the rows of its batch in place of the matrix of an `Embedding` layer, and returns a
-gradient for each of them. Only the layer's own `call` may use the matrix: a step in which anything
-else reads it is run again with all of it, as of a layer that was never looked up.
+A step receives the rows of an `Embedding` layer's matrix that its batch looks up, instead of the
+matrix, and returns a gradient for each of these rows. Only the layer's own `call` may use the
+matrix. If anything else reads it, the step is run again with the whole matrix.
 
-Servers apply such a gradient to its rows alone: momentum and weight decay change a row in the steps
-that look it up, where Keras changes all rows in each step. Without them, the result is the same.
+Servers apply such a gradient to its rows only: momentum and weight decay change a row in the steps
+that look it up, while Keras changes all rows in each step. Without momentum and weight decay the
+result is the same.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class SparseRows(NamedTuple):
 
     Attributes:
         ids: Sorted, without duplicates.
-        values: One for each id.
+        values: One row for each id.
     """
 
     ids: NDArray[np.int64]
@@ -58,7 +59,7 @@ class SparseRows(NamedTuple):
 
 
 def merge_rows(first: SparseRows, second: SparseRows) -> SparseRows:
-    """Return the rows of two that have no id in common."""
+    """Merge two sets of rows without common ids."""
     if not len(second.ids):
         return first
     ids = np.concatenate([first.ids, second.ids])
@@ -67,7 +68,7 @@ def merge_rows(first: SparseRows, second: SparseRows) -> SparseRows:
 
 
 class MissingRows(Exception):  # noqa: N818 - a signal, which the caller always handles
-    """A step looked up rows that it was not given.
+    """Signal that a step looked up rows that it did not receive.
 
     Attributes:
         ids: Sorted unique ids, by index among the trainable variables.
@@ -78,8 +79,8 @@ class MissingRows(Exception):  # noqa: N818 - a signal, which the caller always 
         self.ids = ids
 
 
-class WholeWeightNeeded(Exception):  # noqa: N818 - likewise
-    """A step used more of matrices than the rows that layers look up.
+class WholeWeightNeeded(Exception):  # noqa: N818 - a signal, as above
+    """Signal that a step used matrices in another way than by looking up rows.
 
     Attributes:
         indices: Indices of these matrices among the trainable variables.
@@ -91,16 +92,16 @@ class WholeWeightNeeded(Exception):  # noqa: N818 - likewise
 
 
 class EmbeddingRows:
-    """One layer whose rows are looked up.
+    """Embedding layer whose rows are looked up.
 
     Attributes:
         index: Index of its matrix among the trainable variables of the model.
-        layer: The layer, whose `call` asks `look_up`.
-        variable: Its matrix, which has no value here.
-        count: Rows in it; None if any id has a row.
-        has_table: Whether its rows are in a table, so that no step can have all of them.
-        dim: Elements in a row.
-        was_read: Whether anything but the layer's own `call` read the matrix.
+        layer: The layer; its `call` uses `look_up`.
+        variable: Its matrix, which has no value in this process.
+        count: Number of rows; None if every id may have a row.
+        has_table: Whether the rows are in an embedding table, so that no step can have all of them.
+        dim: Number of elements in a row.
+        was_read: Whether anything but the layer's `call` read the matrix.
     """
 
     def __init__(self, index: int, layer: Any) -> None:
@@ -114,11 +115,11 @@ class EmbeddingRows:
         replace_embedding_call(layer, self)
 
     def look_up(self, ids: Any) -> Any:
-        """Return the rows of ids, a tensor of integers; steps of a back end define this."""
+        """Return the rows of a tensor of integer ids; implemented for each back end."""
         raise NotImplementedError
 
     def note_read(self) -> None:
-        """Record that something else reads the matrix, and refuse it.
+        """Reject a read of the matrix outside of the layer's `call`.
 
         Raises:
             WholeWeightNeeded: Always.
@@ -130,7 +131,7 @@ class EmbeddingRows:
         """Return sorted unique ids of rows; negative ones count from the end.
 
         Raises:
-            InvalidArgumentError: One is out of range.
+            InvalidArgumentError: If an id is out of range.
         """
         found = np.unique(ids).astype(np.int64)
         if self.count is None:
@@ -149,7 +150,7 @@ class EmbeddingRows:
         """Restore the layer's own `call` and its matrix, with zeros.
 
         Raises:
-            FailedPreconditionError: Its rows are in a table.
+            FailedPreconditionError: If its rows are in a table.
         """
         if self.has_table or self.count is None:
             raise FailedPreconditionError(
@@ -161,14 +162,14 @@ class EmbeddingRows:
 
 
 def embedding_rows(model: Any, kind: type[EmbeddingRows]) -> dict[int, EmbeddingRows]:
-    """Have rows looked up in every layer of a model where that is possible.
+    """Replace matrices by looked-up rows in all layers of a model that support it.
 
     Args:
-        model: Built.
-        kind: That of the back end.
+        model: Built Keras model.
+        kind: Class for the back end.
 
     Returns:
-        By index among the trainable variables.
+        The layers, by index of the matrix among the trainable variables.
     """
     return {index: kind(index, layer) for index, layer in sparse_embeddings(model).items()}
 
@@ -177,14 +178,13 @@ Arrays: TypeAlias = Sequence[Any]
 
 
 class TrainOutputs(NamedTuple):
-    """The result of a training step.
+    """Result of a training step.
 
     Attributes:
-        gradients: By trainable variable; None where there is none, and `SparseRows` where rows are
-            looked up.
-        state: New values of the non-trainable variables that the step changes, by their index.
+        gradients: Gradient of each trainable variable, or None; `SparseRows` if rows are looked up.
+        state: New values of the non-trainable variables that the step changes, by index.
         metrics: New values of the variables of metrics.
-        logs: What `train_step` returned.
+        logs: Result of `train_step`.
     """
 
     gradients: list[Any]
@@ -196,11 +196,11 @@ class TrainOutputs(NamedTuple):
 class ModelSteps:
     """Runs steps of a model on one back end.
 
-    Each method may raise `MissingRows`: then call it again with these rows as well. Or it raises
-    `WholeWeightNeeded`: then call it again after `use_whole_matrices`.
+    Each method may raise `MissingRows`: call it again with these rows, too. Or it may raise
+    `WholeWeightNeeded`: call it again after `use_whole_matrices`.
 
     Args:
-        model: Built and compiled; its optimizer records gradients.
+        model: Built and compiled Keras model; its optimizer records gradients.
 
     Attributes:
         rows: Layers whose rows are looked up, by index of the matrix among the trainable variables.
@@ -219,29 +219,28 @@ class ModelSteps:
 
         Args:
             step: "train", "test" or "predict".
-            weights: Values of trainable variables that need not be recent; None for those in
-                `rows`.
-            state: Such values of the non-trainable variables.
+            weights: Values of the trainable variables, possibly outdated; None for those in `rows`.
+            state: Values of the non-trainable variables, possibly outdated.
             metrics: Values of the variables of metrics.
             batch: The batch of the step.
 
         Returns:
-            By index, as in `rows`.
+            The ids, by index as in `rows`.
         """
         raise NotImplementedError
 
     def use_whole_matrices(self, indices: Sequence[int]) -> None:
-        """Take these variables out of `rows`: from now on steps take all of them.
+        """Remove variables from `rows`: later steps receive their whole matrices.
 
         Raises:
-            FailedPreconditionError: One is in a table.
+            FailedPreconditionError: If a variable is in a table.
         """
         for index in indices:
             self.rows[index].restore()
             del self.rows[index]
 
     def seed(self, seed: int, step: int) -> None:
-        """Seed random numbers without a variable, so that they depend on seed and step only."""
+        """Seed random numbers that have no Keras variable; they depend only on seed and step."""
 
     def train(
         self, weights: Arrays, state: Arrays, metrics: Arrays, scale: float | None, batch: Any
@@ -252,8 +251,8 @@ class ModelSteps:
             weights: Values of the trainable variables; `SparseRows` of those in `rows`.
             state: Values of the non-trainable variables.
             metrics: Values of the variables of metrics.
-            scale: By which the loss is multiplied, for gradients in half precision; gradients are
-                returned unscaled.
+            scale: Factor of the loss, for gradients in half precision; returned gradients are
+                unscaled. None disables scaling.
             batch: `x`, `(x, y)` or `(x, y, sample_weight)`.
         """
         raise NotImplementedError
@@ -261,7 +260,7 @@ class ModelSteps:
     def test(
         self, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any
     ) -> tuple[Arrays, dict[str, Any]]:
-        """Run `test_step` on a batch; return new values of metrics, and its logs."""
+        """Run `test_step` on a batch; return new values of metrics, and the logs."""
         raise NotImplementedError
 
     def predict(self, weights: Arrays, state: Arrays, batch: Any) -> Any:
@@ -272,13 +271,13 @@ class ModelSteps:
 def record_gradients(optimizer: Any) -> None:
     """Make this optimizer record gradients from now on.
 
-    It keeps its class as a base, so that a `train_step` still finds its attributes.
+    Its class becomes a subclass, so that a `train_step` still finds its attributes.
 
     Args:
-        optimizer: An optimizer of Keras without slots. It gets attributes: `recorded`, the
-            pairs of gradient and variable that `apply` was called with; `scale`, by which
-            `scale_loss` multiplies, and recorded gradients are divided (None: not at all); and
-            `before_backward`, which `scale_loss` calls if it is set.
+        optimizer: A Keras optimizer without slots. It gets attributes: `recorded`, the pairs of
+            gradient and variable passed to `apply`; `scale`, the factor by which `scale_loss`
+            multiplies and recorded gradients are divided (None disables it); and
+            `before_backward`, a function that `scale_loss` calls if it is set.
     """
     optimizer.scale = None
     optimizer.before_backward = None
@@ -289,13 +288,13 @@ def record_gradients(optimizer: Any) -> None:
 def recording_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
     """Make this optimizer record gradients within the context.
 
-    It may have slots, which do not change. If it scales the loss, recorded gradients are scaled.
+    Its slots do not change. If it scales the loss, recorded gradients are scaled, too.
 
     Args:
-        optimizer: An optimizer of Keras.
+        optimizer: A Keras optimizer.
 
     Yields:
-        The pairs of gradient and variable that `apply` was called with.
+        The pairs of gradient and variable passed to `apply`.
     """
     kind = type(optimizer)
     _replace_class(optimizer, _RecordingMixin)
@@ -307,7 +306,7 @@ def recording_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
 
 def _replace_class(optimizer: Any, mixin: type) -> None:
     kind = type(optimizer)
-    # A list of the class: Keras would track one of the optimizer.
+    # A class attribute, since Keras would track a list in an instance attribute.
     optimizer.__class__ = type(f"Recording{kind.__name__}", (mixin, kind), {"recorded": []})
 
 

@@ -279,7 +279,7 @@ def server_initializer(given: Any, layer: str) -> Any:
     A random one without a seed gets a seed that follows from the name of the layer.
 
     Raises:
-        ValueError: Servers do not have it.
+        ValueError: If the servers do not support it.
     """
     if not isinstance(given, keras.initializers.Initializer):
         return given

@@ -162,8 +162,8 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
         embeddings_metadata: Only None.
 
     Raises:
-        TypeError: An argument is of another type.
-        ValueError: An argument is not supported, or out of range.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is not supported, or out of range.
     """
 
     def __init__(

@@ -271,7 +271,7 @@ def check_weights_unchanged(model: Any, weights: Sequence[Any]) -> Iterator[None
     """Check that a step in this context, whose optimizer records gradients, changes no weights.
 
     Raises:
-        FailedPreconditionError: It does.
+        FailedPreconditionError: If it does.
     """
 
     def versions() -> list[tuple[int, int]]:

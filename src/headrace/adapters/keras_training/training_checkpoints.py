@@ -186,8 +186,8 @@ def load(model: Any, found: FoundCheckpoint, folder: str) -> int | None:
         The optimizer's iterations; None: the checkpoint has none.
 
     Raises:
-        IncompleteError: It is not complete.
-        Exception: It is complete, and does not fit the model.
+        IncompleteError: If it is incomplete.
+        Exception: If it is complete but does not fit the model.
     """
     if found.is_keras_file:
         return _load_file(model, found, folder)

@@ -41,7 +41,7 @@ __all__ = [
 
 
 class DatasetCreator(DataAdapter):  # type: ignore[misc]
-    """Training data by the function that makes it: `model.fit(creator, steps_per_epoch=...)`.
+    """Function that creates training data: `model.fit(creator, steps_per_epoch=...)`.
 
     Without a strategy `fit`, `evaluate` and `predict` call the function once, with
     `InputContext(1, 0, 1)`, and read its dataset as `hr.keras.dataset` does.
@@ -57,10 +57,10 @@ class DatasetCreator(DataAdapter):  # type: ignore[misc]
 
     Args:
         dataset_fn: A function of an `hr.distribute.InputContext` that returns a Dataset of batches.
-        input_options: How a strategy distributes it.
+        input_options: Options for the strategy that distributes the dataset.
 
     Raises:
-        TypeError: `dataset_fn` is no function, or `input_options` are no `InputOptions`.
+        TypeError: If `dataset_fn` is not callable, or `input_options` is not an `InputOptions`.
     """
 
     def __init__(
@@ -78,28 +78,28 @@ class DatasetCreator(DataAdapter):  # type: ignore[misc]
         """Return the dataset of an input pipeline.
 
         Raises:
-            TypeError: The function returned something else.
+            TypeError: If the function returned anything but a Dataset.
         """
         check_instance("context", context, InputContext)
-        made = self.dataset_fn(context)
-        if not isinstance(made, Dataset):
+        dataset = self.dataset_fn(context)
+        if not isinstance(dataset, Dataset):
             raise TypeError(
                 "`dataset_fn` of hr.keras.DatasetCreator must return a Dataset, but returned "
-                f"{made!r:.80} of type {type(made).__name__}"
+                f"{dataset!r:.80} of type {type(dataset).__name__}"
             )
-        return made
+        return dataset
 
     def open_data(self) -> KerasDataset:
-        """Return the dataset of a program without a strategy, as Keras reads it."""
+        """Return the dataset for use without a strategy, as a data adapter of Keras."""
         return KerasDataset(self(InputContext(1, 0, 1)))
 
     def __repr__(self) -> str:
         return f"DatasetCreator({self.dataset_fn!r})"
 
-    # --- a `fit` that was looked up before Headrace replaced it -----------------------------------
+    # --- Keras' data adapter interface, for a `fit` that was looked up before Headrace patched it -
 
     def close(self) -> None:
-        """Release threads and files of such a `fit`; others do it themselves. Idempotent."""
+        """Release the threads and files of such a `fit`. Idempotent."""
         if "_data" in vars(self):
             self._data.close()
             del self._data
@@ -109,28 +109,28 @@ class DatasetCreator(DataAdapter):  # type: ignore[misc]
         return self.open_data()
 
     def get_numpy_iterator(self) -> Iterator[Any]:
-        """Return an iterator over the batches of a pass."""
+        """Return an iterator over the batches of an epoch, as NumPy arrays."""
         return self._data.get_numpy_iterator()
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """Return the same."""
+        """Return an iterator over the batches of an epoch, as arrays that JAX accepts."""
         return self._data.get_jax_iterator()
 
     def get_torch_dataloader(self) -> Iterator[Any]:
-        """Return the same as tensors."""
+        """Return an iterator over the batches of an epoch, as PyTorch tensors."""
         return self._data.get_torch_dataloader()
 
     def on_epoch_begin(self) -> None:
-        """Record that a pass begins, or continues."""
+        """Record that an epoch begins, or continues."""
         self._data.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Record that an epoch is over."""
+        """Record that an epoch has ended."""
         self._data.on_epoch_end()
 
     @property
     def num_batches(self) -> int | None:
-        """Batches in an epoch; None: unknown, or infinite."""
+        """Number of batches in an epoch; None if unknown or infinite."""
         return self._data.num_batches
 
     batch_size = has_partial_batch = partial_batch_size = None
@@ -151,17 +151,17 @@ class TrainingData:
     """The batches of one call of `fit`, `evaluate` or `predict`.
 
     Args:
-        method: Its name, for errors.
-        x: As Keras takes it, or a Dataset of batches.
-        y: Labels, beside arrays.
-        sample_weight: Weights, beside arrays.
-        batch_size: Of arrays; None: 32.
-        steps: Batches in an epoch; None: all that there are.
-        steps_argument: The name of `steps` among the method's arguments, for errors.
+        method: Name of the method, for errors.
+        x: Inputs that Keras accepts, or a Dataset of batches.
+        y: Labels, if `x` is an array.
+        sample_weight: Weights, if `x` is an array.
+        batch_size: Batch size of arrays; None: 32.
+        steps: Number of batches in an epoch; None reads all data.
+        steps_argument: Name of `steps` among the method's arguments, for errors.
         shuffle: Whether arrays are shuffled before each epoch.
-        class_weight: The weight of each class, by its number.
-        restarts: Whether each epoch begins at the start of the data, also if the one before ended
-            within them.
+        class_weight: Weight of each class, by class index.
+        restarts: Whether each epoch begins at the start of the data, even if the previous epoch
+            ended before their end.
     """
 
     def __init__(
@@ -183,10 +183,10 @@ class TrainingData:
                 f"{method} got a {type(x).__name__}, which is read by workers: pass the Dataset "
                 "that was given to the strategy; each batch is sent to one worker"
             )
-        #: The dataset that this object made and must close; None if the caller made it.
+        #: Dataset that this object created and must close; None if the caller created it.
         self._own_dataset: KerasDataset | None = None
         self._class_weight = class_weight
-        #: The seed for shuffling arrays; None without shuffling.
+        #: Seed for shuffling arrays; None without shuffling.
         self._seed: int | None = None
         self._arrays: Callable[[int | None], Dataset] | None = None
         if are_arrays(x):
@@ -224,14 +224,14 @@ class TrainingData:
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches in an epoch; None if only reading tells."""
+        """Number of batches in an epoch; None if it is unknown before the data are read."""
         return self._steps or self._adapter.num_batches
 
     def peek(self) -> Any:
         """Return the first batch of the next epoch without consuming it.
 
         Raises:
-            ValueError: There is none.
+            ValueError: If there is none.
         """
         if not self._peeked:
             batch = next(self._open_iterator(), None)
@@ -241,13 +241,13 @@ class TrainingData:
         return self._peeked[0]
 
     def epoch(self, done: int = 0) -> Iterator[Any]:
-        """Yield the batches of an epoch, after those that are done.
+        """Yield the remaining batches of an epoch.
 
-        With a number of steps the next epoch continues where this one ends, unless the data
-        restart; data that end before it end the epoch with a warning.
+        With `steps`, the next epoch continues where this one ends, unless `restarts` is set. If the
+        data end earlier, the epoch ends with a warning.
 
         Args:
-            done: The number of batches of it before the state that was restored.
+            done: Number of batches of the epoch before a restored state.
         """
         self._adapter.on_epoch_begin()
         count = done
@@ -275,7 +275,7 @@ class TrainingData:
         return self._iterator
 
     def get_state(self) -> dict[str, Any]:
-        """Return where the next batch comes from: a value of JSON."""
+        """Return the position of the next batch: a JSON value."""
         position = None
         if isinstance(self._adapter, KerasDataset):
             position = self._adapter.get_state()
@@ -285,9 +285,9 @@ class TrainingData:
         """Continue at a state.
 
         Args:
-            state: Returned by `get_state` for the same data, maybe in an earlier program.
-            batch: Number of batches of the epoch before the state; if the data have no states, this
-                many are skipped.
+            state: Result of `get_state` for the same data, possibly in an earlier process.
+            batch: Number of batches of the epoch before the state; if the data cannot restore
+                states, this many batches are read and dropped.
         """
         self._end_iteration()
         if self._arrays is not None and state["seed"] != self._seed:
@@ -302,13 +302,13 @@ class TrainingData:
             next(self._open_iterator(), None)
 
     def close(self) -> None:
-        """Release threads and files. May be called twice."""
+        """Release threads and files. Idempotent."""
         self._end_iteration()
         if self._own_dataset is not None:
             self._own_dataset.close()
 
     def _end_iteration(self) -> None:
-        """End the pass over the data; the next epoch begins with another one."""
+        """Close the iterator over the data; the next epoch opens another one."""
         iterator, self._iterator = self._iterator, None
         self._peeked.clear()
         close = getattr(iterator, "close", None)
@@ -319,10 +319,10 @@ class TrainingData:
 def split_for_validation(
     x: Any, y: Any, sample_weight: Any, fraction: float
 ) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
-    """Cut the last rows off arrays, for validation.
+    """Split arrays into rows for training and the last rows, for validation.
 
     Raises:
-        ValueError: They are no arrays, or one part would be empty.
+        ValueError: If the inputs are not arrays, or one part would be empty.
     """
     if not are_arrays(x):
         raise ValueError(
@@ -354,7 +354,7 @@ def are_arrays(x: Any) -> bool:
         x = tuple(x)
     try:
         leaves, _ = flatten(x)
-    except Exception:  # of no structure that has arrays
+    except Exception:  # not a structure of arrays
         return False
     return bool(leaves) and all(_is_array(each) for each in leaves)
 
@@ -377,16 +377,16 @@ def dataset_of_arrays(
     """Return a dataset of batches of arrays.
 
     Args:
-        method: The name of the method that got the arguments, for errors.
+        method: Name of the method that got the arguments, for errors.
         x: Arrays of inputs.
-        y: Labels; None: there are none.
-        sample_weight: Weights; None: there are none.
-        batch_size: Rows of a batch.
+        y: Labels, or None.
+        sample_weight: Weights, or None.
+        batch_size: Number of rows in a batch.
         shuffle: Whether rows are shuffled before each epoch.
-        seed: The seed for shuffling; None for a random one.
+        seed: Seed for shuffling; None draws one.
 
     Raises:
-        ValueError: Their numbers of rows differ, or there are weights without labels.
+        ValueError: If the arrays' numbers of rows differ, or there are weights without labels.
     """
     if sample_weight is not None and y is None:
         raise ValueError(f"`sample_weight` of {method} is given without `y`")

@@ -1,4 +1,4 @@
-"""What the coordinator sends to training workers: descriptions, and functions to call there.
+"""Records and functions that the coordinator sends to training workers.
 
 Nothing here imports Keras before a function is called: a worker sets the back end of Keras first.
 """
@@ -38,7 +38,7 @@ def _use_backend(backend: str) -> None:
 
 
 class TrainCall(NamedTuple):
-    """The arguments of a training call other than the batches.
+    """Arguments of a training call, except the batches.
 
     Attributes:
         first_step: Optimizer step number of the first batch.
@@ -57,13 +57,13 @@ class TrainCall(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """The result of a training or evaluation call.
+    """Result of a training or evaluation call.
 
     Attributes:
-        steps: The number of batches.
-        metrics: The sums of metrics over these batches.
-        logs: What the last step returned: metrics of these batches, and what a `train_step` of the
-            user's adds.
+        steps: Number of batches.
+        metrics: Sums of metrics over these batches.
+        logs: Logs of the last step: metrics of these batches, and additional values of a user's
+            `train_step`.
         non_finite: For each batch whether a gradient was not finite; empty without `scale`.
     """
 
@@ -143,7 +143,7 @@ class OptimizerSpec(NamedTuple):
 
     Attributes:
         applies: The optimizer on the servers.
-        rate: The learning rate, a variable on the servers; None if the optimizer has a schedule.
+        rate: Learning rate, a variable on the servers; None if the optimizer has a schedule.
     """
 
     applies: Any
@@ -162,9 +162,10 @@ def build_object(
     Args:
         backend: The back end of Keras in the coordinator.
         data: The object, its variables and its optimizers, serialized by `dump_objects`.
-        variables: One for each of these variables.
-        optimizers: One for each of these optimizers.
-        statistics: The optimizer for changes of statistics: gradient descent with the rate 1.
+        variables: Specs of the variables, in the same order.
+        optimizers: Specs of the optimizers, in the same order.
+        statistics: Optimizer that applies changes of statistics: gradient descent with learning
+            rate 1.
     """
     _use_backend(backend)
     from headrace.adapters.keras_training.worker_objects import (  # noqa: PLC0415 - after it
@@ -177,12 +178,12 @@ def build_object(
 
 
 def layer_of(model: Any, index: int) -> Any:
-    """Return a layer of a model that `build_object` made."""
+    """Return a layer of a model that `build_object` created."""
     from headrace.adapters.keras_training.keras_internals import all_layers  # noqa: PLC0415
 
     return all_layers(model)[index]
 
 
 def variable_of(value: Any, index: int) -> Any:
-    """Return a variable of an object that `build_object` made."""
+    """Return a variable of an object that `build_object` created."""
     return vars(value)[_VARIABLES][index]

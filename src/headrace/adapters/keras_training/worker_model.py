@@ -1,8 +1,8 @@
 """The copy of a Keras model on a training worker.
 
-The coordinator sends the model once, and then calls `train`, `test` and `predict` of it
-(`worker_calls`). Each call brings its batches and returns what the coordinator adds up; values of
-variables come from the parameter servers, and gradients go there.
+The coordinator sends the model once, and then schedules calls of `train`, `test` and `predict`
+(`worker_calls`) with batches as arguments. A call reads variables from the parameter servers,
+pushes gradients to them, and returns sums of metrics, or outputs.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ __all__ = ["WorkerModel"]
 Ids: TypeAlias = dict[int, NDArray[np.int64]]
 """Sorted unique ids of rows, by index of the matrix among the trainable variables."""
 _NO_IDS = np.zeros(0, np.int64)
-_MAX_TRIALS = 8
+_MAX_ATTEMPTS = 8
 
 
 class WorkerModel:
     """A worker's copy of a model.
 
     Args:
-        data: The model, as `dump_model` packed it.
-        trainable: Its trainable variables on the servers, in the order of Keras.
-        state: Its non-trainable ones; None: one that is not on the servers, since it counts draws.
-        seeds: By index, the first value of each that counts draws.
-        optimizer: Applies gradients on the servers.
-        statistics: Applies changes of statistics: gradient descent with the rate 1.
+        data: Model serialized by `dump_model`.
+        trainable: Trainable variables on the servers, in Keras' order.
+        state: Non-trainable variables on the servers; None for seeds, which count draws of random
+            numbers and are not on the servers.
+        seeds: Initial values of seeds, by index in `state`.
+        optimizer: Optimizer that applies gradients on the servers.
+        statistics: Optimizer that applies changes of statistics: gradient descent with learning
+            rate 1.
     """
 
     def __init__(
@@ -74,17 +76,17 @@ class WorkerModel:
             self._steps.use_whole_matrices(list(self._steps.rows))
         self._zeros = [np.zeros(each.shape, each.dtype) for each in self.model.metrics_variables]
         self._draws: dict[int, int] | None = None
-        #: Indices of statistics that a step was seen to change.
+        #: Indices of the non-trainable variables that any step so far has changed.
         self._changing: set[int] = set()
         self._version: int | None = None
         self._all: tuple[list[NDArray[Any]], list[NDArray[Any]]] = ([], [])
-        #: Indices of trainable variables that are tables: whether gradients change their rows.
+        #: By index of each trainable variable that is a table: whether gradients change its rows.
         self._tables = {
             index: self._steps.rows[index].layer.trainable
             for index, each in enumerate(self._trainable)
             if isinstance(each, EmbeddingTable)
         }
-        #: Rows of tables that the current step has looked up: a second trial looks up only others.
+        #: Rows of tables that the current step has looked up, which a retry does not request again.
         self._looked_up: dict[int, SparseRows] = {}
 
     # --- training -------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ class WorkerModel:
     def _train_step(
         self, call: TrainCall, number: int, batch: Any, metrics: Any
     ) -> tuple[Any, list[NDArray[Any]]]:
-        """Return what a training step returns, and the state that it was given."""
+        """Run a training step; return its outputs, and the state before it."""
 
         def step(known: Ids) -> tuple[Any, list[NDArray[Any]]]:
             is_fresh = self._refresh(call.version)
@@ -125,15 +127,15 @@ class WorkerModel:
         return cast("tuple[Any, list[NDArray[Any]]]", self._with_rows(step))
 
     def _with_rows(self, step: Callable[[Ids], Any]) -> Any:
-        """Return what a step returns, once it has all rows that it looks up.
+        """Return a step's result; run it again with more rows until it has all that it looks up.
 
         Args:
-            step: Called with ids of rows that it is known to look up, beside those that it is
-                likely to.
+            step: Called with the ids that earlier attempts lacked, in addition to those that it
+                predicts itself.
         """
         known: Ids = {}
         self._looked_up = {}
-        for _ in range(_MAX_TRIALS):
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 return step(known)
             except MissingRows as missing:
@@ -169,7 +171,7 @@ class WorkerModel:
         Args:
             ids: Ids of the rows that are looked up.
             is_fresh: Whether all other values have just been read.
-            trains: Whether tables make rows for ids that have none.
+            trains: Whether tables create rows for ids without a row.
         """
         weights: list[Any] = list(self._all[0])
         state = list(self._all[1])
@@ -208,7 +210,7 @@ class WorkerModel:
     def _pull_request(self, index: int, ids: NDArray[np.int64], trains: bool) -> TablePull:
         """Return the request for rows of a table.
 
-        A table without bounds, of `keras.layers.Embedding`, has first values where there is no row.
+        If the layer has a fixed number of rows, ids without a row get initial values.
         """
         counts = np.ones(len(ids), np.int64) if trains and self._tables[index] else None
         initialize = self._steps.rows[index].count is not None
@@ -237,7 +239,7 @@ class WorkerModel:
         return weights, state
 
     def _count_draws(self, weights: Any, state: list[NDArray[Any]], batch: Any) -> dict[int, int]:
-        """Return how often a step draws from each seed, by running one whose result is dropped."""
+        """Count the draws of a step from each seed, by running a step and dropping its result."""
         if not self._seeds:
             return {}
         outputs = self._steps.train(weights, state, self._zeros, None, batch)
@@ -284,7 +286,7 @@ class WorkerModel:
     # --- evaluation -----------------------------------------------------------------------------
 
     def test(self, version: int, batches: Sequence[Any]) -> StepResult:
-        """Run an evaluation step for each batch, with the values of one moment."""
+        """Run an evaluation step for each batch, all with the same values of variables."""
         metrics: Any = self._zeros
         logs: Any = {}
         for batch in batches:
@@ -311,7 +313,7 @@ class WorkerModel:
     def _values(
         self, name: str, version: int, metrics: Any, batch: Any, known: Ids
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Return the values that a version has, with the rows that a batch looks up."""
+        """Return the values of a version, and the rows that a batch looks up."""
         self._refresh(version)
         ids = self._ids(name, self._all[1], metrics, batch, known)
         return self._read(ids, is_fresh=True, trains=False)
@@ -328,7 +330,7 @@ def _steps_of(model: Any) -> ModelSteps:
 
 
 def _union_ids(one: Ids, other: Ids) -> Ids:
-    """Return all ids of both."""
+    """Return the union of the ids of each matrix."""
     return {
         **one,
         **{key: np.union1d(one[key], ids) if key in one else ids for key, ids in other.items()},
@@ -336,7 +338,7 @@ def _union_ids(one: Ids, other: Ids) -> Ids:
 
 
 def _gradient(value: Any) -> NDArray[Any] | IndexedSlices | None:
-    """Return a gradient as an optimizer takes it."""
+    """Return a gradient in a form that optimizers accept."""
     if isinstance(value, SparseRows):
         return IndexedSlices(value.values, value.ids) if len(value.ids) else None
     return None if value is None else np.asarray(value)
@@ -354,7 +356,7 @@ def _arrays(values: Sequence[Any]) -> list[NDArray[Any]]:
 
 
 def _to_plain_logs(logs: Any) -> dict[str, Any]:
-    """Return logs that any process can read."""
+    """Return logs as NumPy arrays, which any process can unpickle."""
     if not isinstance(logs, dict):
         return {}
     return {

@@ -228,7 +228,7 @@ class CollectiveClient:
         """Receive pending replies without blocking, for a caller that waits for something else.
 
         Raises:
-            HeadraceError: The error with which the session failed.
+            HeadraceError: If the session has failed; the session's error.
         """
         with self._lock:
             self._mark_busy()

@@ -375,13 +375,13 @@ class _ServerReference:
             self._server.stop()
 
 
-def _leave_to_parent() -> None:
+def _after_fork_in_child() -> None:
     global _servers_lock
     _servers_lock = threading.RLock()
     _servers.clear()
 
 
-call_in_children(_leave_to_parent)
+call_in_children(_after_fork_in_child)
 
 
 # --- Channel for the worker of the server's process: no socket ------------------------------------

@@ -11,7 +11,7 @@ Rule 4. The session starts when collective 0 completes. Before that, workers may
 Rule 5. After that, a worker whose connection was lost may reconnect within `RECONNECT_SECONDS`. A
         worker that waits here reconnects at once; one that is busy elsewhere does not notice the
         loss, and counts as lost, like a killed one. This is checked when a contribution arrives,
-        so waiting workers are told to contribute again.
+        so the server requests new contributions from waiting workers.
 
 Workers are identified by rank; contributed values are opaque. Times are seconds of any monotonic
 clock.
