@@ -287,10 +287,10 @@ class FinishedStreamsSource(IndexedSource):
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
         """Return an object array of datasets with the shape of `indices`."""
-        made, streams = np.empty(np.shape(indices), object), _stream_numbers(self.chunks)
-        for stream_index in np.ndindex(made.shape):
-            made[stream_index] = self._open_stream(streams[int(indices[stream_index])])
-        return made
+        result, streams = np.empty(np.shape(indices), object), _stream_numbers(self.chunks)
+        for stream_index in np.ndindex(result.shape):
+            result[stream_index] = self._open_stream(streams[int(indices[stream_index])])
+        return result
 
     def _open_stream(self, stream: int) -> Any:
         chunks = tuple(chunk for chunk in self.chunks if chunk.stream == stream)

@@ -235,11 +235,8 @@ class DirectoryPoller:
         """
         now = time.monotonic()
         if self._wait_warning is None or awaited != self._awaited:
-            self._wait_warning, self._awaited, self._delay = (
-                WaitWarning(awaited),
-                awaited,
-                _FIRST_POLL_SECONDS,
-            )
+            self._wait_warning, self._awaited = WaitWarning(awaited), awaited
+            self._delay = _FIRST_POLL_SECONDS
             self._deadline = now + self._timeout
         if now >= self._deadline:
             raise DeadlineExceededError(
@@ -255,8 +252,8 @@ class DirectoryPoller:
 def save_failed_error(url: str, status: DirectoryStatus) -> FailedPreconditionError:
     """Return the error for a failed save."""
     return FailedPreconditionError(
-        f"the dataset in {url!r} is incomplete, because saving it failed. Fix the cause and save it "
-        f"again: {status.error}"
+        f"the dataset in {url!r} is incomplete, because saving it failed. Fix the cause and save "
+        f"it again: {status.error}"
     )
 
 

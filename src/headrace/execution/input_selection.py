@@ -93,7 +93,7 @@ class _SelectedInput:
 
     @property
     def has_lazy_rows(self) -> bool:
-        """Whether single rows come next, which are only computed when they are taken."""
+        """Whether lazy rows come next, which are only computed when they are taken."""
         return self.error is None and self.input_buffer.states is not None
 
     def start_lazy_rows(self) -> LazyRowStream | None:
@@ -247,7 +247,7 @@ class InputSelectionIterator(ElementIterator):
     def _select_rows(
         self, choices: Steps, rows_by_input: dict[int, LazyRowStream]
     ) -> Iterator[Any]:
-        """Yield rows of the inputs in turn, until an input without single rows is chosen."""
+        """Yield rows of the inputs in turn, until an input without lazy rows is chosen."""
         numbers: list[int] = choices.tolist()
         number, count, has_ended = numbers[0], 0, False
         try:
@@ -271,7 +271,7 @@ class InputSelectionIterator(ElementIterator):
             self._inputs[number].end_lazy_rows()
 
     def _record_consumed(self, choices: Steps, rows_by_input: dict[int, LazyRowStream]) -> None:
-        """Record the single rows that were taken in these steps."""
+        """Record the lazy rows that were taken in these steps."""
         counts = np.bincount(choices, minlength=len(self._inputs)).tolist()
         for number, stream in rows_by_input.items():
             stream.num_taken += counts[number]
@@ -316,7 +316,7 @@ class InputSelectionIterator(ElementIterator):
 
 _NONE = np.empty(0, np.int64)
 _LAZY_ROWS_AT_ONCE = 64
-"""Number of steps chosen at once for single rows."""
+"""Number of steps chosen at once for lazy rows."""
 
 
 def _interleave_chunks(parts: Sequence[tuple[Steps, Chunk]], size: int) -> Chunk:
@@ -335,20 +335,20 @@ def _interleave_chunks(parts: Sequence[tuple[Steps, Chunk]], size: int) -> Chunk
                 merged[indices] = one.leaves[number]
             leaves.append(merged)
         assert buffered[0].structure is not None
-        made = Chunk.of_columns(unflatten(buffered[0].structure, leaves), size)
+        result = Chunk.of_columns(unflatten(buffered[0].structure, leaves), size)
     else:
         rows: list[Any] = [None] * size
         for indices, chunk in parts:
             for index, row in zip(indices.tolist(), chunk.rows(), strict=True):
                 rows[index] = row
-        made = Chunk.of_rows(rows)
+        result = Chunk.of_rows(rows)
     columns = [(indices, chunk.metadata) for indices, chunk in parts if chunk.metadata is not None]
     if not columns:
-        return made
+        return result
     metadata = np.empty(size, np.uint64)
     for indices, column in columns:
         metadata[indices] = column
-    return made.with_metadata(metadata)
+    return result.with_metadata(metadata)
 
 
 @make_iterator.register(Sample)

@@ -90,7 +90,7 @@ class GeneratorSource(Source):
 
 
 class _GeneratorReader:
-    """Position: number of elements consumed; a restore skips as many."""
+    """Reader of a generator; its position is the number of elements read, which a restore skips."""
 
     def __init__(self, source: GeneratorSource, empty: bool, position: Position) -> None:
         if position is not None and (type(position) is not int or position < 0):
@@ -247,7 +247,7 @@ class _GeneratorReader:
 
     def _generator_error(self, error: Exception, position: int) -> UserFunctionError:
         trace = "".join(traceback.format_exception(error))
-        made = UserFunctionError(
+        result = UserFunctionError(
             f"the generator {self._generator_name()} raised at element {position}: "
             f"{describe_error(error)}"
             f"\n\nOriginal traceback:\n{trace}",
@@ -255,17 +255,17 @@ class _GeneratorReader:
             original_type=type(error).__name__,
             original_traceback=trace,
         )
-        made.__cause__ = error
-        return made
+        result.__cause__ = error
+        return result
 
     def _invalid_element_error(self, error: Exception, position: int) -> InvalidElementError:
         known = isinstance(error, InvalidElementError)
-        made = InvalidElementError(
+        result = InvalidElementError(
             f"element {position} of the generator {self._generator_name()}: "
             f"{error if known else describe_error(error)}"
         )
-        made.__cause__ = error
-        return made
+        result.__cause__ = error
+        return result
 
     def _generator_name(self) -> str:
         function = self._source.generator

@@ -295,11 +295,11 @@ class RecordFilesReader:
         return True
 
     def _read_error(self, error: OSError, offset: int) -> UnavailableError:
-        made = UnavailableError(
+        result = UnavailableError(
             f"{self._names[self._file]!r} cannot be read at byte {offset}: {error}"
         )
-        made.__cause__ = error
-        return made
+        result.__cause__ = error
+        return result
 
     def _parse_unparsed(self) -> None:
         """Parse the data that was read."""
@@ -343,11 +343,8 @@ class RecordFilesReader:
         self._num_returned -= len(self._records)
         self._offset = self._next_offset
         self._next_offset += parsed.consumed_bytes
-        self._records, self._error, self._can_continue = (
-            parsed.records,
-            parsed.error,
-            parsed.can_continue,
-        )
+        self._records, self._error = parsed.records, parsed.error
+        self._can_continue = parsed.can_continue
         self._next_record_bytes = parsed.next_record_bytes
         self._unparsed = unparsed
         self._parse_before_read = parse_before_read and bool(unparsed)
