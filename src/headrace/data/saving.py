@@ -83,8 +83,8 @@ def save_dataset(plan: Node, epoch: int, path: FileName, chunk_bytes: int | None
     digest = identity_digest(plan)
     directory = SavedDirectory(path)
     directory.check_available(digest)
-    save = secrets.token_hex(8)
-    header = SaveHeader(save, digest, None)
+    save_id = secrets.token_hex(8)
+    header = SaveHeader(save_id, digest, None)
     is_started = False
     iterator = _start_iterator(plan, epoch)
     try:
@@ -98,14 +98,14 @@ def save_dataset(plan: Node, epoch: int, path: FileName, chunk_bytes: int | None
             header = header._replace(spec=describe_spec(spec))
         directory.begin(header)
         is_started = True
-        chunks = _write(iterator, chunk, directory, save, known_spec, chunk_bytes)
-        directory.finish(save, chunks)
+        chunks = _write(iterator, chunk, directory, save_id, known_spec, chunk_bytes)
+        directory.finish(save_id, chunks)
     except BaseException as error:
         # Report the failure to readers that wait for the dataset.
         with contextlib.suppress(HeadraceError):
             if not is_started:
                 directory.begin(header)
-            directory.fail(save, describe_error(error))
+            directory.fail(save_id, describe_error(error))
         raise
     finally:
         iterator.close()

@@ -103,8 +103,8 @@ def build_iterator(
             (`rewrites.partition`), with assigned splits. None runs the whole plan.
         contain_exits: Whether SystemExit and the like from a user's function become a
             UserFunctionError, for processes with other work.
-        is_read_only: Whether the consumer never writes to elements. Sources and caches then lend
-            their buffers instead of copying them.
+        is_read_only: Whether the consumer never writes to elements. Sources and caches then return
+            borrowed buffers instead of copies.
         is_preview: Whether to take no elements from other readers (`Source.detach`), including in
             nested datasets.
         instrument: Wraps the iterator of each node (`InstrumentedIterator`), also in nested

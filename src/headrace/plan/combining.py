@@ -135,7 +135,7 @@ class Sample(Node):
 
     datasets: tuple[Node, ...]
     weight_inputs: tuple[Node, ...] = ()
-    """A dataset of weights, one row per step, instead of `weights`."""
+    """A dataset of weights, one row per element, instead of `weights`."""
     weights: tuple[float, ...] | None = None
     """None: equal weights, or those of `weight_inputs`."""
     seed: int | None = None

@@ -214,5 +214,5 @@ def find_borrowing_steps(plan: Node) -> frozenset[int]:
         found[is_only_read].add(id(node))
         input_is_only_read = is_only_read and node.is_read_only
         pending.extend((input_, input_is_only_read) for input_ in node.inputs)
-    # A step that occurs twice may lend its memory only if both occurrences may.
+    # A step that occurs twice may return borrowed memory only if both occurrences may.
     return frozenset(found[True] - found[False])
