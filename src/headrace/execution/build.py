@@ -91,7 +91,7 @@ def build_iterator(
         plan: The plan as written.
         seed: Seed of random steps that have none; None uses the seed of the plan's options, or
             draws one.
-        step_seeds: `plan.determinism.fixed_seeds` of a saved state; () uses those of the plan.
+        step_seeds: Fixed seeds (`plan.determinism`) of a saved state; () uses those of the plan.
         epoch: Epoch numbers; shuffles differ between epochs.
         iteration: Numbers the iterations of shared jobs in nested datasets; required if the plan is
             started again within one iteration.
