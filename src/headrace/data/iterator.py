@@ -255,10 +255,10 @@ class DatasetIterator(Generic[T_co]):
         self._states, self._offset = lambda index: state, 0
 
     def _build(self) -> ElementIterator:
-        epoch_path = (self.epoch,)
+        epochs = (self.epoch,)
         if self._resumes_unordered:
             return build_remaining(
-                self._plan, seed=self._seed, step_seeds=self._fixed_seeds, epoch=epoch_path
+                self._plan, seed=self._seed, step_seeds=self._fixed_seeds, epochs=epochs
             )
         if self._partition_mode:
             return build_both_stages(
@@ -266,13 +266,13 @@ class DatasetIterator(Generic[T_co]):
                 self._partition_mode,
                 seed=self._seed,
                 step_seeds=self._fixed_seeds,
-                epoch=epoch_path,
+                epochs=epochs,
             )
         return build_iterator(
             self._plan,
             seed=self._seed,
             step_seeds=self._fixed_seeds,
-            epoch=epoch_path,
+            epochs=epochs,
             iteration=self._iteration,
         )
 

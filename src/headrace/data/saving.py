@@ -117,7 +117,7 @@ def _start_iterator(plan: Node, epoch: int) -> ElementIterator:
         plan,
         seed=draw_seed() if seed is None else seed,
         step_seeds=collect_fixed_seeds(plan),
-        epoch=(PlanIteration(plan, epoch).number,),
+        epochs=(PlanIteration(plan, epoch).number,),
     )
 
 

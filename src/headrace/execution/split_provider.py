@@ -119,7 +119,7 @@ class PositionSplitProvider:
     Args:
         split_space: Maps the splits of the plan to positions.
         next_splits: Returns the next assigned splits.
-        epoch: Epochs of the plan; leaves append those of their repeats.
+        epochs: Epochs of the plan; leaves append those of their repeats.
         progress: Counts the elements of splits at partition boundaries; None without boundaries.
     """
 
@@ -127,12 +127,12 @@ class PositionSplitProvider:
         self,
         split_space: SplitSpace,
         next_splits: NextSplits,
-        epoch: tuple[int, ...],
+        epochs: tuple[int, ...],
         progress: SplitProgress | None = None,
     ) -> None:
         self._split_space = split_space
         self._next_splits = next_splits
-        self._epochs = epoch
+        self._epochs = epochs
         self._ranges: deque[_LocatedPositions] = deque()
         self._num_located = 0  # splits in all ranges, taken or not
         self._has_ended = False
