@@ -380,7 +380,7 @@ def test_what_runs_where_is_explained(service: str) -> None:
 
 def test_what_would_open_datasets_at_the_client_in_order_is_refused_by_name(service: str) -> None:
     dataset = hr.Dataset.range(9).filter(lambda x: x > 2).interleave(opened, cycle_length=2)
-    with pytest.raises(FailedPreconditionError, match=r"interleave .*put that step after"):
+    with pytest.raises(FailedPreconditionError, match=r"interleave .*move that step after"):
         dataset.apply(distribute(DYNAMIC, service, ordered=True))
     assert len(list(dataset.apply(distribute(DYNAMIC, service)))) == len(list(dataset))
 
