@@ -274,8 +274,8 @@ def test_datasets_of_different_kinds_are_mixed_as_rows():
 def test_nested_shuffles_differ_by_element_and_epoch_but_repeat_with_a_seed():
     dataset = Dataset.range(3).flat_map(lambda x: Dataset.range(20).shuffle(20)).batch(20)
 
-    def order(seed, pass_number=0):
-        iterator = build_iterator(dataset.plan, seed=seed, epoch=(pass_number,))
+    def order(seed, epoch=0):
+        iterator = build_iterator(dataset.plan, seed=seed, epochs=(epoch,))
         chunks = iter(lambda: iterator.next_chunk(1), None)
         return [tuple(row.tolist()) for chunk in chunks for row in chunk.rows()]
 

@@ -17,8 +17,8 @@ WORKERS = 5
 SEED = 7
 
 
-def elements(plan, pass_number=(0,)):
-    iterator = build_iterator(plan, seed=SEED, epoch=pass_number)
+def elements(plan, epochs=(0,)):
+    iterator = build_iterator(plan, seed=SEED, epochs=epochs)
     found = []
     try:
         while (chunk := iterator.next_chunk(64)) is not None:

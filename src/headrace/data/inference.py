@@ -110,9 +110,9 @@ def largest_sample_bytes(plan: Node, count: int) -> int | None:
     if any(source.runs_user_code for source in find_sources(plan)):
         raise FailedPreconditionError("a generator runs only in the process that reads it")
     sizes: list[int] = []
-    reads = _ReadCounter()
+    read_counter = _ReadCounter()
     iterator = build_iterator(
-        _remove_selection(plan), seed=0, is_preview=True, instrument=reads.watch
+        _remove_selection(plan), seed=0, is_preview=True, instrument=read_counter.count_reads
     )
     try:
         while len(sizes) < count and (chunk := iterator.next_chunk(1)) is not None:
@@ -123,10 +123,10 @@ def largest_sample_bytes(plan: Node, count: int) -> int | None:
 
 
 def _remove_selection(plan: Node) -> Node:
-    index = {id(step) for leaf in find_leaves(plan) for step in walk(leaf)}
+    index_step_ids = {id(step) for leaf in find_leaves(plan) for step in walk(leaf)}
 
-    def changed(node: Node) -> Node:
-        if id(node) in index:
+    def remove_step(node: Node) -> Node:
+        if id(node) in index_step_ids:
             return node  # arithmetic only; the indices it drops may not exist
         if node.selects_by_position:
             return node.inputs[0]
@@ -134,7 +134,7 @@ def _remove_selection(plan: Node) -> Node:
             return node.with_parameters(num_parallel_calls=None)
         return _reduce_calls(node)
 
-    return transform(plan, changed)
+    return transform(plan, remove_step)
 
 
 class _ReadCounter:
@@ -144,10 +144,10 @@ class _ReadCounter:
         self._lock = threading.Lock()
         self._count = 0
 
-    def watch(self, node: Node, iterator: ElementIterator) -> ElementIterator:
-        """Return the iterator of a step, wrapped if the step reads a source."""
-        is_read = isinstance(node, FromSource | ReadIndices | GatherIndices)
-        return _CountingIterator(iterator, self) if is_read else iterator
+    def count_reads(self, node: Node, iterator: ElementIterator) -> ElementIterator:
+        """Return the iterator of a step, wrapped if the step reads a source. An `Instrument`."""
+        reads_source = isinstance(node, FromSource | ReadIndices | GatherIndices)
+        return _CountingIterator(iterator, self) if reads_source else iterator
 
     def add(self, count: int) -> None:
         """Add to the count.
@@ -166,8 +166,8 @@ class _ReadCounter:
 class _CountingIterator(InstrumentedIterator):
     """Iterator of a step that reads a source, with its elements counted."""
 
-    def __init__(self, stage: ElementIterator, counter: _ReadCounter) -> None:
-        super().__init__(stage)
+    def __init__(self, iterator: ElementIterator, counter: _ReadCounter) -> None:
+        super().__init__(iterator)
         self.has_lazy_rows = False
         self._counter = counter
 

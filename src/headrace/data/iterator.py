@@ -101,13 +101,13 @@ class DatasetIterator(Generic[T_co]):
         #: Why states cannot be saved; "" if they can.
         self._restore_obstacle = next((why for s in sources if (why := s.restore_obstacle)), "")
         self._restore_obstacle = self._restore_obstacle or explain_unsavable_state(plan)
-        #: How the plan is partitioned if it resumes from a position in terms of splits, else None.
+        #: How the plan is partitioned if it resumes from a position in splits, else None.
         self._partition_mode: PartitionMode | None = None
-        #: Whether it reads the elements that an unordered reading left.
+        #: Whether it reads the elements that an unordered reading did not deliver.
         self._resumes_unordered = False
         #: The source that runs the plan remotely, if the plan consists only of it.
         self._remote_source = _find_remote_source(plan)
-        #: Numbers of steps up to each `distribute`, if steps of this process follow it.
+        #: Number of steps up to each `distribute`, if steps in this process follow it.
         self._service_steps = [] if self._remote_source else service_steps(plan)
         self._finalizer = weakref.finalize(self, close_or_detach(_close_abandoned), self._running)
         close_at_exit(self, self._finalizer)
@@ -122,7 +122,7 @@ class DatasetIterator(Generic[T_co]):
         self._offset = 0
         self._is_at_beginning = state is None
         self._held_positions = HeldPositions()
-        self._chunk_sizing = ChunkSizer()
+        self._chunk_sizer = ChunkSizer()
         #: Next elements, after which the running iterator continues. None if the running iterator
         #: is not at the position, such as during a read.
         self._buffered: Iterator[T_co] | None = None
@@ -215,11 +215,11 @@ class DatasetIterator(Generic[T_co]):
         if not self._is_at_beginning:
             return
         for node in walk(self._plan):
-            words = (
+            message = (
                 node.source.explain_exhausted(self.epoch) if isinstance(node, FromSource) else ""
             )
-            if words:
-                raise FailedPreconditionError(words)
+            if message:
+                raise FailedPreconditionError(message)
 
     def _raise_missing(self) -> None:
         """Raise errors about missing elements, each once."""
@@ -228,7 +228,7 @@ class DatasetIterator(Generic[T_co]):
 
     def _next_chunk(self, iterator: ElementIterator) -> LazyRows | None:
         if iterator.can_read_ahead:
-            chunk = self._chunk_sizing.next_chunk(iterator)
+            chunk = self._chunk_sizer.next_chunk(iterator)
         else:
             chunk = iterator.next_chunk(iterator.preferred_limit)
         return None if chunk is None else (iter(chunk.rows()), chunk.states)
@@ -255,10 +255,10 @@ class DatasetIterator(Generic[T_co]):
         self._states, self._offset = lambda index: state, 0
 
     def _build(self) -> ElementIterator:
-        epoch_path = (self.epoch,)
+        epochs = (self.epoch,)
         if self._resumes_unordered:
             return build_remaining(
-                self._plan, seed=self._seed, step_seeds=self._fixed_seeds, epoch=epoch_path
+                self._plan, seed=self._seed, step_seeds=self._fixed_seeds, epochs=epochs
             )
         if self._partition_mode:
             return build_both_stages(
@@ -266,13 +266,13 @@ class DatasetIterator(Generic[T_co]):
                 self._partition_mode,
                 seed=self._seed,
                 step_seeds=self._fixed_seeds,
-                epoch=epoch_path,
+                epochs=epochs,
             )
         return build_iterator(
             self._plan,
             seed=self._seed,
             step_seeds=self._fixed_seeds,
-            epoch=epoch_path,
+            epochs=epochs,
             iteration=self._iteration,
         )
 
@@ -367,29 +367,29 @@ class DatasetIterator(Generic[T_co]):
         """Return the position of the next element, which `state_at` converts to a state.
 
         >>> iterator = iter(hr.Dataset.range(5))
-        >>> marks = [iterator.get_position() for _ in iterator]
-        >>> iterator.set_state(iterator.state_at(marks[2]))
+        >>> positions = [iterator.get_position() for _ in iterator]
+        >>> iterator.set_state(iterator.state_at(positions[2]))
         >>> [int(x) for x in iterator]
         [3, 4]
         """
         if not self._offset and not self._restore_obstacle and self._states(0) is None:
             # The start has a state, too: it records what a cache contains now.
             self._restart()
-            stream = self._running[-1].get_state()
-            self._states, self._buffered = lambda index: stream, iter(())
-        marked = IteratorPosition(self._states, self._offset)
+            state = self._running[-1].get_state()
+            self._states, self._buffered = lambda index: state, iter(())
+        position = IteratorPosition(self._states, self._offset)
         if self._replay_buffers:
-            self._held_positions.add(marked)
-        return marked
+            self._held_positions.add(position)
+        return position
 
     def state_at(self, position: IteratorPosition) -> dict[str, Any]:
         """Return what `get_state` would have returned at `position`.
 
         >>> iterator = iter(hr.Dataset.range(5))
-        >>> mark = iterator.get_position()
+        >>> position = iterator.get_position()
         >>> state = iterator.get_state()
         >>> _ = next(iterator)
-        >>> iterator.state_at(mark) == state
+        >>> iterator.state_at(position) == state
         True
 
         Raises:
@@ -398,10 +398,10 @@ class DatasetIterator(Generic[T_co]):
         self._check_has_states()
         if self._identity is None:
             self._identity = identity(self._plan)
-        stream = position.state
+        stream_state = position.state
         for replay_buffer in self._replay_buffers:
-            stream = replay_buffer.export_state(stream)
-        seed, saved_position = self._position_to_json(stream)
+            stream_state = replay_buffer.export_state(stream_state)
+        seed, saved_position = self._position_to_json(stream_state)
         state = {
             "version": VERSION,
             "plan": self._identity,

@@ -189,14 +189,14 @@ def _is_standard_sampler(sampler: Any, dataset: Any) -> bool:
     return over_all and not getattr(sampler, "replacement", False)
 
 
-def _lists_to_tuples(made: Any) -> Any:
+def _lists_to_tuples(result: Any) -> Any:
     """Convert lists of components to tuples: torch collates tuples to lists."""
-    kind = type(made)
-    if kind is tuple or (kind is list and not all(map(_is_array_item, made))):
-        return tuple(map(_lists_to_tuples, made))
+    kind = type(result)
+    if kind is tuple or (kind is list and not all(map(_is_array_item, result))):
+        return tuple(map(_lists_to_tuples, result))
     if kind is dict:
-        return {name: _lists_to_tuples(part) for name, part in made.items()}
-    return made
+        return {name: _lists_to_tuples(part) for name, part in result.items()}
+    return result
 
 
 def _is_array_item(part: Any) -> bool:
@@ -245,17 +245,13 @@ def _raise_not_a_sequence(value: Any) -> None:
         TypeError: If the value is one; the message suggests a remedy.
     """
     if isinstance(value, Iterator):
-        reason, fix = (
-            "can be read only once",
-            "pass the object it was created from, or a function that creates it",
-        )
+        reason = "can be read only once"
+        fix = "pass the object it was created from, or a function that creates it"
     elif isinstance(value, str | bytes | bytearray):
         reason, fix = "is a single value", "put it into a list, or read files with list_files"
     elif isinstance(value, Mapping):
-        reason, fix = (
-            "is a mapping without an order",
-            ("choose one of its values (a split), or use from_tensor_slices for a dict of arrays"),
-        )
+        reason = "is a mapping without an order"
+        fix = "choose one of its values (a split), or use from_tensor_slices for a dict of arrays"
     elif type(value).__module__.partition(".")[0] == "pandas":
         reason, fix = "is a table of columns", 'use from_tensor_slices(table.to_dict("list"))'
     else:

@@ -5,8 +5,9 @@
 
 A position has one of these forms. Only a `stream` may depend on where the plan was read:
 
-* `{"stream": state}`: state of the steps of one process. With `"service_steps": [n, ...]`, of the
-  steps after `distribute`; the first n steps of the plan as written run on workers.
+* `{"stream": state}`: state of the steps of one process. With `"service_steps": [n, ...]`, it is
+  the state of the steps after `distribute`; the first n steps of the plan as written run on
+  workers.
 * `{"splits": state, "partition_mode": mode}`: position in splits of an ordered reading, for any
   reader.
 * `{"positions": {"watermark", "delivered", "partial_splits"}}`: position of an unordered reading,
@@ -48,16 +49,16 @@ POSITION_KINDS = ("splits", "positions", "stream")
 
 
 def service_steps(plan: Node) -> list[int]:
-    """Return the numbers of steps as written up to the end of each dataset read from a service."""
-    count, found = 0, []
+    """Return the number of steps as written up to each `distribute`, inputs first."""
+    count, counts = 0, []
     for node in walk(plan):
-        written = node.source.remote_plan if isinstance(node, FromSource) else None
-        if written is not None:
-            count += len(identity(written))
-            found.append(count)
+        remote_plan = node.source.remote_plan if isinstance(node, FromSource) else None
+        if remote_plan is not None:
+            count += len(identity(remote_plan))
+            counts.append(count)
         elif not node.is_transparent:
             count += 1
-    return found
+    return counts
 
 
 def check_state_format(state: Any) -> None:
@@ -203,4 +204,4 @@ class HeldPositions:
 
     def oldest(self) -> IteratorPosition | None:
         """Return the oldest position that is still referenced, or None."""
-        return next((mark for each in self._held if (mark := each()) is not None), None)
+        return next((position for each in self._held if (position := each()) is not None), None)

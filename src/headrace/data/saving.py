@@ -83,8 +83,8 @@ def save_dataset(plan: Node, epoch: int, path: FileName, chunk_bytes: int | None
     digest = identity_digest(plan)
     directory = SavedDirectory(path)
     directory.check_available(digest)
-    save = secrets.token_hex(8)
-    header = SaveHeader(save, digest, None)
+    save_id = secrets.token_hex(8)
+    header = SaveHeader(save_id, digest, None)
     is_started = False
     iterator = _start_iterator(plan, epoch)
     try:
@@ -98,14 +98,14 @@ def save_dataset(plan: Node, epoch: int, path: FileName, chunk_bytes: int | None
             header = header._replace(spec=describe_spec(spec))
         directory.begin(header)
         is_started = True
-        chunks = _write(iterator, chunk, directory, save, known_spec, chunk_bytes)
-        directory.finish(save, chunks)
+        chunks = _write(iterator, chunk, directory, save_id, known_spec, chunk_bytes)
+        directory.finish(save_id, chunks)
     except BaseException as error:
         # Report the failure to readers that wait for the dataset.
         with contextlib.suppress(HeadraceError):
             if not is_started:
                 directory.begin(header)
-            directory.fail(save, describe_error(error))
+            directory.fail(save_id, describe_error(error))
         raise
     finally:
         iterator.close()
@@ -117,7 +117,7 @@ def _start_iterator(plan: Node, epoch: int) -> ElementIterator:
         plan,
         seed=draw_seed() if seed is None else seed,
         step_seeds=collect_fixed_seeds(plan),
-        epoch=(PlanIteration(plan, epoch).number,),
+        epochs=(PlanIteration(plan, epoch).number,),
     )
 
 
@@ -287,10 +287,10 @@ class FinishedStreamsSource(IndexedSource):
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
         """Return an object array of datasets with the shape of `indices`."""
-        made, streams = np.empty(np.shape(indices), object), _stream_numbers(self.chunks)
-        for stream_index in np.ndindex(made.shape):
-            made[stream_index] = self._open_stream(streams[int(indices[stream_index])])
-        return made
+        result, streams = np.empty(np.shape(indices), object), _stream_numbers(self.chunks)
+        for stream_index in np.ndindex(result.shape):
+            result[stream_index] = self._open_stream(streams[int(indices[stream_index])])
+        return result
 
     def _open_stream(self, stream: int) -> Any:
         chunks = tuple(chunk for chunk in self.chunks if chunk.stream == stream)

@@ -235,11 +235,8 @@ class DirectoryPoller:
         """
         now = time.monotonic()
         if self._wait_warning is None or awaited != self._awaited:
-            self._wait_warning, self._awaited, self._delay = (
-                WaitWarning(awaited),
-                awaited,
-                _FIRST_POLL_SECONDS,
-            )
+            self._wait_warning, self._awaited = WaitWarning(awaited), awaited
+            self._delay = _FIRST_POLL_SECONDS
             self._deadline = now + self._timeout
         if now >= self._deadline:
             raise DeadlineExceededError(

@@ -171,7 +171,7 @@ class Chunk:
         states = self._states
         if states is not None and start:
             whole = states
-            states = lambda index: whole(start + index)  # noqa: E731 - a name would cost a line
+            states = lambda index: whole(start + index)  # noqa: E731
         metadata = self._metadata
         if callable(metadata):
             deferred = metadata

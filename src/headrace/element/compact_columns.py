@@ -159,18 +159,20 @@ class InterleavedSplits(_CompactColumn):
 
     def split_elements(self) -> Iterator[SplitElements]:
         """Yield the elements of each split, in the order of their first turns here."""
-        each, cycle = self.turn_size, len(self.splits)
-        round_size = each * cycle
-        begun, passed = divmod(self.start, round_size)
-        ended, left = divmod(self.start + self.size, round_size)
-        first = passed // each
-        for turn in range(first, first + min(self.num_turns, cycle)):
-            number = turn % cycle
-            offset = number * each
+        turn_size, cycle_length = self.turn_size, len(self.splits)
+        round_size = turn_size * cycle_length
+        rounds_before, offset_before = divmod(self.start, round_size)
+        rounds_after, offset_after = divmod(self.start + self.size, round_size)
+        first_turn = offset_before // turn_size
+        for turn in range(first_turn, first_turn + min(self.num_turns, cycle_length)):
+            cycle_index = turn % cycle_length
+            turn_start = cycle_index * turn_size
             # Complete rounds, plus the part of an incomplete round.
-            before = begun * each + min(max(passed - offset, 0), each)
-            after = ended * each + min(max(left - offset, 0), each)
-            yield SplitElements(number, before, after - before)
+            num_before = rounds_before * turn_size + min(
+                max(offset_before - turn_start, 0), turn_size
+            )
+            num_after = rounds_after * turn_size + min(max(offset_after - turn_start, 0), turn_size)
+            yield SplitElements(cycle_index, num_before, num_after - num_before)
 
     @property
     def num_turns(self) -> int:
@@ -181,54 +183,57 @@ class InterleavedSplits(_CompactColumn):
 
     def indices_of(self, elements: SplitElements) -> NDArray[np.int32]:
         """Return the indices of a split's elements in this column, in order."""
-        each, round_size = self.turn_size, self.turn_size * len(self.splits)
-        first = self.start // round_size * round_size + elements.cycle_index * each
-        if first + each <= self.start:
+        turn_size, round_size = self.turn_size, self.turn_size * len(self.splits)
+        first = self.start // round_size * round_size + elements.cycle_index * turn_size
+        if first + turn_size <= self.start:
             first += round_size
         first -= self.start
-        if each > self.size:  # a complete turn may not fit
-            begins = range(first, self.size, round_size)
-            turns = [range(max(begin, 0), min(begin + each, self.size)) for begin in begins]
+        if turn_size > self.size:  # a complete turn may not fit
+            starts = range(first, self.size, round_size)
+            turns = [range(max(start, 0), min(start + turn_size, self.size)) for start in starts]
             return np.concatenate([np.array(turn, np.int32) for turn in turns])
         indices = np.arange(first, self.size, round_size, dtype=np.int32)
-        if each > 1:
-            indices = np.add.outer(indices, np.arange(each, dtype=np.int32)).reshape(-1)
-        passed = max(0, -first)
-        return indices[passed : passed + elements.size]
+        if turn_size > 1:
+            indices = np.add.outer(indices, np.arange(turn_size, dtype=np.int32)).reshape(-1)
+        num_earlier = max(0, -first)
+        return indices[num_earlier : num_earlier + elements.size]
 
     def to_array(self) -> NDArray[Any]:
         """Return the column as an array."""
-        numbers, begins, sizes = self._turns()
-        splits = np.array(self.splits, np.int64)[numbers]
+        cycle_indices, starts, sizes = self._turns()
+        splits = np.array(self.splits, np.int64)[cycle_indices]
         if self.first_ordinals is None:
             return split_column(splits.repeat(sizes), None)
-        begins += np.array(self.first_ordinals, np.int64)[numbers]
-        passed = sizes.cumsum() - sizes
-        ordinals = np.arange(self.size) + (begins - passed).repeat(sizes)
+        starts += np.array(self.first_ordinals, np.int64)[cycle_indices]
+        turn_offsets = sizes.cumsum() - sizes
+        ordinals = np.arange(self.size) + (starts - turn_offsets).repeat(sizes)
         return id_column(splits.repeat(sizes), ordinals)
 
     def _turns(self) -> _Turns:
-        cycle = len(self.splits)
-        first, turns = self.start // self.turn_size, self.num_turns
-        rounds, numbers = np.divmod(np.arange(first, first + turns), cycle)
-        begins = rounds * self.turn_size
-        sizes = np.full(turns, self.turn_size)
-        if turns:
-            passed = self.start % self.turn_size
-            begins[0] += passed
-            sizes[0] -= passed
-            sizes[-1] -= (first + turns) * self.turn_size - self.start - self.size
-        return _Turns(numbers, begins, sizes)
+        cycle_length = len(self.splits)
+        first_turn, num_turns = self.start // self.turn_size, self.num_turns
+        rounds, cycle_indices = np.divmod(
+            np.arange(first_turn, first_turn + num_turns), cycle_length
+        )
+        starts = rounds * self.turn_size
+        sizes = np.full(num_turns, self.turn_size)
+        if num_turns:
+            offset = self.start % self.turn_size
+            starts[0] += offset
+            sizes[0] -= offset
+            sizes[-1] -= (first_turn + num_turns) * self.turn_size - self.start - self.size
+        return _Turns(cycle_indices, starts, sizes)
 
     def max_split(self) -> int:
         """Return the largest split index in the column."""
-        cycle, first = len(self.splits), self.start // self.turn_size
-        turns = self.num_turns
-        if turns == 1:
-            return self.splits[first % cycle]
-        if turns >= cycle:
+        cycle_length, first_turn = len(self.splits), self.start // self.turn_size
+        num_turns = self.num_turns
+        if num_turns == 1:
+            return self.splits[first_turn % cycle_length]
+        if num_turns >= cycle_length:
             return max(self.splits)
-        return max([self.splits[turn % cycle] for turn in range(first, first + turns)])
+        turns = range(first_turn, first_turn + num_turns)
+        return max([self.splits[turn % cycle_length] for turn in turns])
 
     def concatenate_with(self, following: MetadataColumn) -> InterleavedSplits | None:
         """Return this column and the following one joined, or None if there is no compact form."""
@@ -256,11 +261,11 @@ MetadataColumn: TypeAlias = NDArray[Any] | ConsecutiveSplits | InterleavedSplits
 
 def concatenate_columns(columns: Sequence[MetadataColumn]) -> MetadataColumn:
     """Return the columns joined, as `concatenate_metadata` does, in compact form if possible."""
-    whole = columns[0]
-    for after in columns[1:]:
-        both = None if isinstance(whole, np.ndarray) else whole.concatenate_with(after)
-        if both is None:
+    joined = columns[0]
+    for column in columns[1:]:
+        longer = None if isinstance(joined, np.ndarray) else joined.concatenate_with(column)
+        if longer is None:
             arrays = [each if isinstance(each, np.ndarray) else each.to_array() for each in columns]
             return concatenate_metadata(arrays)
-        whole = both
-    return whole
+        joined = longer
+    return joined

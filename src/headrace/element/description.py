@@ -191,14 +191,14 @@ def _make_class(kind: int, module: str, qualname: str, fields: tuple[str, ...]) 
     name = qualname.rpartition(".")[2]
     if len(fields) > _MAX_FIELDS or not all(map(_is_field, fields)) or not name.isidentifier():
         raise ValueError(f"{qualname!r} with fields {fields[:8]} is not a class of plain fields")
-    made: type = (
+    result: type = (
         _make_namedtuple(name, fields)
         if kind == NodeKind.NAMEDTUPLE
         else dataclasses.make_dataclass(name, fields)
     )
     # Keep the original name, so that it is described the same way when it is sent on.
-    made.__module__, made.__qualname__ = module, qualname
-    return made
+    result.__module__, result.__qualname__ = module, qualname
+    return result
 
 
 #: An alias, because type checkers require literal fields in calls of `namedtuple`.

@@ -38,9 +38,9 @@ def copy_array(array: NDArray[Any]) -> NDArray[Any]:
     """Return a copy of an array in new C-contiguous memory."""
     if array.nbytes < _LARGE_BYTES and not issubclass(array.dtype.type, np.void):
         return array.copy()
-    made = allocate_array(array.shape, array.dtype)
-    made[...] = array
-    return made
+    result = allocate_array(array.shape, array.dtype)
+    result[...] = array
+    return result
 
 
 def copy_rows(array: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:

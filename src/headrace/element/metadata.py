@@ -124,16 +124,16 @@ def group_metadata(column: NDArray[Any], size: int) -> NDArray[Any]:
     if not has_element_ids(column) or (size == 1 and "constituents" in (column.dtype.names or ())):
         return column[::size]
     numbers = element_numbers(column)
-    made = np.empty(-(-len(column) // size), _CONSTITUENT_DTYPES[numbers is not None])
+    result = np.empty(-(-len(column) // size), _CONSTITUENT_DTYPES[numbers is not None])
     if numbers is not None:
-        made["number"] = numbers[::size]
+        result["number"] = numbers[::size]
     if "constituents" in (column.dtype.names or ()):
         rows = column["constituents"]
-        for number in range(len(made)):
-            made["constituents"][number] = np.concatenate(rows[number * size : (number + 1) * size])
-        return made
-    both = np.empty((len(column), 2), np.int64)
-    both[:, 0], both[:, 1] = column["split"], column["ordinal"]
-    for number in range(len(made)):
-        made["constituents"][number] = both[number * size : (number + 1) * size]
-    return made
+        for index in range(len(result)):
+            result["constituents"][index] = np.concatenate(rows[index * size : (index + 1) * size])
+        return result
+    ids = np.empty((len(column), 2), np.int64)
+    ids[:, 0], ids[:, 1] = column["split"], column["ordinal"]
+    for index in range(len(result)):
+        result["constituents"][index] = ids[index * size : (index + 1) * size]
+    return result

@@ -121,7 +121,7 @@ def _are_identical(parts: Iterable[Any], values: Iterable[Any]) -> bool:
 
 def _normalize_dict(value: dict[Any, Any], path: str) -> dict[Any, Any]:
     changed = type(value) is not dict
-    made = {}
+    result = {}
     for key, item in value.items():
         if type(key) is not str and type(key) is not int:
             raise InvalidElementError(
@@ -131,8 +131,8 @@ def _normalize_dict(value: dict[Any, Any], path: str) -> dict[Any, Any]:
             )
         part = _normalize(item, f"{path}[{key!r}]")
         changed = changed or part is not item
-        made[key] = part
-    return made if changed else value
+        result[key] = part
+    return result if changed else value
 
 
 def _normalize_array(array: NDArray[Any], path: str) -> Any:

@@ -151,14 +151,14 @@ def _take(value: Any, alone: int) -> Any:
     if cls is _ndarray:
         if _is_private(value, alone):
             return value
-        made = normalize(value)
+        result = normalize(value)
         # Arrays of text are new after normalization.
-        return made if made is not value and type(made) is _ndarray else _copy_leaf(made)
+        return result if result is not value and type(result) is _ndarray else _copy_leaf(result)
     kind = container_kind(cls)
     if kind == NodeKind.LEAF:
-        made = normalize(value)
+        result = normalize(value)
         # A list becomes a new array; `__array__` may return memory of another library.
-        return made if cls is list else copy_element(made)
+        return result if cls is list else copy_element(result)
     # Other containers may hold references that no count shows: copy all their arrays.
     if kind == NodeKind.DICT:
         return _take_values(dict(value), 0)
@@ -172,31 +172,31 @@ def _take(value: Any, alone: int) -> Any:
 
 
 def _take_values(value: dict[Any, Any], alone: int) -> dict[Any, Any]:
-    made = {}
+    result = {}
     for key, part in value.items():
         if type(key) is not str and type(key) is not int:
             normalize({key: 0})  # raises the error for the key
         cls = type(part)
         if cls in NORMAL_SCALARS:
-            made[key] = part
+            result[key] = part
         elif cls in _NUMBERS:
-            made[key] = _NUMBERS[cls](part)
+            result[key] = _NUMBERS[cls](part)
         else:
-            made[key] = _take(part, alone)
-    return made
+            result[key] = _take(part, alone)
+    return result
 
 
 def _take_parts(parts: list[Any], alone: int) -> list[Any]:
-    made = []
+    result = []
     for part in parts:
         cls = type(part)
         if cls in NORMAL_SCALARS:
-            made.append(part)
+            result.append(part)
         elif cls in _NUMBERS:
-            made.append(_NUMBERS[cls](part))
+            result.append(_NUMBERS[cls](part))
         else:
-            made.append(_take(part, alone))
-    return made
+            result.append(_take(part, alone))
+    return result
 
 
 def copy_element(element: Element) -> Element:

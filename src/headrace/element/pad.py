@@ -97,12 +97,12 @@ class Padding:
                 another number of axes.
         """
         leaves, structure = flatten(spec)
-        made = []
+        result = []
         for leaf, (shape, _, path) in zip(leaves, self._match_structure(structure), strict=True):
             _check_axes(leaf.shape, shape, path)
             row = leaf.shape if shape is None else shape
-            made.append(ArraySpec((size, *row), leaf.dtype, leaf.name))
-        return unflatten(structure, made)
+            result.append(ArraySpec((size, *row), leaf.dtype, leaf.name))
+        return unflatten(structure, result)
 
     def _match_structure(self, structure: Structure) -> list[tuple[Shape | None, Any, str]]:
         if structure is not self._structure:
@@ -173,7 +173,7 @@ def _pad_blocks(
 
 def _padded_lengths(longest: Shape, shape: Shape | None, path: str) -> tuple[int, ...]:
     """Return the length of each axis after padding."""
-    made = []
+    result = []
     for have, want in zip(longest, longest if shape is None else shape, strict=True):
         assert have is not None
         if want is not None and have > want:
@@ -181,8 +181,8 @@ def _padded_lengths(longest: Shape, shape: Shape | None, path: str) -> tuple[int
                 f"{describe_component(path)} has an element of length {have}, which exceeds the "
                 f"padded shape {shape}; increase the padded shape, or truncate elements in map()"
             )
-        made.append(have if want is None else want)
-    return tuple(made)
+        result.append(have if want is None else want)
+    return tuple(result)
 
 
 def _allocate_filled(
@@ -197,10 +197,10 @@ def _allocate_filled(
                 f"{value!r}; pass a padding value of type {kind.__name__}"
             )
         return np.full(shape, kind() if value is None else value, object)
-    made = np.zeros(shape, dtype)
+    result = np.zeros(shape, dtype)
     if value is not None:
-        made[...] = _cast_padding_value(value, dtype, path)
-    return made
+        result[...] = _cast_padding_value(value, dtype, path)
+    return result
 
 
 def _cast_padding_value(value: Any, dtype: np.dtype[Any], path: str) -> Any:
@@ -297,16 +297,16 @@ def fill_unknown_lengths(shapes: Any, spec: Spec, length: int, *, is_proven: boo
             without a shape counts as unknown, and the others get the longest length.
     """
     leaves, structure = flatten(spec)
-    made: list[Shape] = []
+    result: list[Shape] = []
     for leaf, one in zip(
         leaves, _match_leaves("padded_shapes", structure, shapes, _is_shape), strict=True
     ):
         if one is None and not is_proven:
-            made.append((length, *[None] * (leaf.ndim - 1)) if leaf.ndim else ())
+            result.append((length, *[None] * (leaf.ndim - 1)) if leaf.ndim else ())
         else:
             known = leaf.shape if one is None else one
-            made.append(tuple([length if axis is None else axis for axis in known]))
-    return unflatten(structure, made)
+            result.append(tuple([length if axis is None else axis for axis in known]))
+    return unflatten(structure, result)
 
 
 def _is_length(value: Any) -> bool:

@@ -169,7 +169,7 @@ def relax(a: Spec, b: Spec) -> Spec:
     """
     ours, structure = flatten(a)
     theirs = flatten_like(structure, b)
-    made = []
+    result = []
     for x, y, path in zip(ours, theirs, structure.paths, strict=True):
         if x.dtype != y.dtype or len(x.shape) != len(y.shape):
             raise InvalidElementError(
@@ -177,8 +177,8 @@ def relax(a: Spec, b: Spec) -> Spec:
                 "numbers of axes must be equal; convert elements with map()"
             )
         shape = tuple([m if m == n else None for m, n in zip(x.shape, y.shape, strict=True)])
-        made.append(ArraySpec(shape, x.dtype, x.name if x.name == y.name else None))
-    return unflatten(structure, made)
+        result.append(ArraySpec(shape, x.dtype, x.name if x.name == y.name else None))
+    return unflatten(structure, result)
 
 
 def relax_lengths(spec: Spec) -> Spec:
@@ -288,17 +288,17 @@ def _check_dtype(dtype: Any) -> np.dtype[Any]:
         return BYTES
     if dtype is str:
         return STR
-    made: np.dtype[Any] = np.dtype(dtype)
-    if made.kind == "S":
+    result: np.dtype[Any] = np.dtype(dtype)
+    if result.kind == "S":
         return BYTES
-    if made.kind in "UT":
+    if result.kind in "UT":
         return STR
-    if made.hasobject:
+    if result.hasobject:
         raise ValueError(
             f"dtype must not hold Python objects, as {dtype!r} does; "
             "use bytes or str for strings, else a numeric dtype"
         )
-    return made
+    return result
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:

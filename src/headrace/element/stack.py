@@ -153,9 +153,9 @@ def join(arrays: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return the rows of all arrays in one new array; dtypes and row shapes are equal."""
     rows = sum(map(len, arrays))
     # Allocated here, because NumPy would convert big-endian and padded dtypes to others.
-    made = allocate_array((rows, *arrays[0].shape[1:]), dtype)
-    np.concatenate(arrays, out=made)
-    return made
+    result = allocate_array((rows, *arrays[0].shape[1:]), dtype)
+    np.concatenate(arrays, out=result)
+    return result
 
 
 _shape_of = attrgetter("shape")
@@ -167,9 +167,9 @@ def _scalars(leaf: NDArray[Any]) -> list[Any]:
 
 
 def _object_array(values: Sequence[Any]) -> NDArray[Any]:
-    made = np.empty(len(values), object)
-    made[:] = values
-    return made
+    result = np.empty(len(values), object)
+    result[:] = values
+    return result
 
 
 def _stack_arrays(values: Sequence[NDArray[Any]], path: str) -> NDArray[Any]:
@@ -184,10 +184,10 @@ def _stack_arrays(values: Sequence[NDArray[Any]], path: str) -> NDArray[Any]:
         position = next(i for i, found in enumerate(dtypes) if found != dtype)
         raise _dtype_error(path, position, dtype, dtypes[position])
     if not shape:
-        made = np.zeros(len(values), dtype)
+        result = np.zeros(len(values), dtype)
         for index, value in enumerate(values):
-            made[index] = value
-        return made
+            result[index] = value
+        return result
     return join(values, dtype).reshape(len(values), *shape)
 
 

@@ -150,10 +150,10 @@ def rebuild(cls: type, keys: tuple[str, ...], values: Sequence[Any]) -> Any:
     `__init__` and `__post_init__` might check or convert the values of a single element; batches
     and specs of the same class need not pass those checks.
     """
-    made: Any = object.__new__(cls)
+    result: Any = object.__new__(cls)
     for key, value in zip(keys, values, strict=True):
-        object.__setattr__(made, key, value)
-    return made
+        object.__setattr__(result, key, value)
+    return result
 
 
 _kinds: dict[type, int] = {type(None): NodeKind.NONE, dict: NodeKind.DICT, tuple: NodeKind.TUPLE}

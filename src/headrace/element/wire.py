@@ -378,19 +378,19 @@ def _decode_column(column: Any, size: int, source: _Buffers) -> NDArray[Any] | l
     shapes = np.frombuffer(raw, _LENGTH).reshape(size, shape).tolist()
     sizes = [_shape_size(each) for each in shapes]
     joined = _decode_values(dtype, (sum(sizes),), source)
-    made, start = [], 0
+    result, start = [], 0
     for each, length in zip(shapes, sizes, strict=True):
-        made.append(joined[start : start + length].reshape(each))
+        result.append(joined[start : start + length].reshape(each))
         start += length
-    return made
+    return result
 
 
 def _decode_values(dtype: Any, shape: tuple[int, ...], source: _Buffers) -> NDArray[Any]:
     size = _shape_size(shape)
     if isinstance(dtype, str) and dtype in _STRINGS:
         return _decode_strings(_STRINGS[dtype], size, source).reshape(shape)
-    made = decode_dtype(dtype)
-    return np.ndarray(shape, made, source.take_bytes(size * made.itemsize))
+    result = decode_dtype(dtype)
+    return np.ndarray(shape, result, source.take_bytes(size * result.itemsize))
 
 
 def _decode_strings(cls: type, size: int, source: _Buffers) -> NDArray[Any]:
@@ -398,14 +398,14 @@ def _decode_strings(cls: type, size: int, source: _Buffers) -> NDArray[Any]:
     joined = bytes(source.take())
     if (lengths and min(lengths) < 0) or sum(lengths) != len(joined):
         raise ValueError(f"lengths of strings do not add up to {len(joined)} bytes")
-    made = np.empty(size, object)
+    result = np.empty(size, object)
     items: list[Any] = []
     start = 0
     for length in lengths:
         items.append(joined[start : start + length])
         start += length
-    made[:] = items if cls is bytes else [i.decode("utf-8", "surrogatepass") for i in items]
-    return made
+    result[:] = items if cls is bytes else [i.decode("utf-8", "surrogatepass") for i in items]
+    return result
 
 
 def _shape_size(shape: Sequence[Any]) -> int:

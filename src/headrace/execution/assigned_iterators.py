@@ -1,11 +1,12 @@
-"""Iterators over the part of a plan whose splits are assigned one by one.
+"""Iterators of the steps of a plan whose splits are assigned one by one.
 
 Splits arrive in assignment order, which is arbitrary: a split reassigned from a lost worker may
 belong to an earlier epoch. So the steps that define the order of positions (`repeat`,
 `concatenate`) follow the assignments, and the leaves seek.
 
-    next_splits() -> PositionSplitProvider: peek, take -> AssignedRepeatIterator,
-    AssignedConcatenateIterator -> AssignedLeafIterator
+    next_splits() -> PositionSplitProvider
+    peek -> AssignedRepeatIterator, AssignedConcatenateIterator: open the input of the next splits
+    take -> AssignedLeafIterator: reads their positions
 
 The state of a leaf is the number of assigned splits that are complete before an element;
 `count_finished_splits` finds it in the state of any plan. In the middle of a split the state also
@@ -97,22 +98,22 @@ class AssignedLeafIterator(NotRestorableIterator):
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while self._positions is None or self._position == self._positions.stop:
-            run = self._split_provider.take(self._leaf, self._epochs)
-            if run is None:
+            taken = self._split_provider.take(self._leaf, self._epochs)
+            if taken is None:
                 return None
-            self._positions, self._position = run, run.start
-        run, position = self._positions, self._position
-        chunk = self._read(run, position, min(limit, run.stop - position))
+            self._positions, self._position = taken, taken.start
+        positions, position = self._positions, self._position
+        chunk = self._read(positions, position, min(limit, positions.stop - position))
         if chunk is None:
             raise FailedPreconditionError(
-                f"positions {position} to {run.stop} were assigned, but the plan has fewer; "
+                f"positions {position} to {positions.stop} were assigned, but the plan has fewer; "
                 "check that all readers have the same plan and data"
             )
         self._position = self._steps_position = position + chunk.size
-        self._split_provider.mark_started(run.num_started(self._position))
+        self._split_provider.mark_started(positions.num_started(self._position))
         if self._wants_element_numbers or self._tracks_splits:
-            chunk = chunk.with_metadata(self._id_column(run, position, chunk.size))
-        return chunk.with_states(_position_states(run, position))
+            chunk = chunk.with_metadata(self._id_column(positions, position, chunk.size))
+        return chunk.with_states(_position_states(positions, position))
 
     def _id_column(self, positions: AssignedPositions, position: int, count: int) -> MetadataColumn:
         """Return the metadata of `count` elements from `position` on."""
@@ -155,7 +156,7 @@ class _AssignmentFollower(NotRestorableIterator):
     """Base class of steps that read the input containing the next assigned splits."""
 
     _state_key: str
-    """Key of the number in a state; the same as without assignment, so positions match."""
+    """Key of `_number` in a state; the same as in states of the step without assigned splits."""
 
     def __init__(self, context: Context, split_provider: SplitProvider) -> None:
         self._context = context
@@ -165,7 +166,10 @@ class _AssignmentFollower(NotRestorableIterator):
 
     @abstractmethod
     def _select_input(self, leaf: int, epochs: tuple[int, ...]) -> tuple[int, Node, Context] | None:
-        """Return number, plan and context of the input to read, or None for other steps' splits."""
+        """Return the number, plan and context of the input that has the splits of a leaf.
+
+        None if the splits belong to another step.
+        """
 
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
@@ -372,8 +376,6 @@ def find_leaf_numbers(plan: Node, context: Context) -> frozenset[int]:
 # A step that reads its input in order and stores its position in it has an entry in
 # `_SEQUENTIAL_STATES`.
 
-_ASSIGNED_KEY = "assigned"
-
 
 def count_started_splits(state: State) -> int | None:
     """Return the number of splits that yielded elements before `state`.
@@ -386,8 +388,8 @@ def count_started_splits(state: State) -> int | None:
     """
     is_within = False
     while isinstance(state, dict):
-        if _ASSIGNED_KEY in state:
-            return max(int(state.get("started", 0)), int(state[_ASSIGNED_KEY]) + is_within)
+        if "assigned" in state:
+            return max(int(state.get("started", 0)), int(state["assigned"]) + is_within)
         input_key = _SEQUENTIAL_STATES.get(frozenset(state))
         if input_key is None:
             return None

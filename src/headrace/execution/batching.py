@@ -53,8 +53,8 @@ class BatchIterator(ElementIterator):
         self._node = node
         self._size = node.size
         self._input_buffer = InputBuffer(make_iterator(node.input, context))
-        #: Whether each batch is made of one assigned split; the last split may be short.
-        self._is_split = context.split_provider is not None and _is_one_split_per_batch(
+        #: Whether each batch is one assigned split; the last split may be short.
+        self._is_one_split = context.split_provider is not None and _is_one_split_per_batch(
             node, context
         )
         self._reset(0)
@@ -79,7 +79,7 @@ class BatchIterator(ElementIterator):
             if batches is not None:
                 return batches
         while self._num_buffered < size:
-            if self._is_split and self._is_split_finished():
+            if self._is_one_split and self._is_split_finished():
                 break
             try:
                 # A split with missing elements is not filled up with elements of the next split.
@@ -95,14 +95,10 @@ class BatchIterator(ElementIterator):
             self._parts.append(part)
             self._num_buffered += part.size
             self._num_seen += part.size
-        parts, num_buffered, failed, num_seen = (
-            self._parts,
-            self._num_buffered,
-            self._failed_mask,
-            self._num_seen,
-        )
+        parts, num_buffered = self._parts, self._num_buffered
+        failed_mask, num_seen = self._failed_mask, self._num_seen
         is_short = num_buffered + self._num_failed_in_split < size
-        self._reset(failed >> num_seen)
+        self._reset(failed_mask >> num_seen)
         if not num_buffered or (self._node.drop_remainder and is_short):
             return None
         try:
@@ -111,18 +107,16 @@ class BatchIterator(ElementIterator):
             raise InvalidElementError(
                 f"{step_name(self._node)} cannot {self._verb}: {error}"
             ) from error
-        first, last, end, failed_after = (
-            parts[0].states,
-            parts[-1].states,
-            parts[-1].size,
-            self._failed_mask,
-        )
-        if failed >> (num_seen - 1) & 1:  # the input ended with a failed element
-            after = self._input_buffer.get_state()
-            last = lambda index: after  # noqa: E731
+        first_states, last_states, last_size = parts[0].states, parts[-1].states, parts[-1].size
+        failed_mask_after = self._failed_mask
+        if failed_mask >> (num_seen - 1) & 1:  # the input ended with a failed element
+            input_state = self._input_buffer.get_state()
+            last_states = lambda index: input_state  # noqa: E731
 
         def states(index: int) -> State:
-            return _state(failed_after, last(end)) if index else _state(failed, first(0))
+            if index:
+                return _state(failed_mask_after, last_states(last_size))
+            return _state(failed_mask, first_states(0))
 
         return Chunk.of_rows([batch], states).with_metadata(_batch_ids(parts))
 
@@ -139,7 +133,7 @@ class BatchIterator(ElementIterator):
     def _is_known_failure(self) -> bool:
         """Count an error of the input; return whether it was raised before the state was saved."""
         is_known = bool(self._failed_mask >> self._num_seen & 1)
-        if self._is_split:
+        if self._is_one_split:
             self._count_failed_element()
         self._failed_mask |= 1 << self._num_seen
         self._num_seen += 1
@@ -168,7 +162,7 @@ class BatchIterator(ElementIterator):
         try:
             chunk = self._input_buffer.peek(limit * size)
         except Exception:
-            if self._is_split:
+            if self._is_one_split:
                 self._count_failed_element()
             raise
         num_batches = min(self._input_buffer.num_buffered // size, limit)
@@ -256,8 +250,8 @@ def _batch_ids(parts: Sequence[Chunk]) -> DeferredMetadata | None:
     return make
 
 
-def _state(failed: int, input_state: State) -> State:
-    return {"failed": mask_to_runs(failed), "input": input_state}
+def _state(failed_mask: int, input_state: State) -> State:
+    return {"failed": mask_to_runs(failed_mask), "input": input_state}
 
 
 def _is_one_split_per_batch(node: Node, context: Context) -> bool:

@@ -77,7 +77,7 @@ class BoundaryIterator(NotRestorableIterator):
         self._has_ended = False
         self._latest_split = -1  # highest split, in assignment order, that yielded an element
         self._last_error = ErrorPosition(-1, 0, 0)
-        # ordinals wanted of the partial split being read
+        #: Wanted ordinals of the partial split being read; None between partial splits.
         self._wanted: WantedOrdinals | None = None
         self._partial_assignment = 0  # its number in assignment order
         self._input = self._open_whole_splits()
@@ -108,9 +108,9 @@ class BoundaryIterator(NotRestorableIterator):
             if chunk is None:
                 self._open_next()
                 continue
-            made = self._add_ids(chunk)
-            if made is not None:
-                return made
+            result = self._add_ids(chunk)
+            if result is not None:
+                return result
         return None
 
     def _count_error(self, error: Exception) -> None:
@@ -131,9 +131,8 @@ class BoundaryIterator(NotRestorableIterator):
 
     def _open_next(self) -> None:
         """Continue after the end of the input with a partial split, or with whole splits."""
-        self._progress.record_finished(
-            self._leaf_numbers, self._split_provider.num_assigned
-        )  # no step holds elements any longer
+        # No step holds elements any longer.
+        self._progress.record_finished(self._leaf_numbers, self._split_provider.num_assigned)
         was_partial, self._wanted = self._wanted is not None, None
         partial = self._split_provider.take_partial(self._leaf_numbers, self._context.epochs)
         if partial is None and not was_partial:
@@ -151,10 +150,8 @@ class BoundaryIterator(NotRestorableIterator):
         self._input = make_iterator(
             self._node.input, dataclasses.replace(self._context, split_provider=split_provider)
         )
-        self._wanted, self._partial_assignment = (
-            WantedOrdinals(split),
-            split_provider.positions.num_assigned_before,
-        )
+        self._wanted = WantedOrdinals(split)
+        self._partial_assignment = split_provider.positions.num_assigned_before
         self._last_error = ErrorPosition(-1, 0, 0)  # the split is read from its start
         self._progress.record_skipped(
             self._partial_assignment, self._wanted.skip_unwanted(self._input)
@@ -356,7 +353,7 @@ class SingleSplitIterator(AssignedPlanIterator):
             self._input.close()
 
 
-# --- Steps that locate errors of elements that workers computed (`plan.splits`) -------------------
+# --- Errors of worker-side steps, raised in the client (`plan.partition_nodes`) -------------------
 
 
 @make_iterator.register(RaiseDeferredErrors)

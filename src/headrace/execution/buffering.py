@@ -28,7 +28,7 @@ _HANDOVER_SECONDS = 5e-5
 """Approximate time to hand an element from one thread to another, including both GIL switches."""
 _MAX_INLINE_SECONDS = 1e-2
 """Accumulated excess time of elements after which a thread reads ahead. With a tenth of it, a few
-delays by other processes started the thread permanently although elements were cheap.
+delays by other processes started a thread for the rest of the epoch, although elements were cheap.
 """
 
 
@@ -50,9 +50,9 @@ class PrefetchIterator(ElementIterator):
     def __init__(self, node: Prefetch, context: Context) -> None:
         self._node = node
         self._context = context
-        self._size = node.buffer_size
+        self._buffer_size = node.buffer_size
         #: Read-ahead elements that one read may return.
-        self._read_size = 1 if self._size == AUTOTUNE else max(1, self._size // 8)
+        self._read_size = 1 if self._buffer_size == AUTOTUNE else max(1, self._buffer_size // 8)
         self._input = make_iterator(node.input, context)
         self._reader_thread: ReadAheadThread | None = None
         #: Excess seconds of elements made on request, or None if a thread reads ahead.
@@ -62,7 +62,7 @@ class PrefetchIterator(ElementIterator):
     @property
     def can_read_ahead(self) -> bool:
         # AUTOTUNE requests reading ahead wherever possible.
-        return self._size == AUTOTUNE or self._input.can_read_ahead
+        return self._buffer_size == AUTOTUNE or self._input.can_read_ahead
 
     @property
     def preferred_limit(self) -> int:
@@ -130,7 +130,7 @@ class PrefetchIterator(ElementIterator):
     def _start(self) -> ReadAheadThread:
         state = self._input.get_state()
         self._states, self._index = (lambda index: state), 0
-        max_elements = _AUTOTUNE_ELEMENTS if self._size == AUTOTUNE else self._size
+        max_elements = _AUTOTUNE_ELEMENTS if self._buffer_size == AUTOTUNE else self._buffer_size
         self._reader_thread = ReadAheadThread(
             self._input,
             self._free_space,
@@ -180,21 +180,21 @@ class PrefetchIterator(ElementIterator):
     # --- on the thread, with the lock held ------------------------------------------------------
 
     def _free_space(self) -> int:
-        if self._size != AUTOTUNE:
+        if self._buffer_size != AUTOTUNE:
             # An eighth is refilled at a time: a thread that wakes up for each element gains
             # nothing.
             space = (
-                self._size
+                self._buffer_size
                 - self._read_size
                 + 1
                 - self._num_buffered
                 - self._num_buffered_errors
                 + self._is_awaited
             )
-            return space if space > self._size // 8 else 0
+            return space if space > self._buffer_size // 8 else 0
         if len(self._results) < _MIN_CHUNKS:
             return _AUTOTUNE_ELEMENTS
-        # errors take no memory, and an input may fail forever
+        # Errors take no memory, but an input may fail forever.
         if len(self._results) > _MAX_RESULTS:
             return 0
         if self._buffered_bytes >= _AUTOTUNE_BYTES:
@@ -209,8 +209,8 @@ class PrefetchIterator(ElementIterator):
             self._buffered_bytes += self._bytes_of(result.chunk)
 
     def _bytes_of(self, chunk: Chunk) -> int:
-        # otherwise limited by the number of elements
-        return frame_bytes(chunk) if self._size == AUTOTUNE else 0
+        # A fixed buffer size limits the number of elements, not their bytes.
+        return frame_bytes(chunk) if self._buffer_size == AUTOTUNE else 0
 
     # --- state ----------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class PrefetchIterator(ElementIterator):
         if reader_thread is not None and not reader_thread.stop():
             reader_thread.abandon(step_name(self._node.input))
             self._input = make_iterator(self._node.input, self._context)
-        # last: after an interruption before this line, the thread is stopped again
+        # Last: after an interruption before this line, the thread is stopped again.
         self._reader_thread = None
 
     def close(self) -> None:

@@ -75,7 +75,7 @@ def build_iterator(
     *,
     seed: int | None = None,
     step_seeds: Sequence[int] = (),
-    epoch: tuple[int, ...] = (0,),
+    epochs: tuple[int, ...] = (0,),
     iteration: PlanIteration | None = None,
     next_splits: NextSplits | None = None,
     with_element_ids: bool = False,
@@ -91,8 +91,8 @@ def build_iterator(
         plan: The plan as written.
         seed: Seed of random steps that have none; None uses the seed of the plan's options, or
             draws one.
-        step_seeds: `plan.determinism.fixed_seeds` of a saved state; () uses those of the plan.
-        epoch: Epoch numbers; shuffles differ between epochs.
+        step_seeds: Fixed seeds (`plan.determinism`) of a saved state; () uses those of the plan.
+        epochs: Epoch numbers; shuffles differ between epochs.
         iteration: Numbers the iterations of shared jobs in nested datasets; required if the plan is
             started again within one iteration.
         next_splits: Returns the next assigned splits (`rewrites.split_space`). None reads the whole
@@ -103,8 +103,8 @@ def build_iterator(
             (`rewrites.partition`), with assigned splits. None runs the whole plan.
         contain_exits: Whether SystemExit and the like from a user's function become a
             UserFunctionError, for processes with other work.
-        is_read_only: Whether the consumer never writes to elements. Sources and caches then lend
-            their buffers instead of copying them.
+        is_read_only: Whether the consumer never writes to elements. Sources and caches then return
+            borrowed buffers instead of copies.
         is_preview: Whether to take no elements from other readers (`Source.detach`), including in
             nested datasets.
         instrument: Wraps the iterator of each node (`InstrumentedIterator`), also in nested
@@ -137,7 +137,7 @@ def build_iterator(
     context = Context(
         build=_build_detached if is_preview else build_nested,
         seed=draw_seed() if seed is None else seed,
-        epochs=epoch,
+        epochs=epochs,
         iteration=iteration or PlanIteration(),
         options=prepared.options,
         unordered_steps=unordered_steps,
@@ -158,7 +158,7 @@ def build_client_stage(
     source: SplitSource,
     *,
     seed: int,
-    epoch: tuple[int, ...] = (0,),
+    epochs: tuple[int, ...] = (0,),
     instrument: Instrument | None = None,
 ) -> ElementIterator:
     """Return an iterator over the client stage of a plan.
@@ -167,14 +167,14 @@ def build_client_stage(
         partition: The partitioned plan.
         source: Source of the elements of splits.
         seed: Seed of the worker stage.
-        epoch: Epoch numbers of the worker stage.
+        epochs: Epoch numbers of the worker stage.
         instrument: As for `build_iterator`.
     """
     _raise_recursion_limit(partition.client_stage)
     context = Context(
         build=build_nested,
         seed=seed,
-        epochs=epoch,
+        epochs=epochs,
         options=partition.options,
         unordered_steps=_find_unordered_steps(
             partition.client_stage, partition.options, partition.mode
@@ -194,7 +194,7 @@ def build_both_stages(
     *,
     seed: int,
     step_seeds: Sequence[int] = (),
-    epoch: tuple[int, ...] = (0,),
+    epochs: tuple[int, ...] = (0,),
 ) -> ElementIterator:
     """Return an iterator that runs both stages of a plan in this process.
 
@@ -205,7 +205,7 @@ def build_both_stages(
         mode: Partition mode of the saved state.
         seed: As for `build_iterator`.
         step_seeds: As for `build_iterator`.
-        epoch: As for `build_iterator`.
+        epochs: As for `build_iterator`.
     """
     partition = partition_with_mode(
         prepare(with_fixed_seeds(plan, step_seeds or collect_fixed_seeds(plan))), mode
@@ -216,7 +216,7 @@ def build_both_stages(
             plan,
             seed=seed,
             step_seeds=step_seeds,
-            epoch=epoch,
+            epochs=epochs,
             next_splits=next_splits,
             with_element_ids=True,
             mode=mode,
@@ -225,7 +225,7 @@ def build_both_stages(
         return iterator
 
     return build_client_stage(
-        partition, InProcessSplitSource(build_worker_stage), seed=seed, epoch=epoch
+        partition, InProcessSplitSource(build_worker_stage), seed=seed, epochs=epochs
     )
 
 

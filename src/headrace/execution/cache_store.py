@@ -141,7 +141,7 @@ class MemoryStore(ElementStore, StoreWriter):
 
 _MAGIC = b"HRCACHE3"
 _MAGIC_PREFIX = b"HRCACHE"
-# after the magic: seed, length of the identity in bytes; then the identity
+# Header after the magic: seed, and length of the identity in bytes. The identity follows.
 _HEADER = struct.Struct("<qH")
 
 

@@ -109,7 +109,7 @@ class CacheIterator(ElementIterator):
             states = self._states_in_input(first, chunk.states)
         self._count += chunk.size
         if not self._wants_element_numbers:
-            chunk = chunk.with_metadata(None)  # kept for others
+            chunk = chunk.with_metadata(None)  # stored for other readers only
         return chunk.with_states(states)
 
     def _end(self) -> None:

@@ -61,7 +61,7 @@ class PlanIteration:
     step is idempotent, so an interruption skips no number.
 
     Args:
-        plan: The plan, or None for a plan without counting sources.
+        plan: The plan, or None for one whose sources have no iteration counter.
         minimum: Smallest number to use.
     """
 
@@ -155,17 +155,17 @@ def number_occurrences(plan: Node) -> Node:
         return plan
     seen = Counter[IterationCounter]()
 
-    def numbered(node: Node, inputs: list[Node]) -> Node:
-        made = node.with_inputs(inputs)
-        if not isinstance(made, FromSource) or made.source.counter is None:
-            return made
-        occurrence = seen[made.source.counter]
-        seen[made.source.counter] += 1
+    def number_source(node: Node, inputs: list[Node]) -> Node:
+        result = node.with_inputs(inputs)
+        if not isinstance(result, FromSource) or result.source.counter is None:
+            return result
+        occurrence = seen[result.source.counter]
+        seen[result.source.counter] += 1
         if not occurrence:
-            return made
-        return dataclasses.replace(made, source=made.source.with_occurrence(occurrence))
+            return result
+        return dataclasses.replace(result, source=result.source.with_occurrence(occurrence))
 
-    return fold(plan, numbered)
+    return fold(plan, number_source)
 
 
 def count_counters(plan: Node) -> Counter[IterationCounter]:
@@ -287,7 +287,7 @@ class Context:
     options: Options = field(default_factory=Options)
     """The options of the whole plan."""
     unordered_steps: frozenset[int] = frozenset()
-    """`id` of each step that yields elements as they are ready (`plan.determinism`)."""
+    """`id` of each unordered step (`plan.determinism`)."""
     split_provider: SplitProvider | None = None
     """Provides the splits that the plan's leaves read; None reads everything."""
     split_source: SplitSource | None = None
@@ -301,9 +301,9 @@ class Context:
     aligns_chunks_to_epochs: bool = False
     """Whether chunks of repeated index plans end with an epoch, so that rows can be borrowed."""
     leaf_numbers: Mapping[int, int] = field(default_factory=dict)
-    """`id` of a leaf node -> its number in the split space."""
+    """Number of each leaf in the split space, by the leaf's `id`."""
     cache_seeds: dict[Any, int] = field(default_factory=dict)
-    """Cache key -> seed of the cached elements, once decided; the same in all epochs."""
+    """Seed of the cached elements by cache key, once decided; the same in all epochs."""
     fills_cache: bool = False
     """Whether a cache is being filled; caches below then also use this context's seed."""
     contain_exits: bool = False
@@ -354,7 +354,7 @@ class Context:
         return self._replace_fields(wants_element_numbers=wanted)
 
     def with_epoch_aligned_chunks(self) -> Context:
-        """Return the context in which chunks of numbers end with their epoch."""
+        """Return the context in which chunks of repeated index plans end with an epoch."""
         return self._replace_fields(aligns_chunks_to_epochs=True)
 
     def nested(self, step: int, element_number: int) -> Context:
@@ -364,8 +364,8 @@ class Context:
             num_outer_epochs=len(self.epochs) + 1,
             outer_steps=(*self.outer_steps, step),
             outer_numbers=(*self.outer_numbers, element_number),
-            unordered_steps=_NONE,
-            borrowing_steps=_NONE,
+            unordered_steps=_NO_STEPS,
+            borrowing_steps=_NO_STEPS,
             split_provider=None,
             tracks_splits=False,
             split_source=None,
@@ -374,19 +374,21 @@ class Context:
         )
 
     def _replace_fields(self, **changes: Any) -> Context:
-        # Without the checks of `replace`, since there may be an epoch or a dataset for each
-        # element.
+        # Faster than `dataclasses.replace`: there may be an epoch or a dataset for each element.
         context = object.__new__(Context)
         context.__dict__.update(self.__dict__, **changes)
         return context
 
     def entropy(self, number: int | None) -> list[int]:
-        """Return the entropy of step `number` of this dataset, if it has no seed."""
+        """Return the entropy of step `number` of this dataset, if it has no seed.
+
+        The first word distinguishes the kinds of entropy; random draws are a stable format.
+        """
         path = (*self.outer_steps, number or 0)
         return [2, self.seed & _MASK, len(path), *path, *self.epochs]
 
     def iteration_entropy(self, number: int) -> list[int]:
-        """Return the entropy of step `number`, if it draws the same numbers in all repetitions."""
+        """Return the entropy of step `number`, if it draws the same numbers in each `repeat`."""
         path = (*self.outer_steps, number)
         epochs = self.epochs[: max(self.num_outer_epochs, 1)]
         return [4, self.seed & _MASK, len(path), *path, *epochs]
@@ -405,9 +407,9 @@ class Context:
         return [3, self.seed & _MASK, len(path), *path, *self.outer_numbers]
 
     def resolve_parallelism(self, num_parallel_calls: int) -> int:
-        """Return the number of threads that `num_parallel_calls` asks for."""
+        """Return the number of threads for `num_parallel_calls`, which may be AUTOTUNE."""
         return self.parallelism if num_parallel_calls < 0 else num_parallel_calls
 
 
-_NONE: frozenset[int] = frozenset()
+_NO_STEPS: frozenset[int] = frozenset()
 _MASK = (1 << 64) - 1

@@ -1,4 +1,4 @@
-"""Set of delivered elements: the JSON state of a plan that is read in no order.
+"""Set of delivered elements: the JSON state of an unordered reading.
 
     element ids -> DeliveredElements -> to_json: {"watermark", "delivered", "partial_splits"}
 
@@ -58,18 +58,18 @@ class DeliveredElements:
         Raises:
             FailedPreconditionError: If the state does not describe such a set.
         """
-        made = cls()
+        result = cls()
         try:
             complete = [_check_range(0, position["watermark"])]
             complete += [_check_range(start, stop) for start, stop in position.get("delivered", ())]
-            made._complete_splits = merge_ranges(complete)
+            result._complete_splits = merge_ranges(complete)
             for first_split, num_splits, ranges in position.get("partial_splits", ()):
                 ordinals = [
                     _check_range(start, END_ORDINAL if stop is None else stop)
                     for start, stop in ranges
                 ]
                 first, last = _check_range(first_split, first_split + num_splits)
-                made._partial_splits.update(
+                result._partial_splits.update(
                     dict.fromkeys(range(first, last), merge_ranges(ordinals))
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -77,7 +77,7 @@ class DeliveredElements:
                 f"the state does not contain a set of delivered elements: {position!r:.80}; "
                 "restore a state returned by `get_state`"
             ) from error
-        return made
+        return result
 
     def to_json(self) -> dict[str, Any]:
         """Return the set as a state; empty entries are omitted."""
@@ -131,12 +131,10 @@ class DeliveredElements:
     def copy(self) -> DeliveredElements:
         """Return a copy of the set."""
         self._merge_pending()
-        made = DeliveredElements()
-        made._complete_splits, made._partial_splits = (
-            self._complete_splits,
-            dict(self._partial_splits),
-        )
-        return made
+        result = DeliveredElements()
+        result._complete_splits = self._complete_splits
+        result._partial_splits = dict(self._partial_splits)
+        return result
 
     def add(self, runs: Iterable[RawIdRun]) -> None:
         """Add elements."""

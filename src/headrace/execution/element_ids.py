@@ -101,13 +101,13 @@ def round_robin_runs(column: InterleavedSplits) -> tuple[bool, tuple[IdRun, ...]
     """
     ordinals = column.first_ordinals
     assert ordinals is not None, "the elements are below the partition boundary"
-    found = [
-        (column.splits[number], ordinals[number] + before, size)
-        for number, before, size in column.split_elements()
+    entries = [
+        (column.splits[number], ordinals[number] + num_before, size)
+        for number, num_before, size in column.split_elements()
     ]
-    in_order = len(found) < 2 or column.num_turns == len(found)
-    ascending = sorted(found, key=operator.itemgetter(0))
-    return not in_order or ascending != found, _join_ascending(ascending)
+    in_order = len(entries) < 2 or column.num_turns == len(entries)
+    ascending = sorted(entries, key=operator.itemgetter(0))
+    return not in_order or ascending != entries, _join_ascending(ascending)
 
 
 def round_robin_order(column: InterleavedSplits) -> NDArray[np.int32]:
@@ -116,10 +116,10 @@ def round_robin_order(column: InterleavedSplits) -> NDArray[np.int32]:
     return np.concatenate([column.indices_of(part) for part in parts])
 
 
-def _join_ascending(found: list[tuple[int, int, int]]) -> tuple[IdRun, ...]:
+def _join_ascending(entries: list[tuple[int, int, int]]) -> tuple[IdRun, ...]:
     """Return runs for (split, ordinal, size) entries with ascending splits."""
     runs: list[IdRun] = []
-    for split, ordinal, size in found:
+    for split, ordinal, size in entries:
         last = runs[-1] if runs else None
         if last is not None and (last[0] + last[1], *last[2:]) == (split, ordinal, size):
             runs[-1] = IdRun(last[0], last[1] + 1, ordinal, size)
@@ -179,8 +179,8 @@ def to_runs(splits: NDArray[np.int64], ordinals: NDArray[np.int64]) -> tuple[IdR
     run = as_single_run(splits, ordinals)
     if run is not None:
         return (run,)
-    steps = splits[1:] - splits[:-1]
-    follows = (steps == 0) & (ordinals[1:] == ordinals[:-1] + 1)
+    differences = splits[1:] - splits[:-1]
+    follows = (differences == 0) & (ordinals[1:] == ordinals[:-1] + 1)
     starts = find_run_starts(~follows)
     splits, first = splits[starts], ordinals[starts]
     sizes = find_run_sizes(starts, size)
@@ -221,11 +221,11 @@ def _join_runs(
 
 def is_within(ordinals: NDArray[np.int64], wanted: OrdinalRanges) -> NDArray[np.bool_]:
     """Return a mask of the ordinals that lie in one of the ranges."""
-    found = np.zeros(len(ordinals), np.bool_)
+    mask = np.zeros(len(ordinals), np.bool_)
     for first, stop in wanted:
-        part = ordinals >= first
-        found |= part if stop is None else part & (ordinals < stop)
-    return found
+        range_mask = ordinals >= first
+        mask |= range_mask if stop is None else range_mask & (ordinals < stop)
+    return mask
 
 
 _MIN_COUNTING_RANGE = 1024
@@ -275,7 +275,7 @@ class ErrorPosition(NamedTuple):
     number_at_ordinal: int
     """1, 2, ... for errors before the same element; 0 if the preceding element itself failed.
 
-    -1 if that element failed below steps of the client stage that select elements (`plan.splits`).
+    -1 if that element failed below selecting steps of the client stage (`plan.partition_nodes`).
     """
     is_last: bool = False
     """Whether the split is known to have no elements or errors after this one."""

@@ -7,9 +7,8 @@ numbers, so they are the same however the work is divided, and in any order of t
 
 Rule 1. The numbers are a stable format: random draws after a restore depend on them.
 Rule 2. Steps that join streams (`repeat`, `concatenate`, `zip`, an interleave) mix the number of
-the
-        stream into the elements' numbers. Steps that select, hold or reorder elements leave numbers
-        unchanged. No number depends on a count that differs between divisions of the work.
+        the stream into the elements' numbers. Steps that select, hold or reorder elements leave
+        numbers unchanged. No number depends on how the work is divided.
 Rule 3. If element ids are tracked too, a column has records (`element.metadata`). Elements of a
         nested dataset belong to the outer element's split. Above a partition boundary no nested
         datasets are opened, and the numbers from the boundary are kept by steps that join streams.
@@ -81,9 +80,9 @@ def round_robin_column(
         start: Number of elements, of all splits, skipped at the start.
         count: Number of elements.
     """
-    found = InterleavedSplits(tuple(splits), per_turn, start, count)
+    column = InterleavedSplits(tuple(splits), per_turn, start, count)
     # If two datasets belong to one split, its elements must be counted one by one.
-    return found if len(set(splits)) == len(splits) else found.to_array()
+    return column if len(set(splits)) == len(splits) else column.to_array()
 
 
 # --- Merging parts of several chunks, by column if possible ---------------------------------------
@@ -139,18 +138,18 @@ def interleave_chunks(groups: Sequence[InterleavedParts]) -> Chunk:
     parts = sum([len(group.parts) for group in groups])
     first, start = groups[0].parts[0]
     if parts == 1:
-        made = first.chunk.slice(start, start + size)
+        result = first.chunk.slice(start, start + size)
         return (
-            made
+            result
             if first.split is None
-            else made.with_metadata(round_robin_column([first.split], 1, 0, size))
+            else result.with_metadata(round_robin_column([first.split], 1, 0, size))
         )
-    made = _interleave_elements(groups, size, parts)
+    result = _interleave_elements(groups, size, parts)
     if first.split is not None:
-        return made.with_metadata(_split_column(groups, size))
+        return result.with_metadata(_split_column(groups, size))
     if first.chunk.metadata is None:
-        return made
-    return made.with_metadata(_interleave_column(groups, size, first.chunk.metadata, _ids_of))
+        return result
+    return result.with_metadata(_interleave_column(groups, size, first.chunk.metadata, _ids_of))
 
 
 def _interleave_elements(groups: Sequence[InterleavedParts], size: int, parts: int) -> Chunk:
@@ -178,15 +177,15 @@ def _interleave_elements(groups: Sequence[InterleavedParts], size: int, parts: i
 def _interleave_columns(
     groups: Sequence[InterleavedParts], size: int, first: BufferedChunk
 ) -> Chunk:
-    made: list[NDArray[Any]] = []
+    result: list[NDArray[Any]] = []
     for number, leaf in enumerate(first.leaves):
 
         def column(buffered: BufferedChunk, number: int = number) -> NDArray[Any]:
             return buffered.leaves[number]
 
-        made.append(_interleave_column(groups, size, leaf, column))
+        result.append(_interleave_column(groups, size, leaf, column))
     assert first.structure is not None
-    return Chunk.of_columns(unflatten(first.structure, made), size)
+    return Chunk.of_columns(unflatten(first.structure, result), size)
 
 
 def _interleave_column(

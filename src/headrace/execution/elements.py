@@ -1,4 +1,4 @@
-"""Iterators of sources: numbers, and elements read by their numbers."""
+"""Iterators of index plans, and of the elements that a source has at indices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class _IndexedRowsIterator(ElementIterator):
-    """Base class of iterators with one element per number; the state is the number read."""
+    """Base class of iterators over `Indices`; the state is the number of elements read."""
 
     def __init__(self, indices: Indices, context: Context) -> None:
         self._wants_element_numbers = context.wants_element_numbers
@@ -56,7 +56,7 @@ class _IndexedRowsIterator(ElementIterator):
 
 @make_iterator.register(Indices)
 class IndicesIterator(_IndexedRowsIterator):
-    """Yields consecutive numbers; its state is the number of elements yielded."""
+    """Yields consecutive indices."""
 
     def next_chunk(self, limit: int) -> Chunk | None:
         start = self._next
@@ -64,24 +64,24 @@ class IndicesIterator(_IndexedRowsIterator):
         if stop <= start:
             return None
         self._next = stop
-        numbers = np.arange(self._first + start, self._first + stop)
+        indices = np.arange(self._first + start, self._first + stop)
         element_numbers = (
             number_positions(start, stop - start) if self._wants_element_numbers else None
         )
-        return Chunk.of_columns(numbers, stop - start, start.__add__, element_numbers)
+        return Chunk.of_columns(indices, stop - start, start.__add__, element_numbers)
 
     def seek(self, position: int) -> None:
         self._next = position
 
 
 class RepeatedIndicesIterator(ElementIterator):
-    """Yields the same numbers in each epoch, with the elements and states of `RepeatIterator`.
+    """Yields the same indices in each epoch, with the elements and states of `RepeatIterator`.
 
     A chunk contains several epochs if they are short: one chunk per epoch would cost many times
     more than the elements of a small dataset.
 
     Args:
-        indices: The numbers; at least one.
+        indices: The indices of an epoch; at least one.
         count: Number of epochs; None repeats forever.
         aligns_chunks_to_epochs: Whether every chunk ends with its epoch.
     """
@@ -92,31 +92,32 @@ class RepeatedIndicesIterator(ElementIterator):
         self._first, self._size = indices.start, indices.size
         self._count = count
         self._aligns_chunks_to_epochs = aligns_chunks_to_epochs
-        self._epoch = self._epoch_start = 0  # numbers of this epoch that were yielded
+        self._epoch = 0
+        self._num_yielded = 0  # in this epoch
 
     def next_chunk(self, limit: int) -> Chunk | None:
         size = self._size
-        if self._epoch_start == size:
-            self._epoch, self._epoch_start = self._epoch + 1, 0
+        if self._num_yielded == size:
+            self._epoch, self._num_yielded = self._epoch + 1, 0
         if self._count is not None and self._epoch >= self._count:
             return None
-        first, start, epoch = self._first, self._epoch_start, self._epoch
+        first, start, epoch = self._first, self._num_yielded, self._epoch
         stop = start + limit
         if self._aligns_chunks_to_epochs or limit < 2 * size:
             stop = min(stop, size)
         elif self._count is not None:
             stop = min(stop, (self._count - epoch) * size)
-        numbers = np.arange(start, stop)
+        indices = np.arange(start, stop)
         if stop > size:
-            numbers %= size
+            indices %= size
         if first:
-            numbers += first
-        num_epochs, self._epoch_start = self._locate(stop)
+            indices += first
+        num_epochs, self._num_yielded = self._locate(stop)
         self._epoch = epoch + num_epochs
-        return Chunk.of_columns(numbers, stop - start, partial(self._state, epoch, start))
+        return Chunk.of_columns(indices, stop - start, partial(self._state, epoch, start))
 
     def _locate(self, position: int) -> tuple[int, int]:
-        """Return the epoch of the number before a position, and how many numbers it yielded."""
+        """Return the epoch of the index before a position, and how many indices it yielded."""
         epoch, index = divmod(position - 1, self._size)
         return epoch, index + 1
 
@@ -125,19 +126,19 @@ class RepeatedIndicesIterator(ElementIterator):
         return {"epoch": epoch + num_epochs, "input": num_yielded}
 
     def get_state(self) -> State:
-        return {"epoch": self._epoch, "input": self._epoch_start}
+        return {"epoch": self._epoch, "input": self._num_yielded}
 
     def set_state(self, state: State) -> None:
-        self._epoch, self._epoch_start = state["epoch"], state["input"] or 0
+        self._epoch, self._num_yielded = state["epoch"], state["input"] or 0
 
     def seek(self, position: int) -> None:
-        self._epoch, self._epoch_start = divmod(position, self._size)
+        self._epoch, self._num_yielded = divmod(position, self._size)
 
 
 class IndexPlanIterator(ElementIterator):
     """Iterator of a whole index plan; its state is the number of elements read.
 
-    The steps inside only need to read and seek.
+    The iterators of its steps only need `next_chunk` and `seek`.
     """
 
     def __init__(self, node: Node, context: Context) -> None:
@@ -198,18 +199,18 @@ class IndexPlanIterator(ElementIterator):
 
 
 def build_index_iterator(node: Node, context: Context) -> ElementIterator:
+    """Return the iterator of a leaf: of its assigned splits, if any, or of the whole index plan."""
     if context.split_provider is not None:
         return AssignedLeafIterator(node, context)
-    if isinstance(node, Indices):  # each number is its own position
+    if isinstance(node, Indices):  # each element is at its own position
         return make_iterator(node, context)
     return IndexPlanIterator(node, context)
 
 
 @make_iterator.register(GatherIndices)
 def _make_gather(node: GatherIndices, context: Context) -> ElementIterator:
-    borrows = (
-        id(node) in context.borrowing_steps
-    )  # of the plan's own node, not of one that replaces it
+    # Looked up before `node` is replaced by a copy, which has another `id`.
+    borrows = id(node) in context.borrowing_steps
     if reads_unresolved_source(node):
         source = resolve_randomness(node.source, context.iteration_entropy)
         node = node.with_parameters(source=source)
@@ -223,7 +224,7 @@ def _make_gather(node: GatherIndices, context: Context) -> ElementIterator:
 
 
 class RowsIterator(_IndexedRowsIterator):
-    """Reads the elements of a source in order: a `GatherIndices` over numbers, as in most datasets.
+    """Reads the elements of a source in order: a `GatherIndices` over `Indices`, the usual case.
 
     The state is the number of elements read.
     """
@@ -289,7 +290,7 @@ class GatherIterator(StepIterator):
             start = self._input_buffer.offset
             part = chunk.slice(start, start + (1 if chunk is self._failed_chunk else limit))
             try:
-                made = self._gather(part)
+                result = self._gather(part)
             except Exception as error:
                 if part.size == 1:
                     self._pending_error = error
@@ -297,17 +298,17 @@ class GatherIterator(StepIterator):
                 self._failed_chunk = chunk
                 continue
             self._input_buffer.consume(part.size)
-            return made
+            return result
 
     def _gather(self, chunk: Chunk) -> Chunk:
         if not chunk.is_columnar:
             rows = chunk.rows()
             leaves, _ = flatten(rows[0])
             if any(isinstance(leaf, np.ndarray) for leaf in leaves):  # batches of any size
-                made = [self._read(row) for row in rows]
-                return Chunk.of_rows(made, chunk.states, chunk.compact_metadata)
-        made = self._read(chunk.columns())
-        return Chunk.of_columns(made, chunk.size, chunk.states, chunk.compact_metadata)
+                result = [self._read(row) for row in rows]
+                return Chunk.of_rows(result, chunk.states, chunk.compact_metadata)
+        result = self._read(chunk.columns())
+        return Chunk.of_columns(result, chunk.size, chunk.states, chunk.compact_metadata)
 
     def skip(self, count: int) -> int:
         self._pending_error = None

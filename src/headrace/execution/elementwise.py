@@ -89,16 +89,16 @@ class _FunctionStepIterator(RowStepIterator):
             if chunk.is_columnar and chunk is not self._failed_chunk:
                 start = self._input_buffer.offset
                 part = chunk.slice(start, start + limit)
-                made = self._apply_to_columns(part)
-                if made is not None:
+                result = self._apply_to_columns(part)
+                if result is not None:
                     self._consume(part.size)
-                    if made.size:
-                        return made
+                    if result.size:
+                        return result
                     continue
                 self._failed_chunk = chunk
-            made = self._apply_to_rows(chunk, limit)
-            if made is not None or self._pending_error is not None:
-                return made
+            result = self._apply_to_rows(chunk, limit)
+            if result is not None or self._pending_error is not None:
+                return result
         return None
 
 
@@ -147,11 +147,11 @@ class MapIterator(_FunctionStepIterator):
         try:
             for count, row in enumerate(lazy_rows.rows, 1):
                 try:
-                    made = take_ownership(fn(*row) if type(row) is tuple else fn(row))
+                    result = take_ownership(fn(*row) if type(row) is tuple else fn(row))
                 except BaseException as error:
                     failure = self._wrap_row_error(error, lazy_rows, count, row)
                     raise failure from failure.__cause__
-                yield made
+                yield result
         except Exception:
             self._record_row_error(lazy_rows, start, count)
             raise

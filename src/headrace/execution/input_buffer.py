@@ -152,7 +152,7 @@ class InputBuffer:
 
     @property
     def states(self) -> States | None:
-        """States before the buffered elements or single rows, or None at the input's position."""
+        """States before the buffered elements or lazy rows, or None at the input's position."""
         chunk, offset = self.chunk, self.offset
         if chunk is not None:
             states = chunk.states
@@ -208,7 +208,7 @@ class InputBuffer:
         return self.input.next_chunk(count)
 
     def lazy_rows(self) -> LazyRowStream | None:
-        """Return the next elements as a stream of single rows, or None at the end."""
+        """Return the next elements as a stream of lazy rows, or None at the end."""
         stream, chunk = self._lazy_rows, self.chunk
         if stream is None and chunk is None and self.input.has_lazy_rows:
             rows_and_states = self.input.lazy_rows()
@@ -220,7 +220,7 @@ class InputBuffer:
             if chunk is None:
                 return None
             rows = iter(chunk.rows()[self.offset :])
-            # A buffered element precedes the remaining single rows.
+            # A buffered element precedes the remaining lazy rows.
             stream = LazyRowStream(
                 rows if stream is None else chain(rows, stream.rows), chunk.states, self.offset
             )

@@ -2,8 +2,8 @@
 
     selector --choices--> buffered elements of the inputs --> chunk
 
-A random choice is a function of the seed, the step's number and the set of ended inputs: an ended
-input has weight zero, and a choice that selected it is drawn again among the others.
+A random choice is a function of the seed, its number and the set of ended inputs: an ended input
+has weight zero, and a choice that selected it is drawn again among the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from headrace.plan.user_function import step_name
 
 __all__ = ["InputSelectionIterator"]
 
-Steps: TypeAlias = NDArray[np.int64]
+IndexArray: TypeAlias = NDArray[np.int64]
+"""Choices, as numbers of inputs; or indices of choices in such an array."""
 
 
 class _SelectedInput:
@@ -44,7 +45,7 @@ class _SelectedInput:
         self._next_states: States | None = None  # states after the last element taken
         #: Whether the input is exhausted.
         self.is_at_end = False
-        #: Whether the end was reached in a step; until then the input is selected as before.
+        #: Whether the input was chosen after its end; until then it is chosen as before.
         self.has_ended = False
 
     @property
@@ -57,18 +58,18 @@ class _SelectedInput:
         """Whether the next element, error or end is known."""
         return self.input_buffer.chunk is not None or self.error is not None or self.is_at_end
 
-    def fill(self, steps: Steps, size: int) -> int:
-        """Buffer the elements for the given steps; return how many steps can be made.
+    def fill(self, indices: IndexArray, size: int) -> int:
+        """Buffer the next elements; return how many of the choices have their elements.
 
         Args:
-            steps: Numbers of the steps that take from this input, in order.
-            size: Number of steps that are possible as far as known.
+            indices: Indices of the choices of this input, ascending.
+            size: Number of choices that have their elements as far as known.
         """
-        num_wanted = int(np.searchsorted(steps, size))
+        num_wanted = int(np.searchsorted(indices, size))
         if num_wanted and not self.is_known:
             self._peek(num_wanted)
         num_buffered = self.input_buffer.num_buffered
-        return size if num_buffered >= num_wanted else int(steps[num_buffered])
+        return size if num_buffered >= num_wanted else int(indices[num_buffered])
 
     def _peek(self, count: int) -> None:
         input_buffer = self.input_buffer
@@ -93,11 +94,11 @@ class _SelectedInput:
 
     @property
     def has_lazy_rows(self) -> bool:
-        """Whether single rows come next, which are only computed when they are taken."""
+        """Whether lazy rows come next, which are only computed when they are taken."""
         return self.error is None and self.input_buffer.states is not None
 
     def start_lazy_rows(self) -> LazyRowStream | None:
-        """Return the stream of next single elements, or None if there are none."""
+        """Return the next elements as a stream of lazy rows, or None if there are none."""
         try:
             stream = self.input_buffer.lazy_rows()
         except Exception:
@@ -108,7 +109,7 @@ class _SelectedInput:
         return stream
 
     def end_lazy_rows(self) -> None:
-        """Record that single elements ended, after the last one or an error."""
+        """Record that the lazy rows ended, after the last one or an error."""
         self.input_buffer.end_lazy_rows()
         self._next_states = None
 
@@ -142,7 +143,7 @@ class InputSelectionIterator(ElementIterator):
 
     Args:
         inputs: The inputs.
-        selector: Chooses the number of an input for each step.
+        selector: Chooses the input of each element.
         stops_on_empty: Whether the iterator ends when an ended input is chosen.
     """
 
@@ -186,40 +187,40 @@ class InputSelectionIterator(ElementIterator):
         self._has_ended = True
         return None
 
-    def _fill_inputs(self, choices: Steps) -> int:
-        """Buffer the elements of these steps; return how many of the steps can be made."""
+    def _fill_inputs(self, choices: IndexArray) -> int:
+        """Buffer the elements of these choices; return how many choices have their elements."""
         size = len(choices)
-        steps = {n: np.flatnonzero(choices == n) for n in np.unique(choices).tolist()}
-        for number, input_steps in steps.items():
+        indices_of = {n: np.flatnonzero(choices == n) for n in np.unique(choices).tolist()}
+        for number, indices in indices_of.items():
             if self._inputs[number].can_look_ahead:
-                size = self._inputs[number].fill(input_steps, size)
+                size = self._inputs[number].fill(indices, size)
         # Read only one input that costs calls, so that everything it computes is yielded.
         costly = sorted(
-            (int(input_steps[0]), number)
-            for number, input_steps in steps.items()
-            if input_steps[0] < size and not self._inputs[number].can_look_ahead
+            (int(indices[0]), number)
+            for number, indices in indices_of.items()
+            if indices[0] < size and not self._inputs[number].can_look_ahead
         )
         if len(costly) > 1:
             size = costly[1][0]
         if costly:
             _, number = costly[0]
-            size = self._inputs[number].fill(steps[number], size)
+            size = self._inputs[number].fill(indices_of[number], size)
         return size
 
-    def _take(self, choices: Steps) -> Chunk:
-        """Return the elements of these steps from the buffers."""
+    def _take(self, choices: IndexArray) -> Chunk:
+        """Return the elements of these choices from the buffers."""
         states = self._states(choices)
-        parts: list[tuple[Steps, Chunk]] = []
+        parts: list[tuple[IndexArray, Chunk]] = []
         for number in np.unique(choices).tolist():
-            input_steps = np.flatnonzero(choices == number)
-            chunk = self._inputs[number].take(len(input_steps))
+            indices = np.flatnonzero(choices == number)
+            chunk = self._inputs[number].take(len(indices))
             if chunk.metadata is not None:
                 chunk = chunk.with_metadata(nest_ids(np.array([number], np.uint64), chunk.metadata))
-            parts.append((input_steps, chunk))
+            parts.append((indices, chunk))
         self._selector.consume(len(choices))
         return _interleave_chunks(parts, len(choices)).with_states(states)
 
-    # --- single elements ------------------------------------------------------------------------
+    # --- lazy rows ------------------------------------------------------------------------------
 
     def lazy_rows(self) -> LazyRows | None:
         if self._has_ended or not self._selector.can_look_ahead:
@@ -239,15 +240,17 @@ class InputSelectionIterator(ElementIterator):
         if stream is None:
             return super().lazy_rows()
         started = {
-            n: one.start_lazy_rows() for n, one in enumerate(self._inputs) if one.has_lazy_rows
+            number: member.start_lazy_rows()
+            for number, member in enumerate(self._inputs)
+            if member.has_lazy_rows
         }
         streams = {number: stream for number, stream in started.items() if stream is not None}
         return self._select_rows(choices, streams), self._states(choices)
 
     def _select_rows(
-        self, choices: Steps, rows_by_input: dict[int, LazyRowStream]
+        self, choices: IndexArray, rows_by_input: dict[int, LazyRowStream]
     ) -> Iterator[Any]:
-        """Yield rows of the inputs in turn, until an input without single rows is chosen."""
+        """Yield rows of the inputs in turn, until an input without lazy rows is chosen."""
         numbers: list[int] = choices.tolist()
         number, count, has_ended = numbers[0], 0, False
         try:
@@ -270,8 +273,10 @@ class InputSelectionIterator(ElementIterator):
         if has_ended:
             self._inputs[number].end_lazy_rows()
 
-    def _record_consumed(self, choices: Steps, rows_by_input: dict[int, LazyRowStream]) -> None:
-        """Record the single rows that were taken in these steps."""
+    def _record_consumed(
+        self, choices: IndexArray, rows_by_input: dict[int, LazyRowStream]
+    ) -> None:
+        """Record that the lazy rows of these choices were taken."""
         counts = np.bincount(choices, minlength=len(self._inputs)).tolist()
         for number, stream in rows_by_input.items():
             stream.num_taken += counts[number]
@@ -279,8 +284,8 @@ class InputSelectionIterator(ElementIterator):
 
     # --- state ----------------------------------------------------------------------------------
 
-    def _states(self, choices: Steps) -> States:
-        """Return the states before and after the elements of these steps."""
+    def _states(self, choices: IndexArray) -> States:
+        """Return the states before and after the elements of these choices."""
         input_states = [member.states() for member in self._inputs]
         selector = self._selector.states()
         ended = [number for number, member in enumerate(self._inputs) if member.has_ended]
@@ -298,7 +303,7 @@ class InputSelectionIterator(ElementIterator):
         return states
 
     def get_state(self) -> State:
-        return self._states(_NONE)(0)
+        return self._states(_NO_CHOICES)(0)
 
     def set_state(self, state: State) -> None:
         self._has_ended = False
@@ -314,41 +319,42 @@ class InputSelectionIterator(ElementIterator):
             member.input_buffer.close()
 
 
-_NONE = np.empty(0, np.int64)
+_NO_CHOICES = np.empty(0, np.int64)
 _LAZY_ROWS_AT_ONCE = 64
-"""Number of steps chosen at once for single rows."""
+"""Number of choices made at once for lazy rows."""
 
 
-def _interleave_chunks(parts: Sequence[tuple[Steps, Chunk]], size: int) -> Chunk:
+def _interleave_chunks(parts: Sequence[tuple[IndexArray, Chunk]], size: int) -> Chunk:
     """Merge several chunks into one; each has the indices of its elements in the result."""
     first = parts[0][1]
     if len(parts) == 1:
         return first
     buffered = [BufferedChunk(chunk) for _, chunk in parts]
-    if buffered[0].layout is not None and all(one.layout == buffered[0].layout for one in buffered):
+    layout = buffered[0].layout
+    if layout is not None and all(part.layout == layout for part in buffered):
         leaves = []
         for number, leaf in enumerate(buffered[0].leaves):
             # Zeroed if there is padding between fields, which is not written here.
             make = np.zeros if leaf.dtype.kind == "V" else np.empty
             merged = make((size, *leaf.shape[1:]), leaf.dtype)
-            for (indices, _), one in zip(parts, buffered, strict=True):
-                merged[indices] = one.leaves[number]
+            for (indices, _), part in zip(parts, buffered, strict=True):
+                merged[indices] = part.leaves[number]
             leaves.append(merged)
         assert buffered[0].structure is not None
-        made = Chunk.of_columns(unflatten(buffered[0].structure, leaves), size)
+        result = Chunk.of_columns(unflatten(buffered[0].structure, leaves), size)
     else:
         rows: list[Any] = [None] * size
         for indices, chunk in parts:
             for index, row in zip(indices.tolist(), chunk.rows(), strict=True):
                 rows[index] = row
-        made = Chunk.of_rows(rows)
+        result = Chunk.of_rows(rows)
     columns = [(indices, chunk.metadata) for indices, chunk in parts if chunk.metadata is not None]
     if not columns:
-        return made
+        return result
     metadata = np.empty(size, np.uint64)
     for indices, column in columns:
         metadata[indices] = column
-    return made.with_metadata(metadata)
+    return result.with_metadata(metadata)
 
 
 @make_iterator.register(Sample)

@@ -1,4 +1,4 @@
-"""Selectors that choose, step by step, the input that supplies the next element."""
+"""Selectors that choose, for each element, the input that supplies it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 _BLOCK = 1024
-"""Number of steps drawn at once."""
+"""Number of choices drawn at once."""
 
 
 class InputSelector(ABC):
-    """Chooses the input of each step."""
+    """Chooses the input of each element."""
 
     @property
     def can_look_ahead(self) -> bool:
@@ -37,7 +37,7 @@ class InputSelector(ABC):
 
     @abstractmethod
     def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
-        """Return the choices of the next 1 to `count` steps, or None at the end.
+        """Return the next 1 to `count` choices, as numbers of inputs, or None at the end.
 
         Args:
             count: Maximum number of choices.
@@ -46,10 +46,10 @@ class InputSelector(ABC):
 
     @abstractmethod
     def consume(self, count: int) -> None:
-        """Advance by `count` steps."""
+        """Advance by `count` choices."""
 
-    def skip_ended_input(self) -> None:  # noqa: B027 - the step is drawn again
-        """Continue after the input of the next step has turned out to have ended."""
+    def skip_ended_input(self) -> None:  # noqa: B027 - random choices are drawn again
+        """Continue after the next choice has turned out to be an ended input."""
 
     @abstractmethod
     def states(self) -> States:
@@ -74,52 +74,52 @@ class RandomInputSelector(InputSelector):
     def __init__(self, entropy: Sequence[int], weights: Sequence[float]) -> None:
         self._sampler = _WeightedSampler(entropy)
         self._weights = np.array(weights, np.float64)
-        self._step = 0
+        self._count = 0
         self._ended: Sequence[bool] = ()
-        self._block_start = 0  # first step in the block
+        self._block_start = 0  # number of the first choice in the block
         self._block = np.empty(0, np.int64)
 
     def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
-        offset = self._step - self._block_start
+        offset = self._count - self._block_start
         if ended != self._ended or not 0 <= offset < len(self._block):
             weights = np.where(ended, 0.0, self._weights)
             if not weights.any():
                 return None
-            self._block = self._sampler.sample(self._step, max(count, _BLOCK), weights, sum(ended))
-            self._block_start, self._ended, offset = self._step, ended, 0
+            self._block = self._sampler.sample(self._count, max(count, _BLOCK), weights, sum(ended))
+            self._block_start, self._ended, offset = self._count, ended, 0
         return self._block[offset : offset + count]
 
     def consume(self, count: int) -> None:
-        self._step += count
+        self._count += count
 
     def states(self) -> States:
-        return self._step.__add__
+        return self._count.__add__
 
     def set_state(self, state: State) -> None:
-        self._step = state
+        self._count = state
 
 
 class _WeightedSampler:
-    """Samples inputs with weights; the result depends only on the step and the remaining inputs."""
+    """Draws inputs with weights; a choice depends on its number and the remaining inputs only."""
 
     def __init__(self, entropy: Sequence[int]) -> None:
         self._entropy = entropy
 
     def sample(
-        self, step: int, count: int, weights: NDArray[np.float64], ended_inputs: int
+        self, first: int, count: int, weights: NDArray[np.float64], ended_inputs: int
     ) -> NDArray[np.int64]:
-        """Return the sampled inputs of several steps.
+        """Return several choices.
 
         Args:
-            step: The first step.
-            count: Number of steps.
+            first: Number of the first choice.
+            count: Number of choices.
             weights: One weight for each input, not all 0.
             ended_inputs: Number of ended inputs; it changes the random numbers of repeated draws.
         """
         random_bits = random_words(
-            derive_key([*self._entropy, ended_inputs]), np.arange(step, step + count)
+            derive_key([*self._entropy, ended_inputs]), np.arange(first, first + count)
         )
-        uniform = (random_bits >> _ELEVEN).astype(np.float64) * _FLOAT_SCALE
+        uniform = (random_bits >> _DISCARDED_BITS).astype(np.float64) * _FLOAT_SCALE
         ends = np.cumsum(weights)
         inputs = np.searchsorted(ends / ends[-1], uniform, side="right")
         # A value rounded up to 1 selects the last input with a weight.
@@ -127,12 +127,12 @@ class _WeightedSampler:
         return np.minimum(inputs, last)
 
 
-_ELEVEN = np.uint64(11)
+_DISCARDED_BITS = np.uint64(11)
 _FLOAT_SCALE = 2.0**-53
 
 
 class _DatasetDrivenSelector(InputSelector):
-    """Base class of selectors that read one value per step from an input."""
+    """Base class of selectors that read one value per choice from a dataset."""
 
     def __init__(self, input_: ElementIterator, inputs: int, step: str) -> None:
         self._input_buffer = InputBuffer(input_)
@@ -174,19 +174,19 @@ class ChoiceInputSelector(_DatasetDrivenSelector):
         if chunk is None:
             return None
         start = self._input_buffer.offset
-        found: list[int] = []
+        numbers: list[int] = []
         for choice in chunk.rows()[start : start + count]:
             number = _check_choice(choice)
             if number is None or not 0 <= number < self._inputs:
-                if found:
+                if numbers:
                     break
                 self.consume(1)
                 raise InvalidElementError(
                     f"choices of {self._step} must be integers from 0 to {self._inputs - 1}, got "
                     f"{choice!r:.80}"
                 )
-            found.append(number)
-        return np.array(found, np.int64)
+            numbers.append(number)
+        return np.array(numbers, np.int64)
 
     def skip_ended_input(self) -> None:
         self.consume(1)
@@ -200,7 +200,7 @@ def _check_choice(choice: object) -> int | None:
 
 
 class VaryingWeightsInputSelector(_DatasetDrivenSelector):
-    """Chooses inputs at random with weights from a dataset, one row per step.
+    """Chooses inputs at random with weights from a dataset, one row per choice.
 
     Args:
         entropy: Entropy of the random numbers.
@@ -214,7 +214,7 @@ class VaryingWeightsInputSelector(_DatasetDrivenSelector):
     ) -> None:
         super().__init__(input_, inputs, step)
         self._sampler = _WeightedSampler(entropy)
-        self._count = 0  # number of steps made
+        self._count = 0  # number of choices made
 
     def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
         chunk = self._input_buffer.peek(1)

@@ -114,7 +114,7 @@ class InterleaveIterator(ElementIterator):
         return InterleaveLog(self._datasets.position(), self._cursor, self._block_length)
 
     def _read_lazy_rows(self, limit: int) -> Chunk | None:
-        """Return elements of datasets that yield single rows, or None if chunks must be read."""
+        """Return elements of datasets that yield lazy rows, or None if chunks must be read."""
         if self._current_with_lazy_rows() is None:
             return None
         log, make_ids = self._start_log(), self._make_id_column() if self._tracks_splits else None
@@ -147,7 +147,7 @@ class InterleaveIterator(ElementIterator):
     def _next_lazy_block(
         self, limit: int, log: InterleaveLog, *, keeps_error: bool = False
     ) -> RoundRobinBlock | None:
-        """Return the block of the next single rows, or None if none come next.
+        """Return the block of the next lazy rows, or None if none come next.
 
         Args:
             limit: Maximum number of elements.
@@ -192,21 +192,21 @@ class InterleaveIterator(ElementIterator):
         return RoundRobinBlock(tuple(slots[:turns]), self._block_length, max(rounds, 1))
 
     def _current_with_lazy_rows(self) -> NestedDataset | None:
-        """Return the current dataset if it may yield single rows."""
+        """Return the current dataset if it may yield lazy rows."""
         dataset = self._datasets.slots[self._cursor.slot]
         if dataset is None or self._pending_error is not None or not self._has_lazy_rows(dataset):
             return None
         return dataset
 
     def _has_lazy_rows(self, dataset: NestedDataset) -> bool:
-        """Return whether the next elements of a dataset may be single rows."""
+        """Return whether the next elements of a dataset may be lazy rows."""
         is_sequential = not (self._threads or self._wants_element_numbers)
         return is_sequential and dataset.iterator.has_lazy_rows and dataset.buffered is None
 
     def _yield_rows(
         self, rows_block: RoundRobinBlock, *, keeps_error: bool = False, is_first: bool = True
     ) -> Iterator[Any]:
-        """Yield single rows of a block until a dataset's rows end.
+        """Yield lazy rows of a block until a dataset's rows end.
 
         Args:
             rows_block: The block.
@@ -254,10 +254,10 @@ class InterleaveIterator(ElementIterator):
 
     def _next_chunk(self, limit: int) -> Chunk | None:
         if self._pending_error is not None:
-            failure, dataset = self._pending_error
+            error, dataset = self._pending_error
             self._pending_error = None
             dataset.skip_error()
-            raise failure
+            raise error
         if self._cycle_length == 1 and not self._threads:
             return self._read_sequentially(limit)
         datasets = self._datasets
@@ -268,25 +268,25 @@ class InterleaveIterator(ElementIterator):
         if self._threads:
             datasets.open_ahead()
         while size < limit:
-            found = next_block(
+            block_or_slot = next_block(
                 datasets.num_buffered, self._cursor, self._block_length, limit - size
             )
-            if found is None:
+            if block_or_slot is None:
                 break
-            if isinstance(found, EmptySlot):
+            if isinstance(block_or_slot, EmptySlot):
                 if was_free and not datasets.reads_ahead_freely:
                     # The request assumed free reading, but an element now costs calls.
                     if size:
                         break
                     limit = 1
-                self._cursor = _cursor_at(found.slot, self._cursor)
+                self._cursor = _cursor_at(block_or_slot.slot, self._cursor)
                 log.record_cursor(self._cursor)
-                if not self._prepare_slot(found.slot, size, limit - size, log):
+                if not self._prepare_slot(block_or_slot.slot, size, limit - size, log):
                     break
                 continue
-            parts.append(self._take_block(found))
-            log.record_taken(found, found.size)
-            size += found.size
+            parts.append(self._take_block(block_or_slot))
+            log.record_taken(block_or_slot, block_or_slot.size)
+            size += block_or_slot.size
             if self._cycle_length == 1:
                 break  # pass the chunk on unchanged
         return interleave_chunks(parts).with_states(log.states()) if size else None
@@ -340,7 +340,7 @@ class InterleaveIterator(ElementIterator):
 
         Returns:
             False if the chunk ends here, because more elements require opening, waiting or raising,
-            or are single rows.
+            or are lazy rows.
         """
         dataset = self._datasets.slots[slot]
         if dataset is None:
@@ -364,7 +364,7 @@ class InterleaveIterator(ElementIterator):
             and self._has_lazy_rows(dataset)
             and max(self._datasets.num_buffered) <= 0
         ):
-            return False  # single rows in the next chunk cost a tenth of separate reads
+            return False  # lazy rows in the next chunk cost a tenth of separate reads
         try:
             has_more = self._read_into_slot(slot, dataset, limit)
         except ClosedError:
@@ -464,13 +464,15 @@ class InterleaveIterator(ElementIterator):
         if self._pending_error is not None:
             self._pending_error[1].skip_error()
             self._pending_error = None
-        found = next_block(self._datasets.num_buffered, self._cursor, self._block_length, count)
-        if found is None:
+        block_or_slot = next_block(
+            self._datasets.num_buffered, self._cursor, self._block_length, count
+        )
+        if block_or_slot is None:
             return None
-        if isinstance(found, RoundRobinBlock):
-            self._take_block(found)
-            return found.size
-        slot, self._cursor = found.slot, _cursor_at(found.slot, self._cursor)
+        if isinstance(block_or_slot, RoundRobinBlock):
+            self._take_block(block_or_slot)
+            return block_or_slot.size
+        slot, self._cursor = block_or_slot.slot, _cursor_at(block_or_slot.slot, self._cursor)
         dataset = self._datasets.slots[slot]
         if dataset is None:
             self._datasets.open(slot)

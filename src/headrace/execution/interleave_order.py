@@ -70,12 +70,12 @@ def next_block(
         block_length: Number of elements that a slot yields in its turn.
         limit: Maximum number of elements to take.
     """
-    cycle = len(num_buffered)
+    cycle_length = len(num_buffered)
     first, taken = cursor
     if num_buffered[first] == CLOSED_SLOT:
         taken = 0
-        for distance in range(1, cycle):
-            slot = (first + distance) % cycle
+        for distance in range(1, cycle_length):
+            slot = (first + distance) % cycle_length
             if num_buffered[slot] != CLOSED_SLOT:
                 first = slot
                 break
@@ -89,8 +89,8 @@ def next_block(
     # Take consecutive slots that have a full block each: all of them, or up to the first that has
     # not.
     slots, rounds, is_whole = [first], buffered // block_length, True
-    for distance in range(1, cycle):
-        slot = (first + distance) % cycle
+    for distance in range(1, cycle_length):
+        slot = (first + distance) % cycle_length
         buffered = num_buffered[slot]
         if buffered == CLOSED_SLOT:
             continue
@@ -106,12 +106,12 @@ def next_block(
     return RoundRobinBlock(tuple(slots), block_length, rounds)
 
 
-def count_taken(taken_block: RoundRobinBlock, number: int, count: int) -> int:
-    """Return how many of the first `count` elements of a block belong to its slot `number`."""
-    turns, rest = divmod(count, taken_block.per_slot)
+def count_taken(taken_block: RoundRobinBlock, slot_index: int, count: int) -> int:
+    """Return how many of the first `count` elements of a block its slot `slot_index` yields."""
+    turns, remainder = divmod(count, taken_block.per_slot)
     rounds, last = divmod(turns, len(taken_block.slots))
     return rounds * taken_block.per_slot + (
-        taken_block.per_slot if number < last else rest if number == last else 0
+        taken_block.per_slot if slot_index < last else remainder if slot_index == last else 0
     )
 
 
@@ -133,13 +133,13 @@ def advance_cursor(
     """
     if not count:
         return cursor
-    before = cursor.num_taken if cursor.slot == taken_block.slots[0] else 0
-    turns, rest = divmod(before + count, block_length)
-    if not rest:
+    num_before = cursor.num_taken if cursor.slot == taken_block.slots[0] else 0
+    turns, num_taken = divmod(num_before + count, block_length)
+    if not num_taken:
         return CycleCursor(
             (taken_block.slots[(turns - 1) % len(taken_block.slots)] + 1) % cycle_length, 0
         )
-    return CycleCursor(taken_block.slots[turns % len(taken_block.slots)], rest)
+    return CycleCursor(taken_block.slots[turns % len(taken_block.slots)], num_taken)
 
 
 # --- States before the elements of a chunk --------------------------------------------------------
@@ -195,18 +195,22 @@ class InterleaveLog:
 
     def _replay(self, count: int) -> tuple[InterleavePosition, CycleCursor]:
         """Return the position and the cursor after the first `count` elements."""
-        before, outer = self._start
-        slots, cursor, block_length = list(before), self._cursor, self._block_length
+        slot_positions, outer = self._start
+        slots, cursor, block_length = list(slot_positions), self._cursor, self._block_length
         for kind, payload in self._events:
             if not count:
                 break
             if kind == "take":
                 taken_block, taken = payload[0], min(count, payload[1])
-                for number, slot in enumerate(taken_block.slots):
-                    entry = slots[slot]
-                    assert entry is not None
-                    dataset, states, index = entry
-                    slots[slot] = dataset, states, index + count_taken(taken_block, number, taken)
+                for slot_index, slot in enumerate(taken_block.slots):
+                    slot_position = slots[slot]
+                    assert slot_position is not None
+                    dataset, states, index = slot_position
+                    slots[slot] = (
+                        dataset,
+                        states,
+                        index + count_taken(taken_block, slot_index, taken),
+                    )
                 cursor = advance_cursor(taken_block, taken, cursor, block_length, len(slots))
                 count -= taken
             elif kind == "turn":
@@ -220,18 +224,18 @@ class InterleaveLog:
 
 def make_state(position: InterleavePosition, cursor: CycleCursor) -> dict[str, State]:
     """Return the state of an interleave at a position."""
-    slots, (outer, number, has_ended) = position
+    slot_positions, (outer_states, number, has_ended) = position
     return {
-        "input": outer(0),
+        "input": outer_states(0),
         "slots": [
             None
-            if entry is None
+            if slot_position is None
             else {
-                "outer": entry[0].outer_states(0),
-                "number": entry[0].number,
-                "dataset": entry[1](entry[2]),
+                "outer": slot_position[0].outer_states(0),
+                "number": slot_position[0].number,
+                "dataset": slot_position[1](slot_position[2]),
             }
-            for entry in slots
+            for slot_position in slot_positions
         ],
         "next_number": number,
         "current": cursor.slot,

@@ -54,7 +54,7 @@ LazyRows: TypeAlias = tuple[Iterator[Any], States]
 END: Any = type("End", (), {"__doc__": "Marks the end of the elements."})()
 
 MAX_FAILURES = 1000
-"""Consecutive failures during a skip after which an input is assumed to fail forever."""
+"""Failures, beyond one per element to skip, after which an input is assumed to fail forever."""
 
 
 class ElementIterator(ABC):
@@ -119,19 +119,19 @@ class ElementIterator(ABC):
         Failed elements are not counted, as when they were first read. A one-to-one step skips in
         its input instead, without calls.
         """
-        passed = failed = 0
-        while passed < count:
+        num_skipped = num_failed = 0
+        while num_skipped < count:
             try:
-                chunk = self.next_chunk(count - passed)
+                chunk = self.next_chunk(count - num_skipped)
             except Exception:
-                failed += 1
-                if failed > MAX_FAILURES + count:
+                num_failed += 1
+                if num_failed > MAX_FAILURES + count:
                     raise
                 continue
             if chunk is None:
                 break
-            passed += chunk.size
-        return passed
+            num_skipped += chunk.size
+        return num_skipped
 
     def seek(self, position: int) -> None:
         """Make element number `position` the next one. Only for index plans."""
@@ -142,12 +142,12 @@ class ElementIterator(ABC):
 
 
 def element_position(state: State, count: int) -> int:
-    """Return the number of an element for an error message: its position in the data, if known.
+    """Return the position of an element for an error message: its index in the data, if known.
 
     Args:
         state: State before the element. Above one-to-one steps and filters it is a position of the
-            index plan, or that of a leaf with assigned splits (`assigned`).
-        count: Result for any other state: the number counted by the caller.
+            index plan, or the state of a leaf with assigned splits.
+        count: Result for any other state: the number of elements that the caller has counted.
     """
     if type(state) is int:
         return state
@@ -170,16 +170,16 @@ class _IteratorRegistry:
     def register(self, kind: type[Node]) -> Callable[[_Maker], _Maker]:
         """Return a decorator that registers the iterator of a node class."""
 
-        def registered(maker: _Maker) -> _Maker:
+        def decorate(maker: _Maker) -> _Maker:
             self._makers.register(kind, maker)
             return maker
 
-        return registered
+        return decorate
 
     def __call__(self, node: Node, context: Context) -> ElementIterator:
         """Return the iterator of `node`, including those of its inputs."""
-        made: ElementIterator = context.instrument(node, self._makers(node, context))
-        return made
+        iterator: ElementIterator = context.instrument(node, self._makers(node, context))
+        return iterator
 
 
 def _reject_node(node: Node, context: Context) -> ElementIterator:

@@ -1,4 +1,4 @@
-"""The open datasets of an interleave, and the threads that read them ahead.
+"""An open dataset of an interleave, and the threads that read such datasets ahead.
 
 Thread safety: a dataset belongs to the consumer or to a thread. A thread owns its iterator and
 chunk sizer while the dataset is busy, from `DatasetReadAhead.read` until the result is set.
@@ -40,8 +40,8 @@ class NestedDataset:
     """An open dataset: its buffered elements, and the state before its next element.
 
     Args:
-        outer_states: States of the outer input; number 0 is the state before the outer element.
-        number: Number of the outer element.
+        outer_states: States of the outer input; that of index 0 is before the outer element.
+        number: Number of the outer element in the outer input.
         iterator: Iterator of the dataset's elements.
         chunk_sizer: Determines read sizes for reading ahead.
         outer_id: Metadata of the outer element.
@@ -80,7 +80,7 @@ class NestedDataset:
         self.chunk_sizer = chunk_sizer
         #: Buffered chunk; elements before `index` are consumed.
         self.buffered: BufferedChunk | None = None
-        #: Single rows that come next, if they were requested; else None.
+        #: Lazy rows that come next, if they were requested; else None.
         self.rows: Iterator[Any] | None = None
         #: State before the next element is `states(index)`.
         self.states: States = _no_states
@@ -132,7 +132,7 @@ class NestedDataset:
         return True
 
     def start_lazy_rows(self) -> bool:
-        """Make single elements available in `rows`; return False at the end."""
+        """Set `rows` to lazy rows; return False at the end."""
         if self.rows is None:
             rows_and_states = self.iterator.lazy_rows()
             if rows_and_states is None:
@@ -190,8 +190,9 @@ class OpenResult:
     """Result of opening the dataset of the next outer element."""
 
     outer_states: States
-    """Number 0 is the state before the outer element."""
+    """States of the outer input; that of index 0 is before the outer element."""
     number: int
+    """Number of the outer element in the outer input."""
     dataset: NestedDataset | None = None
     error: Exception | None = None
     is_end: bool = False
@@ -223,10 +224,10 @@ class DatasetReadAhead:
                 chunk = dataset.chunk_sizer.next_chunk(dataset.iterator)
                 if chunk is None:
                     after = dataset.iterator.get_state()
-            except Exception as failure:
-                error, after = failure, dataset.iterator.get_state()
-            except BaseException as escape:
-                error = escape
+            except Exception as read_error:
+                error, after = read_error, dataset.iterator.get_state()
+            except BaseException as interruption:
+                error = interruption
         with self._lock:
             dataset.result = ReadResult(chunk, error, after)
             dataset.is_busy = False

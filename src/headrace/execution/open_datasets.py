@@ -29,7 +29,7 @@ __all__ = [
 
 _MAX_SLOT_BYTES = 1 << 18
 _MAX_TOTAL_BYTES = 16 << 20
-"""Approximate maximum bytes read ahead per dataset, and for all open datasets."""
+"""Approximate maximum bytes read ahead for all open datasets; `_MAX_SLOT_BYTES` for each."""
 
 
 class DatasetOpener(Protocol):
@@ -79,15 +79,15 @@ class OuterInput:
     def open_next(self) -> OpenResult:
         """Open the dataset of the next element."""
         input_buffer = self._input_buffer
-        before, number = self.position()
+        outer_states, number = self.position()
         try:
             chunk = input_buffer.peek_ahead(1)
         except Exception as error:
             self._next_states = _constant_states(input_buffer.get_state())
-            return OpenResult(before, number, error=error)
+            return OpenResult(outer_states, number, error=error)
         if chunk is None:
             self._next_states = _constant_states(input_buffer.get_state())
-            return OpenResult(before, number, is_end=True)
+            return OpenResult(outer_states, number, is_end=True)
         states, index = chunk.states, input_buffer.offset
         row, outer_id = chunk.rows()[index], chunk.take_metadata(slice(index, index + 1))
         input_buffer.consume(1)

@@ -6,9 +6,8 @@ state consists of a count and its input's state.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
-from itertools import chain
-from itertools import count as counting
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ _MAX_EMPTY_EPOCHS = 10_000
 _MAX_SKIPPED_AT_ONCE = 1 << 16
 """Maximum number of elements per read while skipping."""
 _BLOCK = 64
-"""Number of numbers made at once for single rows."""
+"""Number of indices that `enumerate` computes at once for lazy rows."""
 
 
 class _CountingIterator(ElementIterator):
@@ -91,7 +90,7 @@ class TakeIterator(_CountingIterator):
         super().__init__(node, context)
         self._limit = node.count
         self.has_lazy_rows = self._input.has_lazy_rows
-        #: State of the input if the last elements were single rows: the input's own state differs.
+        #: State of the input if the last elements were lazy rows: the input's own state differs.
         self._end: State = None
 
     def next_chunk(self, limit: int) -> Chunk | None:
@@ -110,12 +109,18 @@ class TakeIterator(_CountingIterator):
         count = self._count
         if 0 <= self._limit <= count:
             return None
-        got = self._input.lazy_rows()
-        return None if got is None else (self._take_rows(*got), _counted_states(got[1], count))
+        rows_and_states = self._input.lazy_rows()
+        return (
+            None
+            if rows_and_states is None
+            else (self._take_rows(*rows_and_states), _counted_states(rows_and_states[1], count))
+        )
 
     def _take_rows(self, rows: Iterator[Any], states: States) -> Iterator[Any]:
         first = count = self._count
-        numbers = counting(first + 1) if self._limit < 0 else range(first + 1, self._limit + 1)
+        numbers = (
+            itertools.count(first + 1) if self._limit < 0 else range(first + 1, self._limit + 1)
+        )
         try:
             for count, row in zip(numbers, rows, strict=False):  # noqa: B007 - read after it
                 yield row
@@ -146,7 +151,7 @@ class SkipIterator(_CountingIterator):
 
     def __init__(self, node: Skip, context: Context) -> None:
         super().__init__(node, context)
-        self._num_skipped = node.count
+        self._num_to_skip = node.count
         self.has_lazy_rows = self._input.has_lazy_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
@@ -157,24 +162,28 @@ class SkipIterator(_CountingIterator):
 
     def _skip_prefix(self) -> bool:
         """Skip the first elements; return False at the end."""
-        while self._num_skipped < 0 or self._count < self._num_skipped:
-            rest = (
-                _MAX_SKIPPED_AT_ONCE if self._num_skipped < 0 else self._num_skipped - self._count
+        while self._num_to_skip < 0 or self._count < self._num_to_skip:
+            remaining = (
+                _MAX_SKIPPED_AT_ONCE if self._num_to_skip < 0 else self._num_to_skip - self._count
             )
-            chunk = self._input.next_chunk(min(rest, _MAX_SKIPPED_AT_ONCE))
+            chunk = self._input.next_chunk(min(remaining, _MAX_SKIPPED_AT_ONCE))
             if chunk is None:
                 return False
             self._count += chunk.size
         return True
 
     def lazy_rows(self) -> LazyRows | None:
-        got = self._input.lazy_rows() if self._skip_prefix() else None
-        return None if got is None else (got[0], part_states("count", self._count, got[1]))
+        rows_and_states = self._input.lazy_rows() if self._skip_prefix() else None
+        return (
+            None
+            if rows_and_states is None
+            else (rows_and_states[0], part_states("count", self._count, rows_and_states[1]))
+        )
 
     def seek(self, position: int) -> None:
-        self._count = self._num_skipped
-        if self._num_skipped >= 0:
-            self._input.seek(self._num_skipped + position)
+        self._count = self._num_to_skip
+        if self._num_to_skip >= 0:
+            self._input.seek(self._num_to_skip + position)
 
 
 @make_iterator.register(ShardElements)
@@ -195,16 +204,16 @@ class ShardIterator(_CountingIterator):
         shards = self._shards
         while True:
             count = self._count
-            ahead = (self._index - count) % shards
-            chunk = self._input.next_chunk(ahead + 1 + (limit - 1) * shards)
+            start = (self._index - count) % shards  # index in the chunk of the next element
+            chunk = self._input.next_chunk(start + 1 + (limit - 1) * shards)
             if chunk is None:
                 return None
             size = chunk.size
             self._count = count + size
-            if ahead < size:
-                kept = range(ahead, size, shards)
-                states = select_states(_counted_states(chunk.states, count), kept, size)
-                return chunk.take(np.asarray(kept)).with_states(states)
+            if start < size:
+                indices = range(start, size, shards)
+                states = select_states(_counted_states(chunk.states, count), indices, size)
+                return chunk.take(np.asarray(indices)).with_states(states)
 
     def seek(self, position: int) -> None:
         self._count = (position - 1) * self._shards + self._index + 1 if position else 0
@@ -224,19 +233,19 @@ class ShardBlocksIterator(_CountingIterator):
     def next_chunk(self, limit: int) -> Chunk | None:
         while True:
             count = self._count
-            at = (count - self._first) % self._stride
-            inside = at < self._block
-            wanted = min(limit, self._block - at) if inside else self._stride - at
-            chunk = self._input.next_chunk(wanted)
+            offset = (count - self._first) % self._stride
+            is_in_shard = offset < self._block
+            size = min(limit, self._block - offset) if is_in_shard else self._stride - offset
+            chunk = self._input.next_chunk(size)
             if chunk is None:
                 return None
             self._count = count + chunk.size
-            if inside:
+            if is_in_shard:
                 return chunk.with_states(_counted_states(chunk.states, count))
 
     def seek(self, position: int) -> None:
-        block, within = divmod(position, self._block)
-        self._count = self._first + block * self._stride + within
+        block, offset = divmod(position, self._block)
+        self._count = self._first + block * self._stride + offset
         self._input.seek(self._count)
 
 
@@ -263,13 +272,18 @@ class EnumerateIterator(_CountingIterator):
         return Chunk.of_rows(list(zip(numbers, chunk.rows(), strict=True)), states, chunk.metadata)
 
     def lazy_rows(self) -> LazyRows | None:
-        got = self._input.lazy_rows()
+        rows_and_states = self._input.lazy_rows()
         return (
-            None if got is None else (self._numbered(got[0]), _counted_states(got[1], self._count))
+            None
+            if rows_and_states is None
+            else (
+                self._enumerate_rows(rows_and_states[0]),
+                _counted_states(rows_and_states[1], self._count),
+            )
         )
 
-    def _numbered(self, rows: Iterator[Any]) -> Iterator[Any]:
-        numbers = chain.from_iterable(_number_blocks(self._start + self._count))
+    def _enumerate_rows(self, rows: Iterator[Any]) -> Iterator[Any]:
+        numbers = itertools.chain.from_iterable(_number_blocks(self._start + self._count))
         count = 0
         try:
             for count, pair in enumerate(zip(numbers, rows, strict=False), 1):  # noqa: B007 - read after it
@@ -295,10 +309,14 @@ def _number_blocks(first: int) -> Iterator[list[np.int64]]:
 def _make_repeat(node: Repeat, context: Context) -> ElementIterator:
     if context.split_provider is not None:
         return AssignedRepeatIterator(node, context, context.split_provider)
-    of = node.input
-    if isinstance(of, Indices) and of.size > 0 and not context.wants_element_numbers:
+    input_plan = node.input
+    if (
+        isinstance(input_plan, Indices)
+        and input_plan.size > 0
+        and not context.wants_element_numbers
+    ):
         return RepeatedIndicesIterator(
-            of, node.count, aligns_chunks_to_epochs=context.aligns_chunks_to_epochs
+            input_plan, node.count, aligns_chunks_to_epochs=context.aligns_chunks_to_epochs
         )
     return RepeatIterator(node, context)
 
@@ -322,7 +340,7 @@ class RepeatIterator(ElementIterator):
 
     def _reset(self, number: int) -> None:
         self._count = self._node.count
-        self._num_empty_epochs = 0  # consecutive
+        self._num_empty_epochs = 0  # in a row
         self._open(number)
 
     def _open(self, number: int) -> None:
@@ -355,9 +373,11 @@ class RepeatIterator(ElementIterator):
 
     def lazy_rows(self) -> LazyRows | None:
         if self._input is not None and self._input.has_lazy_rows and self._count != 0:
-            got = self._input.lazy_rows()
-            if got is not None:
-                return self._repeat_rows(got[0]), part_states("epoch", self._epoch, got[1])
+            rows_and_states = self._input.lazy_rows()
+            if rows_and_states is not None:
+                return self._repeat_rows(rows_and_states[0]), part_states(
+                    "epoch", self._epoch, rows_and_states[1]
+                )
         return super().lazy_rows()
 
     def _repeat_rows(self, rows: Iterator[Any]) -> Iterator[Any]:

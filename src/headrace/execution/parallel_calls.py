@@ -89,7 +89,7 @@ DELIVERED: Any = object()
 
 
 class ParallelCalls:
-    """Threads and their work from one `set_state` to the next."""
+    """The threads of a parallel map and their work, from one `set_state` to the next."""
 
     def __init__(
         self,
@@ -176,9 +176,8 @@ class ParallelCalls:
                 lambda index: after if index else states(before),
             )
             self.end_position = (lambda index: after), 0
-            self.has_ended = not isinstance(
-                result.error, Exception
-            )  # nothing follows a BaseException
+            # Nothing follows a BaseException.
+            self.has_ended = not isinstance(result.error, Exception)
         else:
             after = result.after
             self.end_position = (lambda index: after), 0
@@ -273,7 +272,7 @@ class ParallelCalls:
     def _has_enough(self) -> bool:
         if self._is_ordered:
             return all(
-                batch.results[number] is not PENDING for batch, number in self._awaited_results
+                batch.results[index] is not PENDING for batch, index in self._awaited_results
             )
         return len(self.completed) >= self._num_expected
 

@@ -55,11 +55,10 @@ class ParallelMapIterator(ElementIterator):
         self._delivered_at_restore = delivered_mask
         #: Ordered: state before the next element, once there are threads.
         self._position: tuple[States, int] | None = None
-        #: Unordered: number of the oldest undelivered element; `_delivered_mask` starts there.
+        #: Unordered: number of the oldest undelivered element.
         self._oldest_undelivered = 0
-        self._delivered_mask = (
-            delivered_mask  # bit i: number `_oldest_undelivered` + i was delivered
-        )
+        #: Unordered: bit i: element `_oldest_undelivered` + i was delivered.
+        self._delivered_mask = delivered_mask
 
     def next_chunk(self, limit: int) -> Chunk | None:
         if self._has_ended:
@@ -168,9 +167,8 @@ class ParallelMapIterator(ElementIterator):
     def _advance(self, calls: ParallelCalls) -> None:
         """Advance over delivered elements, up to the first undelivered one."""
         num_delivered = (~self._delivered_mask & (self._delivered_mask + 1)).bit_length() - 1
-        num_delivered = min(
-            num_delivered, calls.num_read - self._oldest_undelivered
-        )  # later positions are unknown
+        # Positions of elements that were not read yet are unknown.
+        num_delivered = min(num_delivered, calls.num_read - self._oldest_undelivered)
         self._delivered_mask >>= num_delivered
         self._oldest_undelivered += num_delivered
         while calls.batches and calls.batches[0].num_taken == len(calls.batches[0].results):

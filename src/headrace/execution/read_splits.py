@@ -91,14 +91,19 @@ class ReadSplitsIterator(ElementIterator):
         max_splits = (
             limit if self._splits.size == INFINITE else min(limit, self._splits.size - first)
         )
-        found = self._source.read_whole_splits(self._splits.global_index(first), max_splits, limit)
-        if found is None:
+        splits_read = self._source.read_whole_splits(
+            self._splits.global_index(first), max_splits, limit
+        )
+        if splits_read is None:
             return None
-        chunk, num_splits = found
+        chunk, num_splits = splits_read
         self._index += num_splits
-        each = chunk.size // num_splits
+        elements_per_split = chunk.size // num_splits
         return chunk.with_states(
-            lambda index: {"split": first + index // each, "ordinal": index % each}
+            lambda index: {
+                "split": first + index // elements_per_split,
+                "ordinal": index % elements_per_split,
+            }
         )
 
     def _open(self) -> SplitElementsIterator:
@@ -198,7 +203,11 @@ class _SplitOpener:
 
     def _make_dataset(self, index: int, elements: SplitElementsIterator) -> NestedDataset:
         return NestedDataset(
-            _count_from(index), index, elements, ChunkSizer(min_elements=self._min_elements), _NONE
+            _count_from(index),
+            index,
+            elements,
+            ChunkSizer(min_elements=self._min_elements),
+            _NO_OUTER_ID,
         )
 
     def position(self) -> tuple[States, int]:
@@ -215,7 +224,7 @@ class _SplitOpener:
         """Do nothing; no resources are held here."""
 
 
-_NONE = np.zeros(1, np.uint64)
+_NO_OUTER_ID = np.zeros(1, np.uint64)
 
 
 def _count_from(index: int) -> States:

@@ -136,38 +136,38 @@ class ReadIterator(ElementIterator):
         pending, self._pending = self._pending, None
         if pending is not None:
             self._input_buffer.set_state(pending["index"])
-        index = self._input_buffer.take(1)
-        if index is None:
+        chunk = self._input_buffer.take(1)
+        if chunk is None:
             return None
-        self._index_state, self._ordinal, self._num_failed = index.state_at(0), 0, 0
-        self._index_id = index.metadata
+        self._index_state, self._ordinal, self._num_failed = chunk.state_at(0), 0, 0
+        self._index_id = chunk.metadata
         self._has_positions = True
-        (number,) = index.rows()
+        (index,) = chunk.rows()
         if pending is not None:
             self._ordinal, self._num_failed = pending["ordinal"], pending.get("failed", 0)
-        self._reader = self._open_at(int(number), pending or {})
+        self._reader = self._open_at(int(index), pending or {})
         return self._reader
 
-    def _open_at(self, number: int, state: dict[str, Any]) -> Reader:
+    def _open_at(self, index: int, state: dict[str, Any]) -> Reader:
         """Open an index at the position of its reader in a state."""
         ordinal, failed = self._ordinal, self._num_failed
         if not ordinal and not failed:
-            return self._open(number, None)
+            return self._open(index, None)
         if "hint" in state:
             position, since = state["hint"]
-            reader = self._open(number, position)
-            self._skip_elements(reader, number, since)
+            reader = self._open(index, position)
+            self._skip_elements(reader, index, since)
             return reader
-        reader = self._open(number, None)
+        reader = self._open(index, None)
         self._has_positions = not failed
-        if not self._skip_elements(reader, number, ordinal, failed):
+        if not self._skip_elements(reader, index, ordinal, failed):
             # The element that failed before no longer fails, and the element after it was read.
             reader.close()
-            reader = self._open(number, None)
-            self._skip_elements(reader, number, ordinal)
+            reader = self._open(index, None)
+            self._skip_elements(reader, index, ordinal)
         return reader
 
-    def _skip_elements(self, reader: Reader, number: int, count: int, failures: int = 0) -> bool:
+    def _skip_elements(self, reader: Reader, index: int, count: int, failures: int = 0) -> bool:
         """Skip elements and errors of an index; return whether `failures` errors occurred.
 
         Failed elements are not counted, as when they were first read.
@@ -190,19 +190,19 @@ class ReadIterator(ElementIterator):
                 reader.close()
                 if isinstance(failure, DataLossError):
                     raise failure  # the reader's error is more specific
-                raise self._too_short(number, self._ordinal - count) from failure
+                raise self._too_short(index, self._ordinal - count) from failure
             if not count:
                 return False
             count -= chunk.size
         return True
 
-    def _too_short(self, number: int, found: int) -> DataLossError:
+    def _too_short(self, index: int, num_found: int) -> DataLossError:
         source = self._node.source
-        name = f"index {number} of {step_name(self._node, type(source).__name__)}"
-        if source.index_kind == "file" and number < len(source.paths):
-            name = repr(source.paths[number])
+        name = f"index {index} of {step_name(self._node, type(source).__name__)}"
+        if source.index_kind == "file" and index < len(source.paths):
+            name = repr(source.paths[index])
         return DataLossError(
-            f"{name} has {found} elements, but {self._ordinal} were read before the state was "
+            f"{name} has {num_found} elements, but {self._ordinal} were read before the state was "
             "saved; restore the state with the same data"
         )
 
@@ -234,7 +234,7 @@ class ReadIterator(ElementIterator):
 _Open: TypeAlias = Callable[[int, Position], Reader]
 
 _ROWS_AT_ONCE = range(1, 1025)
-"""Maximum distance, in elements, of a position from the last known position of the reader."""
+"""Counts of rows yielded at once: the distance of a state from the reader's last position."""
 
 
 @make_iterator.register(ReadIndices)

@@ -106,7 +106,7 @@ class RemainingElementsIterator(ElementIterator):
 
 
 def build_remaining(
-    plan: Node, *, seed: int, step_seeds: Sequence[int] = (), epoch: tuple[int, ...] = (0,)
+    plan: Node, *, seed: int, step_seeds: Sequence[int] = (), epochs: tuple[int, ...] = (0,)
 ) -> RemainingElementsIterator:
     """Return an iterator over the remaining elements of a plan, in arbitrary order.
 
@@ -129,7 +129,7 @@ def build_remaining(
             plan,
             seed=seed,
             step_seeds=step_seeds,
-            epoch=epoch,
+            epochs=epochs,
             next_splits=next_splits,
             with_element_ids=True,
         )

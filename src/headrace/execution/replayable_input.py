@@ -101,7 +101,7 @@ class ReplayableInput:
         return chunk
 
     def lazy_rows(self) -> LazyRowStream | None:
-        """Return the next elements as a stream of single rows; None at the end.
+        """Return the next elements as a stream of lazy rows; None at the end.
 
         The caller reports taken rows (`record_taken`), and stops using the stream after its end or
         an error.

@@ -56,18 +56,19 @@ class ScanIterator(RowStepIterator):
 
     def step(self, row: Any) -> Any:
         # `take_ownership` ensures that only the function's result refers to the copy.
-        made = take_ownership(self.call.fn(copy_element(self._value), row))
-        if not isinstance(made, tuple) or len(made) != 2:
+        result = take_ownership(self.call.fn(copy_element(self._value), row))
+        if not isinstance(result, tuple) or len(result) != 2:
             raise InvalidElementError(
                 f"`scan_func` must return a tuple (new_state, output_element), but returned "
-                f"{type(made).__name__}{f' of {len(made)}' if isinstance(made, tuple) else ''}"
+                f"{type(result).__name__}"
+                f"{f' of {len(result)}' if isinstance(result, tuple) else ''}"
             )
-        if made[1] is None:
+        if result[1] is None:
             raise InvalidElementError(
                 "`scan_func` returned None as the output element; return an element"
             )
-        self._value = made[0]
-        return made[1]
+        self._value = result[0]
+        return result[1]
 
     def _apply_to_rows(self, chunk: Chunk, limit: int) -> Chunk | None:
         start = self._input_buffer.offset
@@ -103,18 +104,18 @@ class ScanIterator(RowStepIterator):
         return self._scan_rows(stream, values), lambda index: _state(values[index], states(index))
 
     def _scan_rows(self, lazy_rows: LazyRowStream, values: list[Element]) -> Iterator[Any]:
-        """Yield the results for single rows; append the value after each to `values`."""
+        """Yield the results for lazy rows; append the value after each to `values`."""
         step, count, start = self.step, 0, lazy_rows.num_taken
         remaining_bytes = _MAX_STATE_BYTES
         try:
             for count, row in enumerate(lazy_rows.rows, 1):
                 try:
-                    made = step(row)
+                    result = step(row)
                 except BaseException as error:
                     failure = self._wrap_row_error(error, lazy_rows, count, row)
                     raise failure from failure.__cause__
                 values.append(self._value)
-                yield made
+                yield result
                 remaining_bytes -= _bytes_of(self._value) + 1
                 if remaining_bytes <= 0:
                     break
@@ -194,9 +195,9 @@ def _decode_leaf(saved: Any) -> Any:
     if "b" in saved:
         return base64.b64decode(saved["b"])
     if "o" in saved:
-        made = np.empty(len(saved["v"]), object)
-        made[:] = saved["v"] if saved["o"] == "t" else [base64.b64decode(v) for v in saved["v"]]
-        return made.reshape(saved["s"])
+        result = np.empty(len(saved["v"]), object)
+        result[:] = saved["v"] if saved["o"] == "t" else [base64.b64decode(v) for v in saved["v"]]
+        return result.reshape(saved["s"])
     dtype = decode_dtype(saved["d"])
     flat = np.frombuffer(bytearray(base64.b64decode(saved["v"])), dtype)
     return flat.reshape(saved["s"]) if "s" in saved else flat[0]

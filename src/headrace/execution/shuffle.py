@@ -40,7 +40,7 @@ _FILL_AT_ONCE = 1 << 16
 _BLOCK_BYTES = 1 << 20
 _DRAWN_AHEAD = 1024
 _LAZY_ROWS_AT_ONCE = range(1, _DRAWN_AHEAD + 1)
-"""Numbers of draws for single rows between marks (`ReplayableInput`)."""
+"""Numbers of draws for lazy rows between marks (`ReplayableInput`)."""
 
 
 @make_iterator.register(Shuffle)
@@ -72,58 +72,60 @@ class IndexShuffleIterator(ElementIterator):
         self._slot_draws = _make_slot_draws(node, context)
         size = cardinality(node.input)
         self._size = None if size == INFINITE else size
-        self._filled = node.buffer_size if size == INFINITE else min(node.buffer_size, size)
+        self._num_slots = node.buffer_size if size == INFINITE else min(node.buffer_size, size)
         #: Elements yielded.
         self._position = 0
-        #: None if not read yet for the current position.
+        #: None if the slots were not read yet for the position.
         self._slots: SlotContents | None = None
-        self._block = _BLOCK
-        self._ready: Chunk | None = None  # drawn block that is being yielded
+        self._block_size = _BLOCK
+        self._drawn_block: Chunk | None = None  # block that is being yielded
         self._offset = 0  # index of the next element in it
 
     def next_chunk(self, limit: int) -> Chunk | None:
-        ready = self._ready
-        if ready is None:
+        block = self._drawn_block
+        if block is None:
             if self._size is not None and self._position >= self._size:
                 return None
             if self._slots is None:
                 self._read_slots()
-            ready = self._draw_block()
+            block = self._draw_block()
             self._offset = 0
         start, first = self._offset, self._position
-        stop = min(start + limit, ready.size)
-        self._ready = ready if stop < ready.size else None
+        stop = min(start + limit, block.size)
+        self._drawn_block = block if stop < block.size else None
         self._offset = stop
         self._position = first + stop - start
-        return ready.slice(start, stop).with_states(lambda index: first + index)
+        return block.slice(start, stop).with_states(lambda index: first + index)
 
     @property
     def _num_drawn(self) -> int:
         """Number of draws made before the position."""
         if self._size is None:
             return self._position
-        return min(self._position, self._size - self._filled)
+        return min(self._position, self._size - self._num_slots)
 
     def _draw_block(self) -> Chunk:
         """Return a block of elements from the position on."""
         assert self._slots is not None
-        drawn = self._num_drawn
-        if drawn == self._position and (self._size is None or drawn < self._size - self._filled):
-            incoming = self._input.next_chunk(self._block)
+        num_drawn = self._num_drawn
+        if num_drawn == self._position and (
+            self._size is None or num_drawn < self._size - self._num_slots
+        ):
+            incoming = self._input.next_chunk(self._block_size)
             if incoming is None:
                 raise DataLossError("an index stream is shorter than its plan says")
             return self._slots.exchange(self._slot_draws.take(incoming.size), incoming)
-        order = self._slot_draws.last_order(self._filled)
-        return self._slots.get(order[self._position - drawn :])
+        order = self._slot_draws.last_order(self._num_slots)
+        return self._slots.get(order[self._position - num_drawn :])
 
     def _read_slots(self) -> None:
         """Compute the contents of the slots at the position, and read them."""
-        drawn = self._num_drawn
-        ordinals = slot_ordinals(self._slot_draws, drawn, self._filled)
-        self._slot_draws.seek(drawn)
+        num_drawn = self._num_drawn
+        ordinals = slot_ordinals(self._slot_draws, num_drawn, self._num_slots)
+        self._slot_draws.seek(num_drawn)
         by_age = np.argsort(ordinals, kind="stable")
         ages = ordinals[by_age]
-        next_ordinal, stop = int(ages[0]), drawn + self._filled
+        next_ordinal, stop = int(ages[0]), num_drawn + self._num_slots
         self._input.seek(next_ordinal)
         chunks: list[Chunk] = []
         while next_ordinal < stop:
@@ -136,9 +138,9 @@ class IndexShuffleIterator(ElementIterator):
             elif high > low:
                 chunks.append(chunk.take(ages[low:high] - next_ordinal))
             next_ordinal += chunk.size
-        in_order = drawn == 0
+        in_order = num_drawn == 0
         self._slots = SlotContents(chunks, None if in_order else np.argsort(by_age, kind="stable"))
-        self._block = max(1, min(_BLOCK, _BLOCK_BYTES // (self._slots.bytes_each or 1)))
+        self._block_size = max(1, min(_BLOCK, _BLOCK_BYTES // (self._slots.bytes_each or 1)))
 
     def skip(self, count: int) -> int:
         if self._size is not None:
@@ -150,13 +152,13 @@ class IndexShuffleIterator(ElementIterator):
         distance = position - self._position
         if distance == 0:
             return
-        if self._slots is not None and 0 < distance <= 2 * self._filled + _BLOCK:
+        if self._slots is not None and 0 < distance <= 2 * self._num_slots + _BLOCK:
             # Closer than the elements that would have to be read again.
             while self._position < position:
                 if self.next_chunk(position - self._position) is None:
                     break
         if self._position != position:
-            self._slots = self._ready = None
+            self._slots = self._drawn_block = None
             self._position = position
 
     def get_state(self) -> State:
@@ -166,7 +168,7 @@ class IndexShuffleIterator(ElementIterator):
         self.seek(state)
 
     def close(self) -> None:
-        self._slots = self._ready = None
+        self._slots = self._drawn_block = None
         self._input.close()
 
 
@@ -177,8 +179,8 @@ class ShuffleIterator(ElementIterator):
     """
 
     def __init__(self, node: Shuffle, context: Context) -> None:
-        self._size = node.buffer_size
-        self._mark_interval = max(self._size // 8, 64)
+        self._buffer_size = node.buffer_size
+        self._mark_interval = max(self._buffer_size // 8, 64)
         self._input = ReplayableInput(
             make_iterator(node.input, context), step_name(node), self._mark_interval
         )
@@ -194,7 +196,7 @@ class ShuffleIterator(ElementIterator):
 
     def _reset(self) -> None:
         self.has_lazy_rows = False  # until the buffer is full, and only if it holds rows
-        #: Number of draws made, at most the number of elements read beyond the first `_size`.
+        #: Number of draws made, at most that of elements read after the buffer was full.
         self._num_drawn = 0
         self._fill_chunks: list[Chunk] = []
         self._slots: SlotContents | None = None  # None until the buffer is full
@@ -224,8 +226,10 @@ class ShuffleIterator(ElementIterator):
         return chunk
 
     def _fill(self) -> None:
-        while self._input.num_read < self._size:
-            chunk = self._input.read_chunk(min(self._size - self._input.num_read, _DRAWN_AHEAD))
+        while self._input.num_read < self._buffer_size:
+            chunk = self._input.read_chunk(
+                min(self._buffer_size - self._input.num_read, _DRAWN_AHEAD)
+            )
             if chunk is None:
                 break
             self._fill_chunks.append(unpinned_rows(chunk))
@@ -252,11 +256,9 @@ class ShuffleIterator(ElementIterator):
         draws = zip(_LAZY_ROWS_AT_ONCE, upcoming, lazy_rows.rows, strict=False)
         try:
             for count, slot, row in draws:  # noqa: B007 - read after it
-                out, slot_rows[slot] = (
-                    slot_rows[slot],
-                    row if type(row) in OWN_MEMORY else unpinned(row),
-                )
-                yield out
+                drawn_row = slot_rows[slot]
+                slot_rows[slot] = row if type(row) in OWN_MEMORY else unpinned(row)
+                yield drawn_row
         except Exception:
             self._record_consumed(lazy_rows, upcoming, count)
             self._input.end_lazy_rows(failed=True)
@@ -266,12 +268,12 @@ class ShuffleIterator(ElementIterator):
             self._input.end_lazy_rows(failed=False)
 
     def _record_consumed(self, lazy_rows: LazyRowStream, upcoming: list[int], count: int) -> None:
-        """Record that `count` draws were made for single rows."""
+        """Record that `count` draws were made for lazy rows."""
         self._input.record_taken(lazy_rows, count)
-        drawn, self._upcoming = np.split(np.array(upcoming, np.int64), [count])
-        first = self._num_drawn + self._size
-        # for equal indices the last value is stored
-        self._ordinals[drawn] = np.arange(first, first + count)
+        drawn_slots, self._upcoming = np.split(np.array(upcoming, np.int64), [count])
+        first = self._num_drawn + self._buffer_size
+        # A slot drawn several times gets the last of its ordinals.
+        self._ordinals[drawn_slots] = np.arange(first, first + count)
         self._num_drawn += count
 
     def _prune(self) -> None:
@@ -286,24 +288,26 @@ class ShuffleIterator(ElementIterator):
         if len(self._upcoming) < count:
             more = self._slot_draws.take(max(count, _DRAWN_AHEAD))
             self._upcoming = np.concatenate([self._upcoming, more])
-        drawn, self._upcoming = self._upcoming[:count], self._upcoming[count:]
-        first = self._num_drawn + self._size
+        drawn_slots, self._upcoming = self._upcoming[:count], self._upcoming[count:]
+        first = self._num_drawn + self._buffer_size
         self._num_drawn += count
-        self._ordinals[drawn] = np.arange(first, first + count)
-        return slots.exchange(drawn, incoming).with_states(states)
+        self._ordinals[drawn_slots] = np.arange(first, first + count)
+        return slots.exchange(drawn_slots, incoming).with_states(states)
 
     # --- state ----------------------------------------------------------------------------------
 
-    def _states(self, drawn: int, emptied: int) -> States:
-        """Return the states before elements that follow `drawn` draws and `emptied` slots."""
-        mark, failures = self._input.oldest_mark, self._input.num_failed
-        size = self._size
-        is_over, read = self._order is not None, self._input.num_read
+    def _states(self, num_drawn: int, num_emptied: int) -> States:
+        """Return the states of elements after `num_drawn` draws and `num_emptied` emptied slots."""
+        mark, num_failed = self._input.oldest_mark, self._input.num_failed
+        buffer_size = self._buffer_size
+        has_input_ended, num_read = self._order is not None, self._input.num_read
 
         def states(index: int) -> State:
-            if is_over:
-                return _state(drawn, emptied + index, mark.to_json(read, failures))
-            return _state(drawn + index, 0, mark.to_json(size + drawn + index, failures))
+            if has_input_ended:
+                return _state(num_drawn, num_emptied + index, mark.to_json(num_read, num_failed))
+            return _state(
+                num_drawn + index, 0, mark.to_json(buffer_size + num_drawn + index, num_failed)
+            )
 
         return states
 
@@ -313,23 +317,23 @@ class ShuffleIterator(ElementIterator):
 
     def set_state(self, state: State) -> None:
         self._reset()
-        drawn, emptied = state["drawn"], state["emptied"]
-        self._num_drawn, self._last_prune, self._num_emptied = drawn, drawn, emptied
-        read = state["first_ordinal"] + state["num_read"]
-        ordinals = slot_ordinals(self._slot_draws, drawn, min(read, self._size))
-        self._slot_draws.seek(drawn)
+        num_drawn, num_emptied = state["drawn"], state["emptied"]
+        self._num_drawn, self._last_prune, self._num_emptied = num_drawn, num_drawn, num_emptied
+        num_read = state["first_ordinal"] + state["num_read"]
+        ordinals = slot_ordinals(self._slot_draws, num_drawn, min(num_read, self._buffer_size))
+        self._slot_draws.seek(num_drawn)
         needed = ordinals
-        if emptied:
+        if num_emptied:
             # Elements already yielded are not read again; the rest is held in the order of its
             # output.
-            needed = ordinals[self._slot_draws.last_order(len(ordinals))[emptied:]]
-            self._order = np.arange(-emptied, len(needed))
+            needed = ordinals[self._slot_draws.last_order(len(ordinals))[num_emptied:]]
+            self._order = np.arange(-num_emptied, len(needed))
         by_age = np.argsort(needed, kind="stable")
         chunks = self._input.restore(state, needed[by_age])
-        if read < self._size and not emptied:
+        if num_read < self._buffer_size and not num_emptied:
             self._fill_chunks = chunks  # the buffer was not full
             return
-        in_order = not drawn and not emptied
+        in_order = not num_drawn and not num_emptied
         self._slots = SlotContents(chunks, None if in_order else np.argsort(by_age, kind="stable"))
         self._ordinals = needed.copy()
 
@@ -339,5 +343,5 @@ class ShuffleIterator(ElementIterator):
         self._input.close()
 
 
-def _state(drawn: int, emptied: int, mark: dict[str, Any]) -> dict[str, Any]:
-    return {"drawn": drawn, "emptied": emptied, **mark}
+def _state(num_drawn: int, num_emptied: int, mark: dict[str, Any]) -> dict[str, Any]:
+    return {"drawn": num_drawn, "emptied": num_emptied, **mark}

@@ -117,20 +117,20 @@ class SlotExchange:
         return out
 
 
-def slot_ordinals(draws: SlotDraws, drawn: int, filled: int) -> NDArray[np.int64]:
-    """Return the ordinal of the input that each slot holds after `drawn` draws.
+def slot_ordinals(draws: SlotDraws, num_drawn: int, num_slots: int) -> NDArray[np.int64]:
+    """Return the ordinal of the input that each slot holds after `num_drawn` draws.
 
     Args:
         draws: The sequence of draws.
-        drawn: Number of draws made.
-        filled: Slots in use: fewer than `draws.size` when the input is shorter than the buffer.
+        num_drawn: Number of draws made.
+        num_slots: Slots in use: fewer than `draws.size` when the input is shorter than the buffer.
     """
-    ordinals = np.full(filled, -1, np.int64)
+    ordinals = np.full(num_slots, -1, np.int64)
     window = max(4 * draws.size, 4096)
-    stop, missing = drawn, filled
+    stop, missing = num_drawn, num_slots
     while stop > 0 and missing:
         start = max(0, stop - window)
-        latest = np.full(filled, -1, np.int64)
+        latest = np.full(num_slots, -1, np.int64)
         # for equal indices the last value is stored
         latest[draws.between(start, stop)] = np.arange(start, stop)
         found = (ordinals < 0) & (latest >= 0)

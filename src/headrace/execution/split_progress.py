@@ -1,9 +1,8 @@
-"""Counts elements at partition boundaries: their splits and ordinals, and the finished splits.
+"""Counting of elements at partition boundaries: their element ids, and the finished splits.
 
-    partition boundaries -> SplitProgress -> columns of splits and ordinals; finished splits with
-    their numbers of elements
-
-Finished splits are plain integers, ready for serialization.
+A boundary passes the column of each chunk, with splits in assignment order, to `SplitProgress`,
+which returns it as split indices and ordinals. Finished splits come with their numbers of elements,
+as plain integers that can be serialized.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from headrace.execution.element_ids import find_run_sizes, find_run_starts, stab
 __all__ = ["FinishedSplits", "SplitProgress"]
 
 _MIN_COUNTS = 64
-_MAX_DUE = 256
+_MAX_UNPROCESSED = 256
 _MAX_PENDING = 1 << 16
 
 
@@ -49,7 +48,7 @@ class _AssignedSpan:
         self.leaf = leaf
         self.start = assignment  # first split, in assignment order
         self.stop = stop
-        self.split = split  # its split index
+        self.split = split  # split index of the first
 
 
 class _PendingIds:
@@ -88,13 +87,13 @@ class SplitProgress:
         self._first_counted = 0  # split of the first entry of `_counts`
         #: Numbers of elements per split so far; zero after the last one.
         self._counts = np.zeros(_MIN_COUNTS, np.int64)
-        #: While consecutive splits yield one element each: all splits from `_first_counted` to
-        #: before this one have one element, and `_counts` is unused. None if `_counts` is used.
-        self._num_single_elements: int | None = 0
+        #: While consecutive splits yield one element each: the splits from `_first_counted` up to
+        #: this one have one element each, and `_counts` is unused. None if `_counts` is used.
+        self._single_element_end: int | None = 0
         self._finished: list[FinishedSplits] = []
-        #: For sets of leaves: all of their splits before this one have finished. Processed lazily.
-        self._due: dict[frozenset[int], int] = {}
-        self._last_processed = 0  # last assignment at which `_due` was processed
+        #: By set of leaves: all of their splits before this one have finished. Processed lazily.
+        self._finished_before: dict[frozenset[int], int] = {}
+        self._last_processed = 0  # split at which `_finished_before` was last processed
         #: Columns that are not counted yet, in order and of one dtype, and their number of
         #: elements.
         self._pending: list[_PendingIds] = []
@@ -112,7 +111,7 @@ class SplitProgress:
         Args:
             column: Column below the boundary, with splits in assignment order.
         """
-        made = _PendingIds(self, column)
+        result = _PendingIds(self, column)
         with self._lock:
             if isinstance(column, ConsecutiveSplits) and not self._pending:
                 firsts = self._count_first_elements(column)
@@ -120,11 +119,11 @@ class SplitProgress:
                     return firsts
             if self._pending and self._pending[0].column.dtype != column.dtype:
                 self._count_pending()
-            self._pending.append(made)
+            self._pending.append(result)
             self._num_pending += len(column)
             if self._num_pending >= _MAX_PENDING:
                 self._count_pending()
-        return made
+        return result
 
     def count_pending(self) -> None:
         """Count all pending columns."""
@@ -135,13 +134,11 @@ class SplitProgress:
         pending, self._pending, self._num_pending = self._pending, [], 0
         if not pending:
             return
-        column, start = (
-            self._count_column(concatenate_columns([each.column for each in pending])),
-            0,
-        )
-        for each in pending:
-            stop = start + len(each.column)
-            each.column, each.is_counted = column[start:stop], True
+        column = self._count_column(concatenate_columns([ids.column for ids in pending]))
+        start = 0
+        for ids in pending:
+            stop = start + len(ids.column)
+            ids.column, ids.is_counted = column[start:stop], True
             start = stop
 
     def _count_column(self, column: MetadataColumn) -> MetadataColumn:
@@ -149,19 +146,19 @@ class SplitProgress:
         if isinstance(column, InterleavedSplits):
             return self._count_round_robin(column)
         if isinstance(column, ConsecutiveSplits):
-            counted = self._count_in_row(column)
+            counted = self._count_consecutive(column)
             if counted is not None:
                 return counted
             column = column.to_array()
         splits, ordinals = self._count(column["split"])
         return id_column(splits, ordinals, element_numbers(column))
 
-    def _count_in_row(self, row: ConsecutiveSplits) -> MetadataColumn | None:
+    def _count_consecutive(self, column: ConsecutiveSplits) -> MetadataColumn | None:
         """Count one element of each of consecutive splits; return None if the ids are irregular."""
-        firsts = self._count_first_elements(row)
+        firsts = self._count_first_elements(column)
         if firsts is not None:
             return firsts
-        start, stop = row.first_split, row.first_split + row.size
+        start, stop = column.first_split, column.first_split + column.size
         for span in self._spans:
             if span.start <= start and stop <= span.stop:
                 break
@@ -173,14 +170,14 @@ class SplitProgress:
         if (counts != ordinal).any():
             return None
         counts += 1
-        return ConsecutiveSplits(start - span.start + span.split, row.size, ordinal)
+        return ConsecutiveSplits(start - span.start + span.split, column.size, ordinal)
 
-    def _count_first_elements(self, row: ConsecutiveSplits) -> MetadataColumn | None:
+    def _count_first_elements(self, column: ConsecutiveSplits) -> MetadataColumn | None:
         """Return the ids of consecutive splits' first elements if no split has more, else None."""
-        start, stop = row.first_split, row.first_split + row.size
-        if start != self._num_single_elements:
+        start, stop = column.first_split, column.first_split + column.size
+        if start != self._single_element_end:
             return None
-        self._num_single_elements = stop
+        self._single_element_end = stop
         found: list[MetadataColumn] = []
         for span in self._spans:
             low, high = max(start, span.start), min(stop, span.stop)
@@ -208,22 +205,19 @@ class SplitProgress:
         size = len(assignment)
         if size == 1:  # most often a batch
             return self._count_one(int(assignment[0]))
-        steps, lowest, highest = (
-            assignment[1:] - assignment[:-1],
-            int(assignment[0]),
-            int(assignment[-1]),
-        )
-        if highest - lowest == size - 1 and (steps == 1).all():  # one element of each split
-            return self._count_one_of_each(lowest, highest + 1, assignment)
+        differences = assignment[1:] - assignment[:-1]
+        first, last = int(assignment[0]), int(assignment[-1])
+        if last - first == size - 1 and (differences == 1).all():  # one element of each split
+            return self._count_one_of_each(first, last + 1, assignment)
         highest = int(np.maximum.reduce(assignment))
         self._reserve_counts(highest + 1)
-        if highest == lowest and not steps.any():  # all of one split
-            only = highest
-            start = int(self._counts[only - self._first_counted])
-            self._counts[only - self._first_counted] += size
-            return self._split_of(only), np.arange(start, start + size)
+        if highest == first and not differences.any():  # all of one split
+            index = first - self._first_counted
+            start = int(self._counts[index])
+            self._counts[index] += size
+            return self._split_of(first), np.arange(start, start + size)
         return self._splits_of(assignment), self._ordinals_of(
-            assignment - self._first_counted, steps
+            assignment - self._first_counted, differences
         )
 
     def _count_one(self, split: int) -> tuple[int, NDArray[np.int64]]:
@@ -249,10 +243,10 @@ class SplitProgress:
 
     def _reserve_counts(self, stop: int) -> None:
         """Allocate the counts of splits before `stop`."""
-        if self._num_single_elements is not None:
-            stop_of_singles, self._num_single_elements = self._num_single_elements, None
-            self._reserve_counts(stop_of_singles)
-            self._counts[: stop_of_singles - self._first_counted] = 1
+        if self._single_element_end is not None:
+            end, self._single_element_end = self._single_element_end, None
+            self._reserve_counts(end)
+            self._counts[: end - self._first_counted] = 1
         needed = stop - self._first_counted
         if needed > len(self._counts):
             counts = np.zeros(2 * needed, np.int64)
@@ -301,12 +295,12 @@ class SplitProgress:
         return assignment + shift
 
     def _ordinals_of(
-        self, splits: NDArray[np.int64], steps: NDArray[np.int64]
+        self, splits: NDArray[np.int64], differences: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         size = len(splits)
-        if int(np.minimum.reduce(steps)) < 0:
+        if int(np.minimum.reduce(differences)) < 0:
             return self._ordinals_of_mixed(splits)
-        starts = find_run_starts(steps != 0)
+        starts = find_run_starts(differences != 0)
         run_splits = splits[starts]
         sizes = find_run_sizes(starts, size)
         ordinals = np.arange(size) + np.repeat(self._counts[run_splits] - starts, sizes)
@@ -325,16 +319,16 @@ class SplitProgress:
     def record_finished(self, leaves: frozenset[int], assignment: int) -> None:
         """Record that all of these leaves' splits before number `assignment` have finished."""
         with self._lock:
-            self._due[leaves] = max(assignment, self._due.get(leaves, 0))
-            if assignment - self._last_processed >= _MAX_DUE:
+            self._finished_before[leaves] = max(assignment, self._finished_before.get(leaves, 0))
+            if assignment - self._last_processed >= _MAX_UNPROCESSED:
                 self._last_processed = assignment
-                self._process_due()
+                self._process_finished()
 
-    def _process_due(self) -> None:
+    def _process_finished(self) -> None:
         """Compute the numbers of elements of finished splits."""
         self._count_pending()
-        due, self._due = self._due, {}
-        for leaves, assignment in due.items():
+        finished_before, self._finished_before = self._finished_before, {}
+        for leaves, assignment in finished_before.items():
             for span in self._spans:
                 if span.start >= assignment:
                     break
@@ -352,8 +346,8 @@ class SplitProgress:
             self._drop_finished()
 
     def _finish_span(self, span: _AssignedSpan, stop: int) -> None:
-        if self._num_single_elements is not None:
-            num_counted = max(0, min(stop, self._num_single_elements) - span.start)
+        if self._single_element_end is not None:
+            num_counted = max(0, min(stop, self._single_element_end) - span.start)
             if num_counted:
                 self._finished.append(FinishedSplits(span.split, num_counted, 1))
         else:
@@ -369,18 +363,16 @@ class SplitProgress:
     def _drop_finished(self) -> None:
         self._spans = [span for span in self._spans if span.start < span.stop]
         first = self._spans[0].start if self._spans else self._num_assigned
-        if self._num_single_elements is not None:
-            self._first_counted, self._num_single_elements = (
-                first,
-                max(first, self._num_single_elements),
-            )
+        if self._single_element_end is not None:
+            self._first_counted = first
+            self._single_element_end = max(first, self._single_element_end)
             return
         num_finished, num_counts = first - self._first_counted, len(self._counts)
         if num_finished <= num_counts // 2:
             return
         counts = self._counts[num_finished:]
         if not counts.any():
-            self._num_single_elements, counts = first, counts[:0]
+            self._single_element_end, counts = first, counts[:0]
         self._counts = np.zeros(max(_MIN_COUNTS, 2 * len(counts)), np.int64)
         self._counts[: len(counts)] = counts
         self._first_counted = first
@@ -388,8 +380,8 @@ class SplitProgress:
     def take_finished(self) -> tuple[FinishedSplits, ...]:
         """Return the splits that finished since the last call; consecutive ones are joined."""
         with self._lock:
-            if self._due:
-                self._process_due()
+            if self._finished_before:
+                self._process_finished()
             finished, self._finished = self._finished, []
         return tuple(_join_consecutive(finished))
 
@@ -409,14 +401,14 @@ def _make_finished(split: int, counts: NDArray[np.int64]) -> list[FinishedSplits
 
 def _join_consecutive(finished: Iterable[FinishedSplits]) -> Sequence[FinishedSplits]:
     joined: list[FinishedSplits] = []
-    for one in finished:
+    for splits in finished:
         last = joined[-1] if joined else None
         if (
             last
-            and last.first_split + last.num_splits == one.first_split
-            and last.num_elements == one.num_elements
+            and last.first_split + last.num_splits == splits.first_split
+            and last.num_elements == splits.num_elements
         ):
-            joined[-1] = last._replace(num_splits=last.num_splits + one.num_splits)
+            joined[-1] = last._replace(num_splits=last.num_splits + splits.num_splits)
         else:
-            joined.append(one)
+            joined.append(splits)
     return joined

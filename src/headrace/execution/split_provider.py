@@ -1,7 +1,6 @@
 """Assigned splits of a plan as ranges of positions of its leaves; no iterators, no locks.
 
-next_splits() -> PositionSplitProvider -> peek, take: ranges of positions -> leaves
-(`num_assigned_before`)
+    next_splits() -> PositionSplitProvider -> peek, take: ranges of positions -> leaves
 
 A split may be assigned partially: the reader wants only some of its elements, because others have
 been delivered. It is read alone by a partition boundary, where the elements of a split are counted.
@@ -100,7 +99,7 @@ class SplitProvider(Protocol):
         """Return the next range, or None if it belongs to another leaf or epoch."""
 
     def mark_started(self, num_splits: int) -> None:
-        """Record that a leaf returned elements of splits before number `num_splits`."""
+        """Record that a leaf has started the first `num_splits` splits, in assignment order."""
 
     @property
     def num_assigned(self) -> int:
@@ -120,7 +119,7 @@ class PositionSplitProvider:
     Args:
         split_space: Maps the splits of the plan to positions.
         next_splits: Returns the next assigned splits.
-        epoch: Epochs of the plan; leaves append those of their repeats.
+        epochs: Epochs of the plan; leaves append those of their repeats.
         progress: Counts the elements of splits at partition boundaries; None without boundaries.
     """
 
@@ -128,12 +127,12 @@ class PositionSplitProvider:
         self,
         split_space: SplitSpace,
         next_splits: NextSplits,
-        epoch: tuple[int, ...],
+        epochs: tuple[int, ...],
         progress: SplitProgress | None = None,
     ) -> None:
         self._split_space = split_space
         self._next_splits = next_splits
-        self._epochs = epoch
+        self._epochs = epochs
         self._ranges: deque[_LocatedPositions] = deque()
         self._num_located = 0  # splits in all ranges, taken or not
         self._has_ended = False
@@ -196,8 +195,8 @@ class PositionSplitProvider:
 
     def _locate(self, first: int, stop: int, partial_split: PartialSplit | None) -> None:
         for leaf, epochs, start, end in self._split_space.locate(first, stop):
-            ((_, _, split_start, split_end),) = self._split_space.locate(first, first + 1)
-            positions = AssignedPositions(start, end, split_end - split_start, self._num_located)
+            ((_, _, split_start, split_stop),) = self._split_space.locate(first, first + 1)
+            positions = AssignedPositions(start, end, split_stop - split_start, self._num_located)
             self._ranges.append(
                 _LocatedPositions(leaf, (*self._epochs, *epochs), positions, partial_split)
             )
@@ -240,11 +239,11 @@ class PartialSplitProvider:
         split_provider: PositionSplitProvider,
         leaf: int,
         epochs: tuple[int, ...],
-        run: AssignedPositions,
+        positions: AssignedPositions,
     ) -> None:
         self._split_provider = split_provider
         self._location = leaf, epochs
-        self.positions = run
+        self.positions = positions
         self._is_taken = False
 
     @property

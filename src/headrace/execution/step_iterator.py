@@ -118,9 +118,9 @@ class RowStepIterator(StepIterator):
             chunk = self._input_buffer.peek_ahead(limit)
             if chunk is None:
                 return None
-            made = self._apply_to_rows(chunk, limit)
-            if made is not None or self._pending_error is not None:
-                return made
+            result = self._apply_to_rows(chunk, limit)
+            if result is not None or self._pending_error is not None:
+                return result
         return None
 
     def _apply_to_rows(self, chunk: Chunk, limit: int) -> Chunk | None:
@@ -132,12 +132,12 @@ class RowStepIterator(StepIterator):
         step, seen = self.step, 0
         try:
             for row in rows:
-                made = step(row)
-                if made is not NO_ELEMENT:
-                    if made is END:
+                result = step(row)
+                if result is not NO_ELEMENT:
+                    if result is END:
                         self._has_ended = True
                         break
-                    results.append(made)
+                    results.append(result)
                     indices.append(start + seen)
                     if len(results) == limit:
                         seen += 1
@@ -162,14 +162,14 @@ class RowStepIterator(StepIterator):
     def _wrap_row_error(
         self, error: BaseException, lazy_rows: LazyRowStream, count: int, row: Any
     ) -> Exception:
-        """Return the error to raise for a failed row, number `count` of the single rows."""
+        """Return the error to raise for a failed row, number `count` of the lazy rows."""
         lazy_rows.num_taken += count - 1
         number = element_position(lazy_rows.states(0), self._rows_seen + count - 1)
         lazy_rows.num_taken += 1  # the position is after it
         return self.call.wrap_error(error, number, row)
 
     def _record_row_error(self, lazy_rows: LazyRowStream, start: int, count: int) -> None:
-        """Record an error of single row number `count`, which is being raised.
+        """Record an error of lazy row number `count`, which is being raised.
 
         Args:
             lazy_rows: The rows.
@@ -181,7 +181,7 @@ class RowStepIterator(StepIterator):
             self._input_buffer.end_lazy_rows()
 
     def _record_rows(self, count: int) -> None:
-        """Record that the single rows ended after `count` of them."""
+        """Record that the lazy rows ended after `count` of them."""
         self._rows_seen += count
         self._input_buffer.end_lazy_rows()
 

@@ -164,10 +164,10 @@ class ReadAheadThread:
             chunk = chunk_sizer.read_chunk(input_, min(min_elements, space))
             if chunk is None:
                 after = input_.get_state()
-        except Exception as failure:
-            error, after = failure, input_.get_state()
-        except BaseException as escape:
-            error = escape
+        except Exception as read_error:
+            error, after = read_error, input_.get_state()
+        except BaseException as interruption:
+            error = interruption
         with self.lock:
             if self._was_stopped():
                 # The elements are read again from the last state.
@@ -241,8 +241,6 @@ def _run_jobs(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
 _MIN_WAIT_SECONDS = 0.01
 _FIRST_WARNING_SECONDS = 10.0
 _REPEAT_WARNING_SECONDS = 60.0
-
-_logger = logging.getLogger("headrace")
 
 
 class WaitWarning:

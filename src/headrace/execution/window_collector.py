@@ -79,8 +79,10 @@ class _WindowTable:
 
     def remove(self, window: KeyedWindow) -> None:
         """Remove a window."""
-        blocks, number = self._blocks.copy(), window.key % _NUM_BLOCKS
-        blocks[number] = {key: one for key, one in blocks[number].items() if one is not window}
+        blocks, block_index = self._blocks.copy(), window.key % _NUM_BLOCKS
+        blocks[block_index] = {
+            key: other for key, other in blocks[block_index].items() if other is not window
+        }
         self._blocks = blocks
         self.size -= 1
 
@@ -91,12 +93,12 @@ class _WindowTable:
         """
         blocks = self._blocks
 
-        def listed() -> list[KeyedWindow]:
+        def list_windows() -> list[KeyedWindow]:
             # `list` copies atomically, as another thread may add windows. Most blocks are empty.
             windows = [window for block in blocks if block for window in list(block.values())]
             return sorted(windows, key=_first_ordinal)
 
-        return listed
+        return list_windows
 
 
 def _first_ordinal(window: KeyedWindow) -> int:
@@ -260,7 +262,7 @@ class WindowCollector:
                 for window in windows()
             ]
             saved = {
-                "windows": [one for one in contents if one[1]],
+                "windows": [[key, gaps] for key, gaps in contents if gaps],
                 **mark.to_json(num_collected, failures),
             }
             return (

@@ -32,7 +32,7 @@ _MAX_ELEMENTS_AT_ONCE = 1024
 
 
 class _OpenWindow:
-    """The dataset that a function returned for a window."""
+    """The open dataset that a function returned for a window."""
 
     def __init__(
         self, key: int, ordinals: list[int], element_id: IdColumn | None, iterator: ElementIterator

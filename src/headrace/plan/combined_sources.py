@@ -158,27 +158,27 @@ class ConcatenatedSource(IndexedSource):
         return any(member.can_borrow_runs for member in self.members)
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
-        return self._read(indices, lambda member, own: member.gather(own))
+        return self._read(indices, lambda member, own_indices: member.gather(own_indices))
 
     def gather_borrowed(self, indices: NDArray[np.int64]) -> Any:
-        return self._read(indices, lambda member, own: member.gather_borrowed(own))
+        return self._read(indices, lambda member, own_indices: member.gather_borrowed(own_indices))
 
     def _read(
         self, indices: NDArray[np.int64], read: Callable[[IndexedSource, NDArray[np.int64]], Any]
     ) -> Any:
         indices = np.asarray(indices)
-        owners = np.searchsorted(np.array(self.ends), indices.ravel(), side="right")
-        used: list[int] = np.unique(owners).tolist() or [0]
-        if len(used) == 1:
-            (number,) = used
+        member_numbers = np.searchsorted(np.array(self.ends), indices.ravel(), side="right")
+        used_members: list[int] = np.unique(member_numbers).tolist() or [0]
+        if len(used_members) == 1:
+            (number,) = used_members
             return read(self.members[number], indices - self._start(number))
         # Read member by member, then restore the order of the indices.
         parts = []
-        for number in used:
-            own = indices.ravel()[owners == number] - self._start(number)
-            parts.append(flatten(read(self.members[number], own)))
-        order = np.empty(owners.size, np.int64)
-        order[np.argsort(owners, kind="stable")] = np.arange(owners.size)
+        for number in used_members:
+            own_indices = indices.ravel()[member_numbers == number] - self._start(number)
+            parts.append(flatten(read(self.members[number], own_indices)))
+        order = np.empty(member_numbers.size, np.int64)
+        order[np.argsort(member_numbers, kind="stable")] = np.arange(member_numbers.size)
         leaves = [np.concatenate(same)[order] for same in zip(*[p[0] for p in parts], strict=True)]
         shaped = [leaf.reshape(*indices.shape, *leaf.shape[1:]) for leaf in leaves]
         return unflatten(parts[0][1], shaped)

@@ -135,7 +135,7 @@ class Sample(Node):
 
     datasets: tuple[Node, ...]
     weight_inputs: tuple[Node, ...] = ()
-    """A dataset of weights, one row per step, instead of `weights`."""
+    """A dataset of weights, one row per element, instead of `weights`."""
     weights: tuple[float, ...] | None = None
     """None: equal weights, or those of `weight_inputs`."""
     seed: int | None = None
@@ -217,18 +217,18 @@ def validate_weights(weights: Any, count: int) -> tuple[float, ...]:
             f"`weights` must be a list of numbers or a Dataset, but got {weights!r:.80}"
         )
     try:
-        made = tuple([float(weight) for weight in weights])
+        result = tuple([float(weight) for weight in weights])
     except (TypeError, ValueError):
         raise TypeError(f"`weights` must be numbers, but got {weights!r:.80}") from None
-    if len(made) != count:
+    if len(result) != count:
         raise ValueError(
-            f"`weights` must have {count} values, one for each dataset, but got {len(made)}"
+            f"`weights` must have {count} values, one for each dataset, but got {len(result)}"
         )
-    if any(weight < 0 or not math.isfinite(weight) for weight in made) or not any(made):
+    if any(weight < 0 or not math.isfinite(weight) for weight in result) or not any(result):
         raise ValueError(
-            f"`weights` must be finite, at least 0, and not all 0, but got {list(made)}"
+            f"`weights` must be finite, at least 0, and not all 0, but got {list(result)}"
         )
-    return made
+    return result
 
 
 def _check_members(name: str, datasets: tuple[Node, ...]) -> None:

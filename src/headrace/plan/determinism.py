@@ -28,50 +28,50 @@ __all__ = [
 
 # --- Fixed seeds: of steps with the same order in every epoch that got no seed from the user ------
 #
-# Such a step draws its seed at construction, so that its order is the same in all datasets built on
-# it and wherever the plan is sent. `Options.seed` takes precedence.
+# Such a step draws its default seed at construction, so that its order is the same in all datasets
+# built on it and wherever the plan is sent. `Options.seed` takes precedence.
 #
 # The plan of a remote source has such steps, too. Each reader of a named job builds them for
 # itself, so their seeds are derived from the job name.
 
 
 def collect_fixed_seeds(plan: Node) -> list[int]:
-    """Return the seeds of a plan's steps that have the same order in every epoch, in `walk` order.
+    """Return the fixed seeds of a plan, in `walk` order.
 
     Args:
         plan: The plan as written.
     """
-    own = collect_default_seeds(plan)
-    deterministic = merged_options(plan).seed if own else None
-    if deterministic is None:
-        return own
-    return [_mix_seed(deterministic, index) for index in range(len(own))]
+    default_seeds = collect_default_seeds(plan)
+    seed = merged_options(plan).seed if default_seeds else None
+    if seed is None:
+        return default_seeds
+    return [_mix_seed(seed, index) for index in range(len(default_seeds))]
 
 
 def with_fixed_seeds(plan: Node, seeds: Sequence[int]) -> Node:
     """Return the plan with the seeds that `collect_fixed_seeds` returned for the same steps."""
     if list(seeds) == collect_default_seeds(plan):
         return plan
-    rest = iter(seeds)
+    remaining_seeds = iter(seeds)
 
-    def changed(node: Node, inputs: list[Node]) -> Node:
+    def set_seeds(node: Node, inputs: list[Node]) -> Node:
         node = node.copy_with_inputs(inputs)
         count = len(_fixed_seeds_of(node))
         if count and isinstance(node, FromSource):
-            source = node.source.with_fixed_seeds(tuple(islice(rest, count)))
+            source = node.source.with_fixed_seeds(tuple(islice(remaining_seeds, count)))
             return node.with_parameters(source=source)
-        return node.with_parameters(default_seed=next(rest)) if count else node
+        return node.with_parameters(default_seed=next(remaining_seeds)) if count else node
 
-    return fold(plan, changed)
+    return fold(plan, set_seeds)
 
 
 def collect_default_seeds(plan: Node) -> list[int]:
-    """Return the seeds that such steps drew at construction, whatever `Options.seed` is."""
+    """Return the seeds drawn at construction of the steps, whatever `Options.seed` is."""
     return [seed for node in walk(plan) for seed in _fixed_seeds_of(node)]
 
 
 def derive_seeds(plan: Node, name: str) -> list[int]:
-    """Return seeds for these steps that are derived from a name."""
+    """Return a fixed seed, derived from `name`, for each step that needs one."""
     return [_mix_seed(name, index) for index in range(len(collect_default_seeds(plan)))]
 
 
@@ -103,7 +103,9 @@ def find_unordered_steps(plan: Node, deterministic: bool | None) -> frozenset[in
         deterministic: The plan's `Options.deterministic`.
     """
     return frozenset(
-        id(node) for node, keeper in _find_order_requests(plan, deterministic) if keeper is None
+        id(node)
+        for node, order_keeper in _find_order_requests(plan, deterministic)
+        if order_keeper is None
     )
 
 
@@ -118,7 +120,7 @@ def find_overruled_steps(plan: Node, deterministic: bool | None) -> dict[int, No
         For each step, the downstream step that needs its order.
     """
     requested = _find_order_requests(plan, deterministic)
-    return {id(node): keeper for node, keeper in requested if keeper is not None}
+    return {id(node): order_keeper for node, order_keeper in requested if order_keeper is not None}
 
 
 def _find_order_requests(
@@ -127,14 +129,14 @@ def _find_order_requests(
     """Yield each step that may be unordered, and the nearest step above that needs its order."""
     pending: list[tuple[Node, Node | None]] = [(plan, None)]
     while pending:
-        node, keeper = pending.pop()
-        is_wished = node.allows_unordered(deterministic)
-        if is_wished:
-            yield node, keeper
-        # An unordered step identifies its own input elements by their order.
-        if node.rereads_input or (is_wished and keeper is None):
-            keeper = node
-        pending.extend((input_, keeper) for input_ in node.inputs)
+        node, order_keeper = pending.pop()
+        is_requested = node.allows_unordered(deterministic)
+        if is_requested:
+            yield node, order_keeper
+        # An unordered step identifies its input elements by their order.
+        if node.rereads_input or (is_requested and order_keeper is None):
+            order_keeper = node
+        pending.extend((input_, order_keeper) for input_ in node.inputs)
 
 
 # --- Steps over an unordered source: which of them can save a state -------------------------------
@@ -154,8 +156,8 @@ def explain_unsavable_state(plan: Node) -> str:
         return ""
     deterministic = merged_options(plan).deterministic
     for node in nodes:
-        holds = not (node.is_transparent or isinstance(node, _STATELESS_STEPS))
-        if holds or node.allows_unordered(deterministic):
+        buffers_elements = not (node.is_transparent or isinstance(node, _STATELESS_STEPS))
+        if buffers_elements or node.allows_unordered(deterministic):
             return (
                 f"{step_name(node)} buffers elements that a data service delivers in arbitrary "
                 "order, and reading again would return other elements. Put the step before "

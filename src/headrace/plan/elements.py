@@ -1,4 +1,4 @@
-"""Leaves of a plan: indices, elements of a source, and elements read by index."""
+"""Steps that read sources: as the user writes them, and in canonical form by index."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["FromSource", "GatherIndices", "Indices", "ReadIndices"]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FromSource(Node):
-    """The elements of `source`, index by index.
+    """The elements of `source`, index by index, in a plan as written.
 
-    This is how users write it. The canonical form (`rewrites.canonicalize`) keeps it only for
+    The canonical form (`rewrites.canonicalize`) keeps it only for
     sources that cannot be read in parts.
     """
 
@@ -94,11 +94,11 @@ class ReadIndices(Node):
         return _count_elements(self.source, inputs[0])
 
 
-def _count_elements(source: Source, indices: int) -> int:
-    """Return the number of elements at this many indices of a source."""
-    each = source.elements_per_index
-    if indices == 0 or each == 0:
+def _count_elements(source: Source, num_indices: int) -> int:
+    """Return the number of elements at `num_indices` indices of a source."""
+    per_index = source.elements_per_index
+    if num_indices == 0 or per_index == 0:
         return 0
-    if each is None or indices == UNKNOWN:
+    if per_index is None or num_indices == UNKNOWN:
         return UNKNOWN
-    return INFINITE if indices == INFINITE else indices * each
+    return INFINITE if num_indices == INFINITE else num_indices * per_index

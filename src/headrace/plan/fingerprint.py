@@ -37,9 +37,11 @@ def fingerprint_with_steps(plan: Node) -> tuple[str, tuple[tuple[str, str], ...]
 
     The digests of two plans show which step differs when only one of the plans is available.
     """
-    taken = _Fingerprint()
-    whole = taken.add_plan(plan)
-    return whole, tuple((step_name(node), own.hex()[:16]) for node, own in taken.steps)
+    computation = _Fingerprint()
+    digest = computation.add_plan(plan)
+    return digest, tuple(
+        (step_name(node), step_digest.hex()[:16]) for node, step_digest in computation.steps
+    )
 
 
 class _Fingerprint:
@@ -57,48 +59,50 @@ class _Fingerprint:
     def add_plan(self, plan: Node) -> str:
         digest = _new_digest()
         digest.update(self._digest_plan(plan, ()))
-        found = []
-        done = 0
-        while done < len(self._globals):
-            for (_, name), names in list(self._globals.items())[done:]:
-                done += 1
-                own = _new_digest()
-                _add_label(own, "global", f"{names.get('__name__')}.{name}")
-                self._feed(own, names[name], ())
-                found.append(own.digest())
-        for one in sorted(found):
-            digest.update(one)
+        global_digests = []
+        num_done = 0
+        while num_done < len(self._globals):
+            for (_, name), names in list(self._globals.items())[num_done:]:
+                num_done += 1
+                global_digest = _new_digest()
+                _add_label(global_digest, "global", f"{names.get('__name__')}.{name}")
+                self._feed(global_digest, names[name], ())
+                global_digests.append(global_digest.digest())
+        for added_digest in sorted(global_digests):
+            digest.update(added_digest)
         return str(digest.hexdigest())
 
-    def _digest_plan(self, plan: Node, open_: _Ancestors) -> bytes:
+    def _digest_plan(self, plan: Node, ancestors: _Ancestors) -> bytes:
         # A step's digest includes its inputs' digests, so no recursion is as deep as the plan.
-        return fold(plan, lambda node, inputs: self._digest_step(node, inputs, open_), once=True)
+        return fold(
+            plan, lambda node, inputs: self._digest_step(node, inputs, ancestors), once=True
+        )
 
-    def _digest_step(self, node: Node, inputs: list[bytes], open_: _Ancestors) -> bytes:
+    def _digest_step(self, node: Node, inputs: list[bytes], ancestors: _Ancestors) -> bytes:
         digest = _new_digest()
         _add_label(digest, "step", type(node).__name__)
         for name, value in node.parameters().items():
             _add_label(digest, "parameter", name)
-            self._feed(digest, value, open_)
-        if not open_ and len(self.steps) < _MAX_NAMED_STEPS:
+            self._feed(digest, value, ancestors)
+        if not ancestors and len(self.steps) < _MAX_NAMED_STEPS:
             self.steps.append((node, digest.copy().digest()))
         for input_ in inputs:
             digest.update(input_)
         return bytes(digest.digest())
 
-    def _feed(self, digest: Any, value: Any, open_: _Ancestors) -> None:
-        """Add a value to the digest; `open_` are the values that contain it."""
+    def _feed(self, digest: Any, value: Any, ancestors: _Ancestors) -> None:
+        """Add a value to the digest; `ancestors` contain it, outermost first."""
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             _add_label(digest, type(value).__name__, repr(value))
             return
-        for depth, other in enumerate(reversed(open_)):
-            if value is other:  # a function may refer to itself
+        for depth, ancestor in enumerate(reversed(ancestors)):
+            if value is ancestor:  # a function may refer to itself
                 _add_label(digest, "loop", str(depth))
                 return
-        open_ = (*open_, value)
+        ancestors = (*ancestors, value)
         match value:
             case Node():
-                digest.update(self._digest_plan(value, open_))
+                digest.update(self._digest_plan(value, ancestors))
             case CacheKey():
                 _add_label(digest, "cache key", "")
             case types.ModuleType():
@@ -108,71 +112,71 @@ class _Fingerprint:
                 digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
             case np.ndarray():
                 _add_label(digest, "array", f"{value.dtype.descr}{value.shape}")
-                self._feed(digest, value.tolist(), open_)
+                self._feed(digest, value.tolist(), ancestors)
             case np.generic():
                 _add_label(digest, "scalar", f"{value.dtype.descr}{value!r}")
             case list() | tuple():
                 _add_label(digest, type(value).__name__, str(len(value)))
                 for item in value:
-                    self._feed(digest, item, open_)
+                    self._feed(digest, item, ancestors)
             case Mapping():
                 _add_label(digest, "mapping", str(len(value)))
-                self._feed_unordered(digest, value.items(), open_)
+                self._feed_unordered(digest, value.items(), ancestors)
             case set() | frozenset():
                 _add_label(digest, "set", str(len(value)))
-                self._feed_unordered(digest, value, open_)
+                self._feed_unordered(digest, value, ancestors)
             case types.CodeType():
-                self._feed_code(digest, value, open_)
+                self._feed_code(digest, value, ancestors)
             case type():
-                self._feed_class(digest, value, open_)
+                self._feed_class(digest, value, ancestors)
             case _ if isinstance(value, _CALLABLE):
-                self._feed_callable(digest, value, open_)
+                self._feed_callable(digest, value, ancestors)
             case _:
-                self._feed_object(digest, value, open_)
+                self._feed_object(digest, value, ancestors)
 
-    def _feed_unordered(self, digest: Any, items: Iterable[Any], open_: _Ancestors) -> None:
+    def _feed_unordered(self, digest: Any, items: Iterable[Any], ancestors: _Ancestors) -> None:
         """Add items in an order independent of the process: sorted by digest."""
         parts = []
         for item in items:
             part = _new_digest()
-            self._feed(part, item, open_)
+            self._feed(part, item, ancestors)
             parts.append(part.digest())
-        for one in sorted(parts):
-            digest.update(one)
+        for part_digest in sorted(parts):
+            digest.update(part_digest)
 
-    def _feed_callable(self, digest: Any, value: Any, open_: _Ancestors) -> None:
+    def _feed_callable(self, digest: Any, value: Any, ancestors: _Ancestors) -> None:
         match value:
             case types.FunctionType():
-                self._feed_function(digest, value, open_)
+                self._feed_function(digest, value, ancestors)
             case types.MethodType():
                 _add_label(digest, "method", "")
-                self._feed(digest, (value.__func__, value.__self__), open_)
+                self._feed(digest, (value.__func__, value.__self__), ancestors)
             case types.BuiltinFunctionType():
                 _add_label(digest, "builtin", value.__qualname__)
-                self._feed(digest, value.__self__, open_)
+                self._feed(digest, value.__self__, ancestors)
             case functools.partial():
                 _add_label(digest, "partial", "")
-                self._feed(digest, (value.func, value.args, value.keywords), open_)
+                self._feed(digest, (value.func, value.args, value.keywords), ancestors)
             case property():
                 _add_label(digest, "property", "")
-                self._feed(digest, (value.fget, value.fset), open_)
+                self._feed(digest, (value.fget, value.fset), ancestors)
             case staticmethod() | classmethod():
                 _add_label(digest, type(value).__name__, "")
-                self._feed(digest, value.__func__, open_)
+                self._feed(digest, value.__func__, ancestors)
             case _:  # a ufunc or a slot of a class: identified by name
                 _add_label(digest, type(value).__name__, value.__name__)
 
-    def _feed_function(self, digest: Any, fn: types.FunctionType, open_: _Ancestors) -> None:
+    def _feed_function(self, digest: Any, fn: types.FunctionType, ancestors: _Ancestors) -> None:
         _add_label(digest, "function", str(fn.__globals__.get("__name__")))
-        self._feed_code(digest, fn.__code__, open_)
-        self._feed(digest, (fn.__defaults__, fn.__kwdefaults__), open_)
+        self._feed_code(digest, fn.__code__, ancestors)
+        self._feed(digest, (fn.__defaults__, fn.__kwdefaults__), ancestors)
         for cell in fn.__closure__ or ():
             try:
                 value = cell.cell_contents
             except ValueError:  # a variable that is assigned later
                 _add_label(digest, "empty", "")
             else:
-                self._feed(digest, value, open_)
+                self._feed(digest, value, ancestors)
         for name in sorted(global_names(fn.__code__)):
             value = fn.__globals__.get(name, fn)
             if value is fn:  # not a global, or the function itself
@@ -183,43 +187,43 @@ class _Fingerprint:
             else:
                 self._globals[id(fn.__globals__), name] = fn.__globals__
 
-    def _feed_code(self, digest: Any, code: types.CodeType, open_: _Ancestors) -> None:
+    def _feed_code(self, digest: Any, code: types.CodeType, ancestors: _Ancestors) -> None:
         _add_label(digest, "code", "")
         digest.update(code.co_code)
         for part in (code.co_names, code.co_varnames, code.co_freevars, code.co_consts):
-            self._feed(digest, part, open_)
+            self._feed(digest, part, ancestors)
 
-    def _feed_class(self, digest: Any, cls: type, open_: _Ancestors) -> None:
+    def _feed_class(self, digest: Any, cls: type, ancestors: _Ancestors) -> None:
         _add_label(digest, "class", f"{cls.__module__}.{cls.__qualname__}")
         if cls.__module__ not in ("__main__", "__mp_main__"):
             return
         # A class in the user's script: another script may have a class with this name.
-        self._feed(digest, cls.__bases__, open_)
-        own = {
+        self._feed(digest, cls.__bases__, ancestors)
+        attributes = {
             name: value
             for name, value in vars(cls).items()
             if name not in _IMPLICIT_CLASS_ATTRIBUTES
         }
-        self._feed(digest, own, open_)
+        self._feed(digest, attributes, ancestors)
 
-    def _feed_object(self, digest: Any, value: Any, open_: _Ancestors) -> None:
+    def _feed_object(self, digest: Any, value: Any, ancestors: _Ancestors) -> None:
         cls = type(value)
         plan = getattr(value, "plan", None)
         if isinstance(plan, Node):
             # A dataset is its plan; the number of iterations so far is irrelevant.
             _add_label(digest, "dataset", "")
-            digest.update(self._digest_plan(plan, open_))
+            digest.update(self._digest_plan(plan, ancestors))
         elif dataclasses.is_dataclass(value):
             # Computed fields follow from the others.
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-            self._feed(digest, (cls, fields), open_)
+            self._feed(digest, (cls, fields), ancestors)
         elif _is_plain(cls) and hasattr(value, "__dict__"):
-            self._feed(digest, (cls, vars(value)), open_)
+            self._feed(digest, (cls, vars(value)), ancestors)
         else:
             try:
                 pickled = cloudpickle.dumps(value, protocol=5)
             except Exception:  # `serialize` reports it with a better message
-                self._feed(digest, cls, open_)
+                self._feed(digest, cls, ancestors)
             else:
                 digest.update(pickled)
 
@@ -229,9 +233,9 @@ def global_names(code: types.CodeType) -> set[str]:
     names: set[str] = set()
     pending = [code]
     while pending:
-        one = pending.pop()
-        names.update(one.co_names)
-        pending.extend(const for const in one.co_consts if isinstance(const, types.CodeType))
+        current = pending.pop()
+        names.update(current.co_names)
+        pending.extend(const for const in current.co_consts if isinstance(const, types.CodeType))
     return names
 
 

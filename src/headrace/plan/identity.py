@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 Entry: TypeAlias = list[Any]
-"""JSON for one step: [kind, digest, arguments for people], plus a digest of its functions' code if
+"""JSON for one step: [kind, digest, readable arguments], plus a digest of its functions' code if
 it has any. Only the kind and the digest decide whether two steps are the same."""
 
 
@@ -102,9 +102,9 @@ def _pair_steps(
 
 def _steps(plan: Node) -> Iterator[Node]:
     for node in walk(plan):
-        written = node.source.remote_plan if isinstance(node, FromSource) else None
-        if written is not None:
-            yield from _steps(written)
+        remote_plan = node.source.remote_plan if isinstance(node, FromSource) else None
+        if remote_plan is not None:
+            yield from _steps(remote_plan)
         elif not node.is_transparent:
             yield node
 
@@ -244,7 +244,7 @@ def _function_name(fn: Any) -> str:
 def _summarize_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments as a few short JSON values."""
     shown: dict[str, Any] = {}
-    left = _MAX_TEXT_LENGTH
+    remaining_length = _MAX_TEXT_LENGTH
     for name, value in arguments.items():
         if isinstance(value, bool | int | None):
             short: Any = value
@@ -254,8 +254,8 @@ def _summarize_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
             short = _function_name(value)
         else:
             short = str(value)[:_MAX_ARGUMENT_LENGTH]
-        left -= len(name) + len(str(short))
-        if left < 0:
+        remaining_length -= len(name) + len(str(short))
+        if remaining_length < 0:
             break
         shown[name] = short
     return shown

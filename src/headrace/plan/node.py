@@ -3,8 +3,8 @@
 Rule 1. A node has no behavior: it is built, inspected, rewritten and pickled.
 Rule 2. A node's arguments are checked at construction, in `__post_init__`.
 Rule 3. Nodes are compared by identity; plans with the same meaning have equal fingerprints.
-Rule 4. Class attributes of a step tell rewrites and the executor all they need to know about it;
-        no other module lists kinds of steps.
+Rule 4. Class attributes of a step tell rewrites and iterators all they need to know about it; no
+        other module lists kinds of steps.
 Rule 5. A plan may be thousands of steps deep, and a step may occur in it several times. Code that
         walks a plan does not recurse (`traverse`).
 """
@@ -37,7 +37,7 @@ class Node:
     """One step of a plan."""
 
     kind: ClassVar[str] = ""
-    """Name of the step in saved states and errors. It is a format and never changes."""
+    """Name of the step in errors and saved states, whose format it is part of: it never changes."""
     is_random: ClassVar[bool] = False
     """Whether the step draws random numbers, or opens datasets that may."""
     one_to_one: ClassVar[bool] = False
@@ -92,11 +92,11 @@ class Node:
 
     def copy_with_inputs(self, inputs: Sequence[Node]) -> Self:
         """Return a copy of this step with other inputs; their number must be the same."""
-        rest = iter(inputs)
+        remaining = iter(inputs)
         changes: dict[str, Any] = {}
         for name, is_tuple in _fields(type(self)).inputs:
             old = self.__dict__[name]
-            changes[name] = tuple(next(rest) for _ in old) if is_tuple else next(rest)
+            changes[name] = tuple(next(remaining) for _ in old) if is_tuple else next(remaining)
         return self._replace_fields(changes)
 
     def with_inputs(self, inputs: Sequence[Node]) -> Self:
@@ -104,7 +104,7 @@ class Node:
         old = self.inputs
         if len(old) == 1 and old[0] is inputs[0]:
             return self
-        if all(new is one for new, one in zip(inputs, old, strict=True)):
+        if all(input_ is old_input for input_, old_input in zip(inputs, old, strict=True)):
             return self
         return self.copy_with_inputs(inputs)
 
@@ -261,16 +261,17 @@ def _fields(kind: type[Node]) -> _Fields:
 
 
 def _inspect_fields(kind: type[Node]) -> _Fields:
-    one, several = ("Node", Node), ("tuple[Node, ...]", tuple[Node, ...])
+    single_types, tuple_types = ("Node", Node), ("tuple[Node, ...]", tuple[Node, ...])
     fields = [
         field
         for field in dataclasses.fields(kind)
         if field.name not in _COMMON_FIELDS and field.metadata.get("is_parameter", True)
     ]
-    inputs = tuple((f.name, f.type in several) for f in fields if f.type in one + several)
+    input_types = single_types + tuple_types
+    inputs = tuple((f.name, f.type in tuple_types) for f in fields if f.type in input_types)
     return _Fields(
         inputs,
-        tuple(f.name for f in fields if f.type not in one + several),
+        tuple(f.name for f in fields if f.type not in input_types),
         inputs[0][0] if len(inputs) == 1 and not inputs[0][1] else None,
     )
 

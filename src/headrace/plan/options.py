@@ -67,7 +67,7 @@ class Options:
     Options(deterministic=False, seed=7, auto_shard_policy=None)
 
     Attributes:
-        deterministic: False lets parallel stages yield elements in the order in which they are
+        deterministic: False lets parallel steps yield elements in the order in which they are
             ready. None (default) is True.
         seed: Seed of every random step that has none of its own. None draws one per iteration.
         auto_shard_policy: How workers of a strategy share the dataset. None is AUTO.

@@ -69,10 +69,10 @@ class Reader(Protocol):
     def read(self, limit: int) -> Chunk | None:
         """Return the next 1 to `limit` elements, or None at the end.
 
-        The caller owns the memory of the elements. The method returns early rather than late: it
-        may return just what is buffered (a block that was read). If reading runs user code
-        (`Source.runs_user_code`) it returns exactly `limit` elements, fewer only at the end or
-        before an error, and runs that code for no further element.
+        The caller owns the memory of the elements. The method may return fewer than `limit`
+        elements, such as the rest of a block that was read, rather than wait for more. But if
+        reading runs user code (`Source.runs_user_code`), it returns fewer only at the end or before
+        an error, and runs that code for no further element.
 
         An element that cannot be read raises in its turn, after the elements before it were
         returned; the next call continues after it if possible, else returns None. An exception not
@@ -148,7 +148,7 @@ class ReplayBuffers(Protocol):
 
 
 class Source(ABC):
-    """A data set with `size` indices; any range of indices can be read independently.
+    """Data with `size` indices; any range of indices can be read independently.
 
     Subclass it to read formats that Headrace does not support: implement `size` and `open`, and
     override what differs from the defaults. Each may be a property or a class attribute.
@@ -185,7 +185,7 @@ class Source(ABC):
     ) -> Reader:
         """Return a reader of indices `start` to `stop` - 1.
 
-        Must be cheap, whatever `size` is: an engine may open every index separately.
+        Must be cheap, whatever `size` is: every index may be opened separately.
 
         Args:
             start: First index.
@@ -404,8 +404,8 @@ class IndexedReader:
         self._gather_run: Any = gather_run
         self._next = start if position is None else position
         self._stop = stop
-        outside = type(self._next) is not int or self._next < start
-        if outside or (self._next > stop and stop != INFINITE):
+        is_outside = type(self._next) is not int or self._next < start
+        if is_outside or (self._next > stop and stop != INFINITE):
             raise ValueError(f"position must be an index from {start} to {stop}, got {position!r}")
 
     def read(self, limit: int) -> Chunk | None:
@@ -434,10 +434,10 @@ def check_range(start: int, stop: int, size: int) -> None:
     Raises:
         ValueError: If they are not.
     """
-    within = start >= 0 and (
+    is_within = start >= 0 and (
         (start <= stop or stop == INFINITE) if size == INFINITE else start <= stop <= size
     )
-    if not within:
+    if not is_within:
         size_text = "of infinite size" if size == INFINITE else f"with {size} indices"
         raise ValueError(f"cannot open indices {start} to {stop} of a source {size_text}")
 

@@ -50,10 +50,12 @@ def fold(plan: Node, visit: Callable[[Node, list[T]], T], *, once: bool = False)
         once: Whether to call it once for a node that occurs several times.
     """
     if once:
-        known: dict[int, T] = {}
+        results_by_id: dict[int, T] = {}
         for node in distinct_nodes([plan]):
-            known[id(node)] = visit(node, [known[id(input_)] for input_ in node.inputs])
-        return known[id(plan)]
+            results_by_id[id(node)] = visit(
+                node, [results_by_id[id(input_)] for input_ in node.inputs]
+            )
+        return results_by_id[id(plan)]
     results: list[T] = []
     pending = [(plan, -1)]  # a node, and its number of inputs once they are visited
     while pending:
@@ -64,9 +66,9 @@ def fold(plan: Node, visit: Callable[[Node, list[T]], T], *, once: bool = False)
             pending.extend((input_, -1) for input_ in reversed(inputs))
         else:
             first = len(results) - count
-            own = results[first:]
+            input_results = results[first:]
             del results[first:]
-            results.append(visit(node, own))
+            results.append(visit(node, input_results))
     return results[0]
 
 
@@ -110,7 +112,7 @@ def element_spec(
         if id(node) in known:
             continue
         specs = [known[id(input_)] for input_ in inputs]
-        spec = None if any(one is None for one in specs) else node.spec(*specs)
+        spec = None if any(spec is None for spec in specs) else node.spec(*specs)
         if spec is None and infer is not None:
             spec = infer(node)
         known[id(node)] = spec
@@ -123,8 +125,8 @@ def merged_options(plan: Node) -> Options:
     for node in distinct_nodes([plan]):
         if isinstance(node, WithOptions):
             options = options.merged_with(node.options)
-        elif isinstance(node, FromSource) and (written := node.source.remote_plan) is not None:
-            options = options.merged_with(merged_options(written))
+        elif isinstance(node, FromSource) and (remote_plan := node.source.remote_plan) is not None:
+            options = options.merged_with(merged_options(remote_plan))
     return options
 
 
@@ -164,17 +166,17 @@ def is_index_plan(plan: Node) -> bool:
 
 
 def find_leaves(plan: Node) -> tuple[Node, ...]:
-    """Return the roots of the largest index plans, in `walk` order.
+    """Return the leaves of a plan: the roots of its maximal index plans, in `walk` order.
 
     A leaf's number is its index in the result. An index plan that occurs several times counts as
     several leaves, because each occurrence is read separately.
     """
     found: list[Node] = []
-    inside = _find_index_steps(plan)
+    index_plan_ids = _find_index_steps(plan)
     pending = [plan]
     while pending:
         node = pending.pop()
-        if id(node) in inside:
+        if id(node) in index_plan_ids:
             found.append(node)
         else:
             pending.extend(reversed(node.inputs))
@@ -183,11 +185,11 @@ def find_leaves(plan: Node) -> tuple[Node, ...]:
 
 def _find_index_steps(plan: Node) -> set[int]:
     """Return the `id` of each node that is the root of an index plan."""
-    inside: set[int] = set()
+    index_plan_ids: set[int] = set()
     for node in distinct_nodes([plan]):
-        if node.is_index_step and all(id(input_) in inside for input_ in node.inputs):
-            inside.add(id(node))
-    return inside
+        if node.is_index_step and all(id(input_) in index_plan_ids for input_ in node.inputs):
+            index_plan_ids.add(id(node))
+    return index_plan_ids
 
 
 # --- Steps that may return borrowed memory --------------------------------------------------------
@@ -210,7 +212,7 @@ def find_borrowing_steps(plan: Node) -> frozenset[int]:
         if id(node) in found[is_only_read]:
             continue
         found[is_only_read].add(id(node))
-        below = is_only_read and node.is_read_only
-        pending.extend((input_, below) for input_ in node.inputs)
-    # A step that occurs twice may lend its memory only if both occurrences may.
+        input_is_only_read = is_only_read and node.is_read_only
+        pending.extend((input_, input_is_only_read) for input_ in node.inputs)
+    # A step that occurs twice may return borrowed memory only if both occurrences may.
     return frozenset(found[True] - found[False])

@@ -65,16 +65,16 @@ class UserFunction:
 
         Args:
             error: Error raised by the call.
-            position: Number of the element.
+            position: Position of the element, for the message.
             element: Argument of the call; the message shows its beginning.
         """
         if not isinstance(error, Exception):
             if not self._contain_exits:
                 raise error
         elif isinstance(error, InvalidElementError):
-            made = InvalidElementError(f"element {position} of {self._step}: {error}")
-            made.__cause__ = error
-            return made
+            result = InvalidElementError(f"element {position} of {self._step}: {error}")
+            result.__cause__ = error
+            return result
         elif isinstance(error, HeadraceError) and not isinstance(error, OutOfRangeError):
             return error
         kind = type(error).__name__

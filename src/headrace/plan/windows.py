@@ -92,8 +92,8 @@ class BucketBySequenceLength(Node):
         object.__setattr__(self, "padding_values", check_values(self.padding_values))
 
     def spec(self, *inputs: Spec) -> Spec | None:
-        alike = self.drop_remainder and len(set(self.bucket_batch_sizes)) == 1
-        size = self.bucket_batch_sizes[0] if alike else None
+        have_one_size = self.drop_remainder and len(set(self.bucket_batch_sizes)) == 1
+        size = self.bucket_batch_sizes[0] if have_one_size else None
         if self.no_padding:
             return batch_spec(inputs[0], size)
         return Padding(self.padded_shapes, self.padding_values).spec(inputs[0], size)
@@ -106,4 +106,4 @@ def _validate_ints(name: str, values: Any) -> tuple[int, ...]:
     """Return a list of positive integers as a tuple."""
     if not isinstance(values, list | tuple | range | np.ndarray):
         raise TypeError(f"`{name}` must be a list of integers, but got {values!r:.80}")
-    return tuple([check_int(f"{name}[{i}]", one, minimum=1) for i, one in enumerate(values)])
+    return tuple([check_int(f"{name}[{i}]", value, minimum=1) for i, value in enumerate(values)])

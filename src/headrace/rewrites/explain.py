@@ -72,9 +72,9 @@ def explain_partition(partition: PlanPartition, notes: Sequence[str] = ()) -> st
     )
 
 
-def _explain_kept_order(order_keeper: Node, is_free: bool) -> str:
+def _explain_kept_order(order_keeper: Node, is_unordered: bool) -> str:
     """Return why a step keeps the order of one below it."""
-    if is_free:
+    if is_unordered:
         return (
             f"the unordered {order_keeper.kind} above identifies its input by the order of its "
             "elements; with deterministic=True there, this step would be unordered instead"

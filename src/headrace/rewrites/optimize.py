@@ -21,13 +21,13 @@ def prepare(plan: Node, *, is_nested: bool = False) -> CanonicalPlan:
         is_nested: Whether a user's function returned the plan, and will return similar ones: for
             few elements, searching for optimizations costs more than it saves.
     """
-    normal = canonicalize(plan)
+    canonical = canonicalize(plan)
     if isinstance(plan, FromSource):  # only a source, as in most nested plans
-        return normal
-    if is_nested and 0 <= cardinality(normal.plan) < _MIN_ELEMENTS_FOR_PROOF:
-        return normal
-    optimized = optimize(normal.plan)
-    return normal if optimized is normal.plan else CanonicalPlan(optimized, normal.options)
+        return canonical
+    if is_nested and 0 <= cardinality(canonical.plan) < _MIN_ELEMENTS_FOR_PROOF:
+        return canonical
+    optimized = optimize(canonical.plan)
+    return canonical if optimized is canonical.plan else CanonicalPlan(optimized, canonical.options)
 
 
 def optimize(plan: Node) -> Node:

@@ -3,8 +3,8 @@
     plan -> partition_plan -> PlanPartition(worker_stage, client_stage)
 
 `worker_stage` contains partition boundaries (`rewrites.partition_boundaries`) and is assigned in
-splits. In ordered modes, `client_stage` opens one split after another (`plan.splits`); otherwise
-it is an ordinary plan:
+splits. In ordered modes, `client_stage` opens one split after another
+(`plan.partition_nodes.ReadSplits`); otherwise it is an ordinary plan:
 
 * A step that works within one split runs on workers. An interleave that takes turns between splits
   stays in the client; the datasets that its function opens are read by workers, one per split.
@@ -13,13 +13,13 @@ it is an ordinary plan:
 * One-to-one steps above steps that select by position are pushed down below them. For a shuffle of
   values this requires that the processed elements it then holds in the client fit a bound. An
   element that fails in them is selected like the others, and its error is raised above
-  (`plan.splits`).
+  (`RaiseDeferredErrors`).
 * `repeat` and `concatenate` above others are in both stages: on workers they define the splits.
 
-In "unordered" mode, steps that propagate element ids run on workers: batches, shuffles of values,
-buckets. A batch that drops its remainder runs on workers with the remainder, and again in the
-client, where remainders are joined. If the client stage needs several streams, the ordered mode is
-used anyway; the same holds for an `enumerate` over splits of a fixed number of elements
+In "unordered" mode, steps that propagate element ids also run on workers: batches, shuffles of
+values, buckets. For a batch that drops its remainder, workers keep their remainders, and the client
+unbatches and batches again. If the client stage needs several streams, an ordered mode is used
+anyway; the same holds for an `enumerate` over splits of a fixed number of elements
 (`range(n).map(f)`), whose numbers are those of a single process.
 
 Rule 1. Both sides partition identically: the result depends only on the plan and on the mode.
@@ -110,7 +110,7 @@ class PlanPartition:
     worker_stage: Node
     """Plan that workers run, with its partition boundaries."""
     client_stage: Node
-    """Plan that the client runs; its leaves are `ReadSplits`."""
+    """Plan that the client runs; it reads the splits through `ReadSplits`."""
     mode: PartitionMode
     """Partition mode; stored in states."""
     num_splits: int
@@ -120,10 +120,10 @@ class PlanPartition:
     placements: tuple[StagePlacement, ...] = ()
     """Placement of each step, inputs first; for `explain`."""
     client_shuffle_bytes: int | None = 0
-    """Bytes of processed elements in shuffles of values in the client.
+    """Bytes of processed elements that shuffles of values hold in the client if one-to-one steps
+    are pushed down below them.
 
-    For one-to-one steps that are pushed down below them: 0 without such shuffles, None if the size
-    of an element is unknown.
+    0 if there are no such steps, None if the size of an element is unknown.
     """
     worker_mode_override: PartitionMode | None = None
     """Mode sent to workers instead of `mode`, or None.
@@ -174,10 +174,8 @@ def partition_plan(
         partition = partition_with_mode(prepared, "unordered")
         if not partition.is_ordered:
             return partition
-    pushed_down, not_pushed_down = (
-        partition_with_mode(prepared, "ordered + pushed down + deferred errors"),
-        partition_with_mode(prepared, "ordered + deferred errors"),
-    )
+    pushed_down = partition_with_mode(prepared, "ordered + pushed down + deferred errors")
+    not_pushed_down = partition_with_mode(prepared, "ordered + deferred errors")
     if pushed_down.placements == not_pushed_down.placements:
         return pushed_down
     shuffle_bytes = shuffle_buffer_bytes(prepared.plan, element_bytes or bytes_from_spec)
@@ -302,7 +300,7 @@ class _Partitioner:
         self._leaf_split_sizes = find_leaf_split_sizes(prepared.plan)
         self._streams: list[_SplitStream] = []
         self._placements: list[StagePlacement] = []
-        #: Whether a step pairs elements with numbers that are only defined in a single process.
+        #: Whether an `enumerate` needs the elements in order.
         self._needs_order = False
 
     def partition(self, mode: PartitionMode) -> PlanPartition | None:
@@ -329,7 +327,7 @@ class _Partitioner:
             tuple(self._placements),
         )
 
-    # --- what becomes of a step -----------------------------------------------------------------
+    # --- placement of each step -----------------------------------------------------------------
 
     def _visit(self, node: Node, inputs: list[_Subtree]) -> _Subtree:
         if id(node) in self._leaf_split_sizes:
@@ -351,9 +349,9 @@ class _Partitioner:
 
     def _place_on_workers(self, node: Node, fragments: list[PlanFragment]) -> _Subtree | None:
         """Return the subtree of a step that runs on workers with its inputs, or None."""
-        is_free = id(node) in self._unordered_steps
+        is_unordered = id(node) in self._unordered_steps
         fragment = split_local_fragment(
-            node, fragments, is_unordered=is_free, in_order=self._ordered
+            node, fragments, is_unordered=is_unordered, in_order=self._ordered
         )
         if fragment is not None:
             self._record_placement(node, "workers", "works within one split")

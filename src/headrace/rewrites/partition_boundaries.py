@@ -142,20 +142,20 @@ def id_propagating_fragment(node: Node, inputs: list[PlanFragment]) -> PlanFragm
     """Return a step over fragments that propagates element ids, or None if it does not."""
     if not node.propagates_ids:
         return None
-    over = [
+    inputs_with_boundary = [
         part.plan if isinstance(node, PartitionBoundary) else part.with_boundary for part in inputs
     ]
-    return PlanFragment(node.with_inputs(over), has_boundary=True)
+    return PlanFragment(node.with_inputs(inputs_with_boundary), has_boundary=True)
 
 
 def find_leaf_split_sizes(plan: Node) -> dict[int, int]:
     """Return the number of positions per split of each leaf, by the leaf's `id`."""
-    ends = {id(leaf) for leaf in find_leaves(plan)}
+    leaf_ids = {id(leaf) for leaf in find_leaves(plan)}
     found: dict[int, int] = {}
     pending = [(plan, 1)]
     while pending:
         node, split_size = pending.pop()
-        if id(node) in ends:
+        if id(node) in leaf_ids:
             found[id(node)] = split_size
         else:
             input_split_size = node.input_split_size(split_size) or 1

@@ -94,12 +94,14 @@ def reads_files(plan: Node) -> bool:
 
 def _shard_inputs(node: Node, inputs: list[Node], num_shards: int, index: int) -> Node:
     """Return a step over the inputs of one shard."""
-    made = node.with_inputs(inputs)
-    if isinstance(made, Cache) and made is not node:
+    result = node.with_inputs(inputs)
+    if isinstance(result, Cache) and result is not node:
         # A shard has different elements, so it needs a separate cache.
-        suffix = f".share-{index}-of-{num_shards}" if made.filename else ""
-        return made.with_parameters(key=made.key.shard_key(num_shards, index), shard_suffix=suffix)
-    return made
+        suffix = f".share-{index}-of-{num_shards}" if result.filename else ""
+        return result.with_parameters(
+            key=result.key.shard_key(num_shards, index), shard_suffix=suffix
+        )
+    return result
 
 
 def _shard_elements_of(input_: Node, num_shards: int, index: int, kind: str) -> ShardElements:

@@ -22,22 +22,22 @@ def shuffle_buffer_bytes(plan: Node, element_bytes: Callable[[Node], int | None]
         The number of bytes: 0 without such steps, None if the size of an element is unknown.
     """
     total = 0
-    index = {id(step) for leaf in find_leaves(plan) for step in walk(leaf)}
-    tops: dict[int, Node] = {}  # topmost one-to-one step above a node, by the node's `id`
+    index_step_ids = {id(step) for leaf in find_leaves(plan) for step in walk(leaf)}
+    top_maps: dict[int, Node] = {}  # topmost `map` above a node, by the node's `id`
     for node in reversed(list(walk(plan))):
-        top = tops.pop(id(node), None)
-        if isinstance(node, Shuffle) and top is not None and id(node) not in index:
-            size = element_bytes(top)
+        top_map = top_maps.pop(id(node), None)
+        if isinstance(node, Shuffle) and top_map is not None and id(node) not in index_step_ids:
+            size = element_bytes(top_map)
             if size is None:
                 return None
             total += node.buffer_size * size
-        goes_on = (
+        can_push_through = (
             isinstance(node, Map | Concatenate) or node.is_transparent or node.selects_by_position
         )
         for input_ in node.inputs:
-            carried_on = top or (node if isinstance(node, Map) else None)
-            if goes_on and carried_on is not None:
-                tops[id(input_)] = carried_on
+            pushed_map = top_map or (node if isinstance(node, Map) else None)
+            if can_push_through and pushed_map is not None:
+                top_maps[id(input_)] = pushed_map
     return total
 
 

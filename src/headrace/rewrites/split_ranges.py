@@ -25,15 +25,15 @@ __all__ = [
 
 def leaf_positions(plan: Node) -> tuple[int, int]:
     """Return the positions of a split and of an epoch if there is one leaf, else (0, 0)."""
-    ends = find_leaves(plan)
-    if len(ends) > 1 or any(isinstance(node, Repeat) for node in _above(plan, ends[0])):
+    leaves = find_leaves(plan)
+    if len(leaves) > 1 or any(isinstance(node, Repeat) for node in _above(plan, leaves[0])):
         return 0, 0
-    return find_leaf_split_sizes(plan)[id(ends[0])], cardinality(ends[0])
+    return find_leaf_split_sizes(plan)[id(leaves[0])], cardinality(leaves[0])
 
 
 def _above(plan: Node, leaf: Node) -> list[Node]:
-    inside = {id(node) for node in walk(leaf)}
-    return [node for node in walk(plan) if id(node) not in inside]
+    leaf_step_ids = {id(node) for node in walk(leaf)}
+    return [node for node in walk(plan) if id(node) not in leaf_step_ids]
 
 
 def counts_source_rows(plan: Node) -> bool:

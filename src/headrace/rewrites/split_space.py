@@ -3,8 +3,8 @@
 A leaf is a maximal index plan (`plan.traverse`): all shuffles in it are arithmetic, the same on
 every machine. The `repeat` and `concatenate` steps above the leaves define the order of their
 positions; other steps are irrelevant here. If a batch of `k` is above a leaf, and all steps between
-them preserve the count (map, gather, cache, ...), a split is `k` positions, so that no batch is
-divided; otherwise it is one (`Node.input_split_size`).
+them preserve the count (map, gather, cache, ...), a split has `k` positions, so that no batch is
+divided; otherwise it has one position (`Node.input_split_size`).
 
 The dispatcher needs only the number of splits.
 """
@@ -63,7 +63,7 @@ class SplitSpace:
         while pending:
             layout, first, last, epochs = pending.pop()
             if first < last:
-                pending.extend(reversed(layout.split(first, last, epochs, found)))
+                pending.extend(reversed(layout.locate(first, last, epochs, found)))
         return found
 
 
@@ -76,14 +76,14 @@ def compute_split_space(plan: Node) -> SplitSpace | None:
     steps = list(walk(plan))
     if any(isinstance(step, FromSource) for step in steps):
         return None
-    ends = find_leaves(plan)
-    if UNKNOWN in [cardinality(end) for end in ends]:
+    leaves = find_leaves(plan)
+    if UNKNOWN in [cardinality(end) for end in leaves]:
         return None  # a shard whose number of shards is not set yet
-    inside = {id(step) for end in ends for step in walk(end)}
-    above = [step for step in steps if id(step) not in inside]
+    leaf_step_ids = {id(step) for end in leaves for step in walk(end)}
+    above = [step for step in steps if id(step) not in leaf_step_ids]
     if any(step.needs_single_split for step in above):
-        return SplitSpace(1, True, _SingleSplitLayout([cardinality(end) for end in ends]))
-    layout = _build_layout(plan, {id(end): number for number, end in enumerate(ends)})
+        return SplitSpace(1, True, _SingleSplitLayout([cardinality(end) for end in leaves]))
+    layout = _build_layout(plan, {id(end): number for number, end in enumerate(leaves)})
     return SplitSpace(layout.size, False, layout)
 
 
@@ -112,6 +112,11 @@ _LayoutRange: TypeAlias = "tuple[_Layout, int, int, tuple[int, ...]]"
 """A layout, a range of its splits (start, stop), and the epoch numbers around it."""
 
 
+# Each layout has `size`, its number of splits, and `locate(start, stop, epochs, found)`: a leaf
+# appends the positions of its splits `start` to `stop` - 1 to `found`; other layouts return the
+# ranges of their members to locate next. Nothing recurses, because plans are deep.
+
+
 class _LeafLayout:
     """Splits of `positions_per_split` positions each of a leaf; the last split may be smaller."""
 
@@ -123,7 +128,7 @@ class _LeafLayout:
         self._positions = positions
         self._positions_per_split = positions_per_split
 
-    def split(
+    def locate(
         self, start: int, stop: int, epochs: tuple[int, ...], found: list[PositionRange]
     ) -> list[_LayoutRange]:
         last = stop * self._positions_per_split
@@ -139,26 +144,26 @@ class _ConcatenatedLayout:
     size: int
 
     def __init__(self, members: list[_Layout]) -> None:
-        ends = [index for index, member in enumerate(members) if member.size == INFINITE]
+        infinite = [index for index, member in enumerate(members) if member.size == INFINITE]
         # A layout after an infinite one is never reached.
-        self.members = members[: ends[0] + 1] if ends else members
-        self.size = INFINITE if ends else sum(member.size for member in members)
+        self.members = members[: infinite[0] + 1] if infinite else members
+        self.size = INFINITE if infinite else sum(member.size for member in members)
         sizes = [member.size for member in self.members[:-1]]
         self._starts = [0, *accumulate(sizes)]
 
-    def split(
+    def locate(
         self, start: int, stop: int, epochs: tuple[int, ...], found: list[PositionRange]
     ) -> list[_LayoutRange]:
-        runs: list[_LayoutRange] = []
+        ranges: list[_LayoutRange] = []
         index = bisect_right(self._starts, start) - 1
         while index < len(self.members) and self._starts[index] < stop:
             member, before = self.members[index], self._starts[index]
             last = stop - before
             if member.size != INFINITE:
                 last = min(last, member.size)
-            runs.append((member, max(start - before, 0), last, epochs))
+            ranges.append((member, max(start - before, 0), last, epochs))
             index += 1
-        return runs
+        return ranges
 
 
 class _RepeatedLayout:
@@ -174,7 +179,7 @@ class _RepeatedLayout:
         elif member.size != INFINITE and count is not None:
             self.size = member.size * count
 
-    def split(
+    def locate(
         self, start: int, stop: int, epochs: tuple[int, ...], found: list[PositionRange]
     ) -> list[_LayoutRange]:
         size = self._member.size
@@ -199,7 +204,7 @@ class _SingleSplitLayout:
     def __init__(self, positions: list[int]) -> None:
         self._positions = positions
 
-    def split(
+    def locate(
         self, start: int, stop: int, epochs: tuple[int, ...], found: list[PositionRange]
     ) -> list[_LayoutRange]:
         found.extend((leaf, (), 0, size) for leaf, size in enumerate(self._positions))

@@ -55,7 +55,7 @@ class SaveHeader(NamedTuple):
 
     Attributes:
         save_id: ID of the save: 16 hexadecimal digits.
-        plan: Digest of the plan of the elements (`plan.identity_digest`).
+        plan: Digest of the plan of the elements (`plan.identity.identity_digest`).
         spec: Spec of the elements as plain values (`element.spec.describe_spec`); None if there
             are no elements.
     """

@@ -175,39 +175,39 @@ def _cast_values(values: NDArray[np.int64], name: str, feature: Feature) -> NDAr
     dtype = feature.dtype
     if dtype == np.int64:
         return values
-    made = values.astype(dtype)
-    lost = made.astype(np.int64) != values
+    result = values.astype(dtype)
+    lost = result.astype(np.int64) != values
     if dtype == np.uint64:
         lost = values < 0
     if lost.any():
         wrong = int(values[lost.argmax()])
         raise InvalidElementError(f"feature {name!r} holds {wrong}, which {dtype} cannot hold")
-    return made
+    return result
 
 
 def _read(data: bytes, wanted: _FeatureRequests) -> dict[str, Any]:
     """Return the features of one example."""
     located = _locate(data, wanted, None)
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, (name, feature, plain_scalar) in wanted.items():
         span = located.get(key)
         if span is not None and span[0] == plain_scalar and len(span[1]) == 1:
             # A single value that is stored as requested: skip the array.
             start, stop = span[1][0]
             if plain_scalar == BYTES_LIST:
-                made[name] = data[start:stop]
+                result[name] = data[start:stop]
                 continue
             if plain_scalar == FLOAT_LIST and stop - start == 4:
-                made[name] = np.float32(_FLOAT_STRUCT.unpack_from(data, start)[0])
+                result[name] = np.float32(_FLOAT_STRUCT.unpack_from(data, start)[0])
                 continue
             if plain_scalar == INT64_LIST and 0 < stop - start < 10 and data[stop - 1] < 0x80:
                 # A negative number would take ten bytes.
                 value, end = protobuf.read_varint(data, start, stop)
                 if end == stop:
-                    made[name] = np.int64(value)
+                    result[name] = np.int64(value)
                     continue
-        made[name] = _read_one(data, span, name, feature)
-    return made
+        result[name] = _read_one(data, span, name, feature)
+    return result
 
 
 def _read_one(data: bytes, located: FeatureLocations | None, name: str, feature: Feature) -> Any:

@@ -27,15 +27,15 @@ _STORED_DTYPES = (np.dtype("S"), np.dtype(np.float32), np.dtype(np.int64))
 def _check_dtype(dtype: npt.DTypeLike) -> tuple[np.dtype[Any], int]:
     """Return the requested dtype and the kind of list that stores it."""
     try:
-        made = np.dtype(dtype)
+        result = np.dtype(dtype)
     except TypeError:
-        made = np.dtype(np.void)
-    if made.kind in "SU":
-        return np.dtype(made.kind), BYTES_LIST
-    if made.kind == "f":
-        return made, FLOAT_LIST
-    if made.kind in "iub":
-        return made, INT64_LIST
+        result = np.dtype(np.void)
+    if result.kind in "SU":
+        return np.dtype(result.kind), BYTES_LIST
+    if result.kind == "f":
+        return result, FLOAT_LIST
+    if result.kind in "iub":
+        return result, INT64_LIST
     message = f"dtype must be bytes, str, or one of floats, integers or bool, got {dtype!r}"
     if "string" in str(dtype):
         message += "; for strings use bytes, or str to decode them"

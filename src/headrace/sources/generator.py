@@ -90,9 +90,9 @@ class GeneratorSource(Source):
 
 
 class _GeneratorReader:
-    """Position: number of elements consumed; a restore skips as many."""
+    """Reader of a generator; its position is the number of elements read, which a restore skips."""
 
-    def __init__(self, source: GeneratorSource, empty: bool, position: Position) -> None:
+    def __init__(self, source: GeneratorSource, is_empty: bool, position: Position) -> None:
         if position is not None and (type(position) is not int or position < 0):
             raise ValueError(f"position must be a number of elements, got {position!r}")
         self._source = source
@@ -101,17 +101,17 @@ class _GeneratorReader:
         self._iterator: Iterator[Any] | None = None
         self._generated: Any = None
         self._error: Exception | None = None
-        self._ended = empty
-        self._closed = False
+        self._has_ended = is_empty
+        self._is_closed = False
         #: A value before its conversion. No variable may refer to it until then; see
         #: `take_ownership`.
         self._unconverted: list[Any] = []
 
     def read(self, limit: int) -> Chunk | None:
         check_limit(limit)
-        if self._closed:
+        if self._is_closed:
             raise FailedPreconditionError("this reader is closed; open another one")
-        if self._error is None and not self._ended:
+        if self._error is None and not self._has_ended:
             rows = self._collect(limit)
             if rows:
                 self._consumed += len(rows)
@@ -161,7 +161,7 @@ class _GeneratorReader:
         return self._consumed
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         generated, self._generated, self._iterator = self._generated, None, None
         close = getattr(generated, "close", None)
         # A generator that is running on another thread ends when that thread releases it.
@@ -179,7 +179,7 @@ class _GeneratorReader:
             raise
 
     def _mark_ended(self) -> None:
-        self._ended, self._iterator = True, None
+        self._has_ended, self._iterator = True, None
 
     def _rewind(self) -> None:
         """Return to the first element of this call after Ctrl-C or `sys.exit()`.
@@ -187,7 +187,7 @@ class _GeneratorReader:
         The collected elements are dropped. A generator that raised an exception has ended.
         """
         generated, self._generated, self._iterator = self._generated, None, None
-        self._error, self._ended = None, False
+        self._error, self._has_ended = None, False
         self._unconverted.clear()
         with suppress(Exception):
             getattr(generated, "close", bool)()
@@ -247,7 +247,7 @@ class _GeneratorReader:
 
     def _generator_error(self, error: Exception, position: int) -> UserFunctionError:
         trace = "".join(traceback.format_exception(error))
-        made = UserFunctionError(
+        result = UserFunctionError(
             f"the generator {self._generator_name()} raised at element {position}: "
             f"{describe_error(error)}"
             f"\n\nOriginal traceback:\n{trace}",
@@ -255,17 +255,17 @@ class _GeneratorReader:
             original_type=type(error).__name__,
             original_traceback=trace,
         )
-        made.__cause__ = error
-        return made
+        result.__cause__ = error
+        return result
 
     def _invalid_element_error(self, error: Exception, position: int) -> InvalidElementError:
         known = isinstance(error, InvalidElementError)
-        made = InvalidElementError(
+        result = InvalidElementError(
             f"element {position} of the generator {self._generator_name()}: "
             f"{error if known else describe_error(error)}"
         )
-        made.__cause__ = error
-        return made
+        result.__cause__ = error
+        return result
 
     def _generator_name(self) -> str:
         function = self._source.generator

@@ -93,8 +93,8 @@ class RangeSource(IndexedSource):
     def gather(self, indices: NDArray[np.int64]) -> Any:
         # The sum is a new array, so `indices` itself is never returned.
         indices = np.asarray(indices, np.int64)
-        made = (indices if self.step == 1 else indices * self.step) + self.start
-        return made.astype(self.dtype, copy=False)
+        result = (indices if self.step == 1 else indices * self.step) + self.start
+        return result.astype(self.dtype, copy=False)
 
     def gather_run(self, start: int, stop: int) -> Any:
         first, end = self.start + start * self.step, self.start + stop * self.step
@@ -268,9 +268,9 @@ def _repeat_leaf(leaf: Any, shape: tuple[int, ...]) -> NDArray[Any]:
     """Return a new array of this shape with `leaf` as each entry."""
     if isinstance(leaf, bytes | str):
         return np.full(shape, leaf, object)
-    made = allocate_array((*shape, *leaf.shape), leaf.dtype)
-    made[...] = leaf
-    return made
+    result = allocate_array((*shape, *leaf.shape), leaf.dtype)
+    result[...] = leaf
+    return result
 
 
 def _read_only_view(leaf: NDArray[Any]) -> NDArray[Any]:

@@ -63,12 +63,12 @@ def encode_varint(value: int) -> bytes:
     """Return a number from 0 to 2**64 - 1 as a varint."""
     if value < 0x80:
         return value.to_bytes(1, "little")
-    made = bytearray()
+    result = bytearray()
     while value > 0x7F:
-        made.append(value & 0x7F | 0x80)
+        result.append(value & 0x7F | 0x80)
         value >>= 7
-    made.append(value)
-    return bytes(made)
+    result.append(value)
+    return bytes(result)
 
 
 def encode_field(number: int, content: bytes) -> bytes:

@@ -76,7 +76,8 @@ class ParsedBlock:
 
 
 BlockParser: TypeAlias = Callable[[bytes, bool, str, int], ParsedBlock]
-"""Parses `(block, whether it ends the file, name of the file, offset of the block in it)`."""
+"""Parses a block of bytes: `(block, at_end, file_name, offset)`. `at_end` is whether the file ends
+with the block, and `offset` the block's position in the file."""
 
 
 def check_buffer_size(buffer_size: int | None) -> int:
@@ -179,7 +180,7 @@ class RecordFilesReader:
         block_size: int,
         position: Position = None,
     ) -> None:
-        file, offset, taken = _check_position(position, start, stop)
+        file, offset, num_returned = _check_position(position, start, stop)
         self._names = names
         self._stop = stop
         self._parse_block = parse_block
@@ -191,7 +192,7 @@ class RecordFilesReader:
         self._offset = self._next_offset = self._restored_offset = offset
         #: Number of the current records that were returned. It exceeds their number while a
         #: restored reader still has to skip some.
-        self._num_returned = self._restored_count = taken
+        self._num_returned = self._restored_count = num_returned
         self._records: list[Any] = []
         self._error: HeadraceError | None = None
         self._can_continue = False
@@ -201,18 +202,18 @@ class RecordFilesReader:
         self._at_end = False
         self._next_record_bytes = 0
         self._stream: ByteStream | None = None
-        self._closed = False
+        self._is_closed = False
 
     def read(self, limit: int) -> Chunk | None:
         check_limit(limit)
-        if self._closed:
+        if self._is_closed:
             raise FailedPreconditionError("this reader is closed; open another one")
         while True:
-            records, taken = self._records, self._num_returned
-            if taken < len(records):
-                self._num_returned = stop = min(taken + limit, len(records))
-                whole = stop - taken == len(records)
-                return Chunk.of_rows(records if whole else records[taken:stop])
+            records, num_returned = self._records, self._num_returned
+            if num_returned < len(records):
+                self._num_returned = stop = min(num_returned + limit, len(records))
+                are_all = stop - num_returned == len(records)
+                return Chunk.of_rows(records if are_all else records[num_returned:stop])
             if self._error is not None:
                 self._raise_error()
             if self._stream is None and not self._open():
@@ -225,7 +226,7 @@ class RecordFilesReader:
         return [self._file, self._offset, self._num_returned]
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         self._close_stream()
         self._records, self._unparsed, self._num_returned = [], b"", 0
         self._offset = self._next_offset
@@ -246,13 +247,15 @@ class RecordFilesReader:
         if stream is None:
             return
         # Remote files have their own buffers, and each call of an inflater is expensive.
-        frame = self._framing if isinstance(stream, FileIO) and self._has_large_records() else None
+        framing = (
+            self._framing if isinstance(stream, FileIO) and self._has_large_records() else None
+        )
         try:
             if self._parse_before_read:
                 self._parse_unparsed()
-            elif frame and len(self._unparsed) == frame.header_size:
-                self._read_framed(stream, frame, limit)
-            elif self._read_block(stream, frame.header_size if frame else 0):
+            elif framing and len(self._unparsed) == framing.header_size:
+                self._read_framed(stream, framing, limit)
+            elif self._read_block(stream, framing.header_size if framing else 0):
                 self._parse_unparsed()
         except BaseException:
             # Usually a MemoryError. The stream may be ahead of the recorded position.
@@ -269,71 +272,71 @@ class RecordFilesReader:
         size, count = self._next_offset - self._offset, len(self._records)
         return count > 0 and size * _LARGE_RECORDS_PER_BLOCK >= count * self._block_size
 
-    def _read_block(self, stream: ByteStream, after: int) -> bool:
-        """Read a block, and `after` bytes if a large record is next; return False on errors."""
-        rest = self._unparsed
-        size = min(self._next_record_bytes - len(rest), _MAX_READ_BYTES)
+    def _read_block(self, stream: ByteStream, extra_bytes: int) -> bool:
+        """Read a block, and `extra_bytes` if a large record is next; return False on errors."""
+        unparsed = self._unparsed
+        size = min(self._next_record_bytes - len(unparsed), _MAX_READ_BYTES)
         if not self._records:
             # The record is larger than the unparsed data: double it, so that joining stays linear.
-            size = max(size, len(rest), self._block_size)
+            size = max(size, len(unparsed), self._block_size)
         elif size <= 0 or self._next_record_bytes * _LARGE_RECORDS_PER_BLOCK < self._block_size:
             # For a large record read only its missing part, so that the block after it need not
             # be copied to be joined with the unparsed data.
             size = max(size, self._block_size)
         else:
-            size += after
+            size += extra_bytes
         try:
             block = stream.read(size)
         except HeadraceError as error:
             self._set_error(error)
             return False
         except OSError as error:
-            self._set_error(self._read_error(error, self._next_offset + len(rest)))
+            self._set_error(self._read_error(error, self._next_offset + len(unparsed)))
             return False
         self._at_end = not block
-        self._unparsed = rest + block if rest else block
+        self._unparsed = unparsed + block if unparsed else block
         return True
 
     def _read_error(self, error: OSError, offset: int) -> UnavailableError:
-        made = UnavailableError(
+        result = UnavailableError(
             f"{self._names[self._file]!r} cannot be read at byte {offset}: {error}"
         )
-        made.__cause__ = error
-        return made
+        result.__cause__ = error
+        return result
 
     def _parse_unparsed(self) -> None:
         """Parse the data that was read."""
-        cut = self._parse_block(
+        parsed = self._parse_block(
             self._unparsed, self._at_end, self._names[self._file], self._next_offset
         )
         # After a damaged record the rest of the block is parsed before more is read.
-        self._accept(cut, self._unparsed[cut.consumed_bytes :], cut.error is not None)
-        if self._at_end and cut.error is None:
+        self._accept(parsed, self._unparsed[parsed.consumed_bytes :], parsed.error is not None)
+        if self._at_end and parsed.error is None:
             self._finish_file()
 
-    def _read_framed(self, stream: ByteStream, frame: RecordFraming, limit: int) -> None:
+    def _read_framed(self, stream: ByteStream, framing: RecordFraming, limit: int) -> None:
         """Read large records one by one after the last header, up to `limit` or about a block."""
         size = self._block_size
-        found = read_framed_records(
+        result = read_framed_records(
             stream,
-            frame,
+            framing,
             self._unparsed,
             limit,
             size,
             size // _LARGE_RECORDS_PER_BLOCK,
             _MAX_READ_BYTES,
         )
-        failure, error = found.failure, None
+        failure, error = result.failure, None
         if isinstance(failure, OSError):
             error = self._read_error(
-                failure, self._next_offset + found.consumed_bytes + found.unconsumed_bytes
+                failure, self._next_offset + result.consumed_bytes + result.unconsumed_bytes
             )
-        elif failure is not None and not found.records:
+        elif failure is not None and not result.records:
             raise failure
         self._accept(
-            ParsedBlock(found.records, found.consumed_bytes, error=error),
-            found.rest,
-            found.needs_parsing,
+            ParsedBlock(result.records, result.consumed_bytes, error=error),
+            result.rest,
+            result.needs_parsing,
         )
         if failure is not None and error is None:
             self._rewind()  # out of memory: raised again after the records before it
@@ -343,11 +346,8 @@ class RecordFilesReader:
         self._num_returned -= len(self._records)
         self._offset = self._next_offset
         self._next_offset += parsed.consumed_bytes
-        self._records, self._error, self._can_continue = (
-            parsed.records,
-            parsed.error,
-            parsed.can_continue,
-        )
+        self._records, self._error = parsed.records, parsed.error
+        self._can_continue = parsed.can_continue
         self._next_record_bytes = parsed.next_record_bytes
         self._unparsed = unparsed
         self._parse_before_read = parse_before_read and bool(unparsed)

@@ -110,24 +110,24 @@ class SavedRowsSource(IndexedSource):
 
     def gather_run(self, start: int, stop: int) -> Any:
         """Return the stacked elements from one index up to another."""
-        made = saved.chunk_file.allocate_columns(self._schema, stop - start)
+        result = saved.chunk_file.allocate_columns(self._schema, stop - start)
         number = int(np.searchsorted(self._starts, start, side="right")) - 1
         filled = 0
         while start < stop:
             first, end = int(self._starts[number]), min(stop, int(self._starts[number + 1]))
-            self._open_file(number).copy(start - first, end - first, made, filled)
+            self._open_file(number).copy(start - first, end - first, result, filled)
             start, filled, number = end, filled + end - start, number + 1
-        return self._to_element(made)
+        return self._to_element(result)
 
     def _gather(self, rows: NDArray[np.int64]) -> Any:
-        made = saved.chunk_file.allocate_columns(self._schema, rows.size)
+        result = saved.chunk_file.allocate_columns(self._schema, rows.size)
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(numbers, kind="stable")
         cuts = np.flatnonzero(np.diff(numbers[order])) + 1
         for indices in np.split(order, cuts) if rows.size else ():
             number = int(numbers[indices[0]])
-            self._open_file(number).gather(rows[indices] - self._starts[number], made, indices)
-        return self._to_element(made)
+            self._open_file(number).gather(rows[indices] - self._starts[number], result, indices)
+        return self._to_element(result)
 
     def _to_element(self, columns: list[NDArray[Any]]) -> Any:
         return unflatten(

@@ -138,8 +138,8 @@ class _LeafConverter:
             if self._fits(value):
                 return value
         try:
-            made = normalize(value)
-            check_element(self._spec, made)
+            result = normalize(value)
+            check_element(self._spec, result)
         except InvalidElementError as error:
             # These errors describe the component as if it were the whole element: insert its path.
             text, component = str(error), describe_component(self._path)
@@ -147,7 +147,7 @@ class _LeafConverter:
             raise InvalidElementError(
                 named if component in named else f"{component}: {text}"
             ) from error
-        return made
+        return result
 
     def _fits(self, value: Any) -> bool:
         if not isinstance(value, np.ndarray | np.generic) or value.dtype != self._dtype:

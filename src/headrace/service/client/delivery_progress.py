@@ -1,7 +1,7 @@
 """Elements that an unordered reader has delivered, up to each recent position.
 
 A position is the number of elements and errors delivered. The elements before it are identified by
-split of the stream and ordinal (`execution.delivered`), so that any client can resume there.
+split and ordinal (`execution.delivered_elements`), so that any client can resume there.
 """
 
 from __future__ import annotations

@@ -405,7 +405,7 @@ class RemoteSource(Source):
             seed = opening.seed if own_seed is None else own_seed
             partition = dataclasses.replace(partition, client_stage=client_stage)
             return ClientStageReader(
-                lambda: build_client_stage(partition, NO_SPLITS, seed=seed, epoch=epoch),
+                lambda: build_client_stage(partition, NO_SPLITS, seed=seed, epochs=epoch),
                 position,
             )
         first, read = find_read_splits(partition, saved_state)
@@ -453,7 +453,7 @@ class RemoteSource(Source):
                     "of the state; use another job_name"
                 )
             state_fields["seed"] = seed = opened.seed if own_seed is None else own_seed
-            return build_client_stage(partition, splits, seed=seed, epoch=epoch)
+            return build_client_stage(partition, splits, seed=seed, epochs=epoch)
 
         return ClientStageReader(
             create_iterator,

@@ -1,7 +1,7 @@
 """Interface of processing modes: how the workers share an iteration.
 
-`modes.policy_for` selects the policy of a job. Policies read a state and never write. What all of
-them share, the creation of tasks and the consequences of events, is in `assignment`.
+`policy_selection.policy_for` selects the policy of a job. Policies read a state and never write.
+What all of them share, the creation of tasks and the derived events, is in `assignment`.
 """
 
 from __future__ import annotations

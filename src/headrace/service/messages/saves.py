@@ -17,7 +17,7 @@ __all__ = [
 
 
 class SavedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A finished, unpublished chunk file of a task's stream (`saved.ChunkRecord`)."""
+    """A finished, unpublished chunk file of a task's stream (`saved.format.ChunkRecord`)."""
 
     number: int
     """Number of the file in the stream, from 0."""

@@ -96,7 +96,7 @@ def open_plan(
         node,
         seed=definition.seed if plan_seed is None else plan_seed,
         step_seeds=definition.fixed_seeds,
-        epoch=definition.epoch,
+        epochs=definition.epoch,
         next_splits=None if next_splits is None else partial(_next_engine_splits, next_splits),
         with_element_ids=definition.has_element_ids,
         mode=cast(PartitionMode, definition.partition_mode) if definition.partition_mode else None,

@@ -25,7 +25,7 @@ MAX_CLOSED_SAVES = 100
 
 
 class CommittedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A committed chunk file (`saved.ChunkRecord`), in the order of `committed_files`."""
+    """A committed chunk file (`saved.format.ChunkRecord`), in the order of `committed_files`."""
 
     stream: int
     number: int
