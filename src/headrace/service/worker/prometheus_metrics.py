@@ -26,11 +26,11 @@ def collect_metrics(totals: WorkerTotals, *, tasks: int, is_registered: bool) ->
             int(is_registered),
         ),
         "headrace_worker_tasks_running": ("Tasks running on this worker.", tasks),
-        "headrace_worker_buffers": (
+        "headrace_worker_buffered_batches": (
             "Result batches that no client has requested yet.",
             totals.buffered_batches,
         ),
-        "headrace_worker_buffer_bytes": (
+        "headrace_worker_buffered_bytes": (
             "Bytes of result batches that no client has requested yet.",
             totals.buffered_bytes,
         ),
@@ -54,9 +54,9 @@ def collect_metrics(totals: WorkerTotals, *, tasks: int, is_registered: bool) ->
     waited.add_metric([WAITING_FOR_SPLITS], totals.split_wait_seconds)
     yield waited
     steps = CounterMetricFamily(
-        "headrace_worker_stage_seconds",
+        "headrace_worker_step_seconds",
         "Seconds that threads of this worker spent in each step of a dataset.",
-        labels=["stage"],
+        labels=["step"],
     )
     for step, seconds in totals.steps.items():
         steps.add_metric([step], seconds)
