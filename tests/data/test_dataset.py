@@ -236,5 +236,5 @@ def test_indexing_is_rejected_with_a_fix():
     dataset = hr.Dataset.range(3)
     with pytest.raises(TypeError, match=r"next\(iter\(dataset\)\)"):
         dataset[0]
-    with pytest.raises(TypeError, match="for an iterable use Dataset.from_generator"):
+    with pytest.raises(TypeError, match=r"for an iterable use Dataset\.from_generator"):
         hr.Dataset.from_random_access(dataset)

@@ -127,11 +127,11 @@ def test_events_that_cannot_be_journaled_are_not_applied(
     disk.is_full = True
     with pytest.raises(UnavailableError, match="disk is full"):
         ask(core, Add(1), Add(2))
-    assert core.decider is None
+    assert core.state_machine is None
     disk.is_full = False
     assert ask(core, Add(4)) == [Total(104)]
-    assert core.decider is not None
-    assert core.decider.state == disk.replay()
+    assert core.state_machine is not None
+    assert core.state_machine.state == disk.replay()
 
 
 def test_unusable_journal_is_logged_at_once_and_then_periodically(

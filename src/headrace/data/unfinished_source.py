@@ -255,8 +255,8 @@ class DirectoryPoller:
 def save_failed_error(url: str, status: DirectoryStatus) -> FailedPreconditionError:
     """Return the error for a failed save."""
     return FailedPreconditionError(
-        f"the dataset in {url!r} is incomplete, because saving it failed. Fix the cause and save it "
-        f"again: {status.error}"
+        f"the dataset in {url!r} is incomplete, because saving it failed. Fix the cause and save "
+        f"it again: {status.error}"
     )
 
 

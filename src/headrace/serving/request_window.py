@@ -80,12 +80,12 @@ class RequestWindow(Generic[A]):
         """Return the numbers to resend after the connection was lost, in order."""
         return sorted(self._unanswered)
 
-    def accept(self, number: int, answer: A) -> list[tuple[int, A]]:
+    def accept(self, number: int, reply: A) -> list[tuple[int, A]]:
         """Accept a reply; return the replies that are now in order, none for a duplicate."""
         if number not in self._unanswered:
             return []
         self._unanswered.discard(number)
-        self._out_of_order[number] = answer
+        self._out_of_order[number] = reply
         due: list[tuple[int, A]] = []
         while self._next_expected in self._out_of_order:
             due.append((self._next_expected, self._out_of_order.pop(self._next_expected)))

@@ -270,9 +270,9 @@ def test_a_client_without_elements_gets_the_position_of_the_others() -> None:
     reader = RemoteReader(
         opening,
         dispatcher="d:1",
-        dial=dispatcher.dial,
+        open_stub=dispatcher.dial,
         connect_dispatcher=connect,
-        connect=connect,
+        connect_worker=connect,
         max_outstanding_requests=None,
         replay_registry=registry,
         base=DeliveredElements(),

@@ -52,7 +52,7 @@ def shell_of(session: ReadSession | CoordinatedReadSession) -> ReaderRunner:
         session,
         dispatcher="d:1",
         connect_dispatcher=never,
-        connect=never,
+        connect_worker=never,
         reports_consumption=False,
         target=TargetWorkers(),
     )

@@ -27,7 +27,6 @@ __all__ = [
 HEARTBEAT_SECONDS = 1.0
 
 CALL_TIMEOUT = 2.0
-
 """Seconds to wait for a reply."""
 
 
@@ -132,13 +131,11 @@ class HeartbeatSchedule:
 # run does not count.
 
 _ALIVE_SECONDS = 60.0
-
 """Seconds since the last reply within which the dispatcher is assumed able to list workers."""
 
 _MAX_NAMED = 3
 
 _ASSIGN_SECONDS = 5.0
-
 """Seconds without a task after which the dispatcher is assumed to have none to offer. It reassigns
 the remaining splits of a lost task to workers that had finished, once clients have reported what
 they received of it.

@@ -1,4 +1,4 @@
-"""One task as its client sees it: requests, replies, and whether the worker responds."""
+"""Reading of one task: its requests and replies, and whether its worker responds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_SECONDS = 0.1
 
 
 class TaskReader:
-    """A task that is being read.
+    """State of a task that is being read.
 
     Args:
         address: Address of the task.
@@ -132,14 +132,14 @@ class TaskReader:
 
     # --- replies ----------------------------------------------------------------------------------
 
-    def accept(self, number: int, answer: GetElementsReply) -> bool:
+    def accept(self, number: int, reply: GetElementsReply) -> bool:
         """Accept the next reply in order; return whether it has something for the consumer."""
-        self.received_record.add_reply(answer)
+        self.received_record.add_reply(reply)
         self._repeated.pop(number, None)
-        is_empty = answer.end_of_task or not (answer.num_elements or answer.error)
-        if is_empty or not self.window.record_elements(answer.first_element, answer.num_elements):
+        is_empty = reply.end_of_task or not (reply.num_elements or reply.error)
+        if is_empty or not self.window.record_elements(reply.first_element, reply.num_elements):
             return False
-        self.unconsumed[number] = answer
+        self.unconsumed[number] = reply
         return True
 
     def consume(self, number: int) -> None:

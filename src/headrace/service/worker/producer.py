@@ -10,7 +10,7 @@ Rule 3. A task fails if its plan cannot be opened, if it raises the same message
 Rule 4. The sink always receives the end.
 Rule 5. Buffered elements are delivered before a wait for splits (`flush`), on this thread or on a
     read-ahead thread of the plan, because the wait may be long. Elements that arrive during the
-    wait are delivered at once, so that at most two batches are made where there was room for one.
+    wait are delivered at once: up to two batches are then made although there was room for one.
 Rule 6. After a pause, before which the steps of the plan yield everything they hold, a batch
     without elements reports that all splits so far are complete: clients then acknowledge at once.
 """
@@ -51,11 +51,12 @@ _log = logging.getLogger(__name__)
 
 MAX_BATCH_ELEMENTS = 1 << 16
 _BATCH_BYTES = 8 << 20
-"""The fixed cost of a batch, for both ends, is that of copying about three megabytes; and much
-larger batches do not stay in the caches between producing, sending and using them.
+"""Target size of a batch. Smaller batches waste time: the fixed cost of a batch, for worker and
+client together, is that of copying about 3 MB. Larger ones do not stay in the CPU caches while they
+are produced, sent and consumed.
 """
 _BATCH_SECONDS = 0.04
-"""If elements are produced slowly, each batch wakes threads of two processes, which costs them a
+"""Target time to produce a batch. Each batch wakes threads of two processes, which costs a
 millisecond or two.
 """
 _MAX_FAILURES = 100
@@ -238,7 +239,7 @@ class Producer(TaskThread[ResultSink]):
                 self._count_splits(*self._position)
             before, self._delivered_to = self._delivered_to, self._done_to
             ended = self._take_split_ends() if reports_ends else ()
-            self._put_chunk(_concatenated(chunks), before, self._done_to, ended)
+            self._put_chunk(_concatenate_chunks(chunks), before, self._done_to, ended)
 
     def _put_split_ends(self) -> None:
         """Report the remaining ends of splits, in ordered reading."""
@@ -360,8 +361,8 @@ class Producer(TaskThread[ResultSink]):
             )
 
 
-def _concatenated(chunks: list[Chunk]) -> Chunk:
-    """Return the elements of all chunks; large ones are not copied before they are sent."""
+def _concatenate_chunks(chunks: list[Chunk]) -> Chunk:
+    """Return one chunk with the elements of all chunks; large elements are not copied."""
     count = sum(chunk.size for chunk in chunks)
     if len(chunks) > 1 and sum(map(wire.frame_bytes, chunks)) >= count * wire.OWN_BUFFER_BYTES:
         rows = [row for chunk in chunks for row in chunk.rows()]
