@@ -13,7 +13,7 @@ from headrace.process_metrics import REGISTRY
 from headrace.service.client.actions import ReceivedBatch
 from headrace.service.client.read_session import ReadSession
 from headrace.service.client.reader_runner import ReaderRunner
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.messages import (
     GetElementsReply,
     OpenIterationReply,
@@ -54,7 +54,7 @@ def shell_of(session: ReadSession | CoordinatedReadSession) -> ReaderRunner:
         connect_dispatcher=never,
         connect_worker=never,
         reports_consumption=False,
-        target=TargetWorkers(),
+        task_selector=TaskSelector(),
     )
 
 

@@ -24,7 +24,7 @@ Input and output:
     source             the Source that a plan holds
     reader             the consumer's iterator, which returns chunks of the requested size
     replay             elements that may be requested again, until they are no longer needed
-    target_workers     selects this client's tasks by worker location and tags
+    task_selector       selects this client's tasks by worker location and tags
     iteration_opening  the first call to the dispatcher
     reader_runner      the session with its lock and I/O thread
 

@@ -264,13 +264,13 @@ def describe_missing(
         )
     if journal_problem:
         parts.append(f"the dispatcher at {dispatcher} cannot assign splits: {journal_problem}")
-    unreachable = [task for task in tasks if task.problem]
+    unreachable = [task for task in tasks if task.connection_error]
     parts += [
         f"the worker at {task.address.worker_address} has been unreachable for "
-        f"{now - task.problem_since:.0f} s ({task.problem})"
+        f"{now - task.disconnected_at:.0f} s ({task.connection_error})"
         for task in unreachable[:_MAX_NAMED]
     ]
-    connected = [task for task in tasks if not task.problem]
+    connected = [task for task in tasks if not task.connection_error]
     if connected:
         names = ", ".join(task.address.worker_address for task in connected[:_MAX_NAMED])
         more = f" and {len(connected) - _MAX_NAMED} more" if len(connected) > _MAX_NAMED else ""

@@ -11,7 +11,7 @@ from headrace.errors import DeadlineExceededError, UnavailableError
 from headrace.execution.delivered_elements import DeliveredElements
 from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
 from headrace.service.client.heartbeat_schedule import CALL_TIMEOUT
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.element_sets import END_ORDINAL
 from headrace.service.messages import (
     PLAN_CHUNK_BYTES,
@@ -36,7 +36,7 @@ def open_iteration(
     *,
     dispatcher: str,
     wait_timeout: float,
-    target: TargetWorkers,
+    task_selector: TaskSelector,
     keep_channel: Callable[[Channel], None],
     job_check: ExhaustedJobCheck,
     cost_fn: bytes = b"",
@@ -48,7 +48,7 @@ def open_iteration(
         open_stub: Opens a connection to the dispatcher.
         dispatcher: Address of the dispatcher, for messages.
         wait_timeout: Seconds to wait for the dispatcher.
-        target: Selects the tasks to read.
+        task_selector: Selects the tasks to read.
         keep_channel: Receives the channel on which the dispatcher replied, for further use; must
             close it.
         job_check: Receives the dispatcher's reply.
@@ -70,7 +70,7 @@ def open_iteration(
             warn=lambda message: _log.warning("%s", message),
         )
         keep_channel(stub.release())
-    selected = target.select_opened(reply)
+    selected = task_selector.select_initial(reply)
     job_check.iteration_opened(open_request, reply)
     return selected
 

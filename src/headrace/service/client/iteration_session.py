@@ -299,7 +299,7 @@ class IterationSession(ABC, Generic[T]):
         self._heartbeats.exclude_pause(pause, now)
         self._wait.exclude_pause(pause, now)
         for task in self._active_tasks.values():
-            task.problem_since = min(now, task.problem_since + pause)
+            task.disconnected_at = min(now, task.disconnected_at + pause)
 
     @abstractmethod
     def _request_elements(self, now: float, actions: ClientActions) -> None:
@@ -346,7 +346,7 @@ class IterationSession(ABC, Generic[T]):
         actions.wake_within(wait.seconds_until_check(now))
 
     def _can_deliver(self, task: T, now: float) -> bool:
-        if task.problem:
+        if task.connection_error:
             return False
         dispatcher_fails = self._heartbeats.silence(now) or self._journal_problem
         return not (dispatcher_fails and self._needs_dispatcher(task))

@@ -155,7 +155,7 @@ class ReadSession(IterationSession[TaskReader]):
             if update.failure_reason:
                 self.fail(FailedPreconditionError(update.failure_reason))
         has_problem = self._loss_reporter.is_urgent or any(
-            task.problem for task in self._active_tasks.values()
+            task.connection_error for task in self._active_tasks.values()
         )
         lacks_tasks = not self._active_tasks and not self._iteration_finished
         self._heartbeats.schedule_next(now, is_waiting=has_problem or lacks_tasks)
@@ -169,7 +169,7 @@ class ReadSession(IterationSession[TaskReader]):
                 # All elements are known to have arrived. Only the end of the task is missing, for
                 # example because its worker is paused, and other tasks have delivered the rest.
                 self._close_task(task_id)
-            elif task.problem:
+            elif task.connection_error:
                 if task_id in self._deleted_tasks:
                     self._warn_of_loss(task, f"finished task {task_id}", now)
                 elif self._has_shards and self._iteration_finished and task_id in self._unfinished:
@@ -184,8 +184,8 @@ class ReadSession(IterationSession[TaskReader]):
         """Log that elements of an ended task may be lost, because its worker is unreachable."""
         self._warnings.append(
             f"giving up on the worker at {task.address.worker_address} ({description}), which has "
-            f"been unreachable for {now - task.problem_since:.0f} s ({task.problem}): elements of "
-            f"its last replies that did not arrive are lost{exception}"
+            f"been unreachable for {now - task.disconnected_at:.0f} s ({task.connection_error}): "
+            f"elements of its last replies that did not arrive are lost{exception}"
         )
 
     def _update_tasks(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
@@ -266,23 +266,23 @@ class ReadSession(IterationSession[TaskReader]):
             task.is_draining = not (reply.num_elements or reply.error)
             if task.is_draining:
                 self._heartbeats.expedite()
-        deliveries = []
+        batches = []
         for next_number, (next_reply, next_payload) in task.window.accept(number, entry):
             self._scheduler.reply_received(
                 task_id, next_number, 1 if next_reply is None else next_reply.num_elements
             )
-            delivery = self._accept_reply(task, next_number, next_reply, next_payload)
-            if delivery is not None:
-                deliveries.append(delivery)
+            batch = self._accept_reply(task, next_number, next_reply, next_payload)
+            if batch is not None:
+                batches.append(batch)
         # In ordered reading, the delivered batch may not contain the awaited element.
-        if deliveries and self._wait.is_waiting and not self._delivers_empty:
+        if batches and self._wait.is_waiting and not self._delivers_empty:
             self._wait.begin(now)
         if task.is_ending:
             self._task_ended(task.address)
         if task.is_ending and not task.window.num_unanswered:
             self._close_task(task_id)
             self._heartbeats.expedite()
-        return deliveries
+        return batches
 
     def _accept_reply(
         self, task: TaskReader, number: int, reply: GetElementsReply | None, value: Any

@@ -30,7 +30,7 @@ from headrace.service.client.read_session import ReadSession
 from headrace.service.client.reader_runner import ReaderRunner
 from headrace.service.client.replay import ReplayBuffer, ReplayEntry, ReplayRegistry
 from headrace.service.client.request_scheduler import MAX_REQUESTS
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.config import STATIC_POLICIES, ShardingPolicy
 from headrace.service.messages import LostSplits, OpenIteration, TaskAddress
 from headrace.service.modes.coordinated_reads.coordinated_session import CoordinatedReadSession
@@ -55,7 +55,7 @@ class RemoteReader:
         max_outstanding_requests: Maximum number of elements that are requested, in flight or not
             consumed; None sends a few requests to each worker without counting elements.
         wait_timeout: Seconds without a worker that could deliver, after which reading fails.
-        target: Selects the tasks to read; None selects all.
+        task_selector: Selects the tasks to read; None selects all.
         replay_registry: Registry of readers that may be reopened after an interrupt.
         trainer_id: Trainer that this client reads for, with a cross-trainer cache.
         cost_fn: Pickled plan of the job's cost function; empty if there is none.
@@ -77,7 +77,7 @@ class RemoteReader:
         connect_worker: Callable[[TaskAddress], Channel],
         max_outstanding_requests: int | None,
         wait_timeout: float = 3600.0,
-        target: TargetWorkers | None = None,
+        task_selector: TaskSelector | None = None,
         replay_registry: ReplayRegistry | None = None,
         trainer_id: str = "",
         cost_fn: bytes = b"",
@@ -94,7 +94,7 @@ class RemoteReader:
         self._dispatcher = dispatcher
         self._open_stub = open_stub
         self._wait_timeout = wait_timeout
-        self._target = target or TargetWorkers()
+        self._task_selector = task_selector or TaskSelector()
         self._pid = os.getpid()
         session = _create_session(
             open_request, dispatcher, max_outstanding_requests, wait_timeout, trainer_id, codec
@@ -105,7 +105,7 @@ class RemoteReader:
             connect_dispatcher=connect_dispatcher,
             connect_worker=connect_worker,
             reports_consumption=open_request.job_name is not None and not trainer_id,
-            target=self._target,
+            task_selector=self._task_selector,
         )
         self.name, self.epoch = open_request.client_id, open_request.epoch
         #: Whether the dispatcher may know this client, and whether it has sent the tasks.
@@ -186,7 +186,7 @@ class RemoteReader:
             self._open_stub,
             dispatcher=self._dispatcher,
             wait_timeout=self._wait_timeout,
-            target=self._target,
+            task_selector=self._task_selector,
             keep_channel=self._runner.channel_handover.put,
             job_check=self._job_check,
             cost_fn=self._cost_fn,

@@ -33,7 +33,7 @@ from headrace.errors import (
 from headrace.process_metrics import count_skipped
 from headrace.service.client.actions import ClientActions, ReceivedBatch
 from headrace.service.client.read_session import ReadSession
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.messages import (
     ClientHeartbeatReply,
     CloseIteration,
@@ -109,7 +109,7 @@ class ReaderRunner:
         connect_worker: Opens a channel to the worker of a task; called on the I/O thread.
         reports_consumption: Whether to report at the end what was consumed, because other clients
             read the rest.
-        target: Selects the tasks to read.
+        task_selector: Selects the tasks to read.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class ReaderRunner:
         connect_dispatcher: Callable[[], Channel],
         connect_worker: Callable[[TaskAddress], Channel],
         reports_consumption: bool,
-        target: TargetWorkers,
+        task_selector: TaskSelector,
     ) -> None:
         self._session = session
         self._dispatcher = dispatcher
         self.channel_handover = ChannelHandover(connect_dispatcher)
         self._connect_worker = connect_worker
-        self._target = target
+        self._task_selector = task_selector
         self._reports_consumption = reports_consumption
         self._runner = SessionRunner(
             "headrace-client", self._process_events, self._fail, self._close_iteration
@@ -169,7 +169,7 @@ class ReaderRunner:
     def iteration_opened(self, reply: OpenIterationReply) -> None:
         """Pass the tasks in the dispatcher's reply to `OpenIteration` to the session."""
         with self._runner.lock:
-            self._session.skipped_workers = self._target.skipped_workers
+            self._session.skipped_workers = self._task_selector.skipped_workers
             self._session.iteration_opened(reply, time.monotonic())
 
     def start(self, partly_consumed: PartlyConsumed) -> None:
@@ -522,9 +522,9 @@ class ReaderRunner:
                 reply,
             )
         if isinstance(reply, ClientHeartbeatReply):
-            full_update, reply = reply, self._target.select(reply)
-            self._session.skipped_workers = self._target.skipped_workers
-            if self._target.is_local:
+            full_update, reply = reply, self._task_selector.select(reply)
+            self._session.skipped_workers = self._task_selector.skipped_workers
+            if self._task_selector.is_local:
                 reply = self._local_update(full_update, reply)
         self._session.dispatcher_replied(request, reply, now)
 
@@ -545,7 +545,7 @@ class ReaderRunner:
                 self._session.fail(
                     UnavailableError(f"{_describe_stopped(shards)}. Iterate over the dataset again")
                 )
-        elif local.finished and (active or (abandoned and not self._target.is_copy)):
+        elif local.finished and (active or (abandoned and not self._task_selector.is_copy)):
             # Version -1 requests another update, although the dispatcher has no news of it.
             return msgspec.structs.replace(local, finished=False, version=-1)
         elif local.finished and abandoned:

@@ -275,7 +275,7 @@ class RequestScheduler:
         self._delayed.discard(task_id)
         task.resume()
         while not task.is_ending and task.can_request_more:
-            if task.problem and task.unsent:
+            if task.connection_error and task.unsent:
                 self._budget.withdraw(task_id)
                 break  # probe with one request
             if self._allowed_tasks is not None and task_id not in self._allowed_tasks:
@@ -287,7 +287,7 @@ class RequestScheduler:
             self._budget.request_sent(task_id, number, now)
         else:
             self._budget.withdraw(task_id)
-        if task.owes_acknowledgement and not task.unsent and not task.is_ending:
+        if task.has_unsent_acknowledgement and not task.unsent and not task.is_ending:
             # Also if nothing arrived since the connection was lost: the worker may be waiting for
             # it.
             if task.is_draining or now - task.sent_at >= _ACKNOWLEDGE_SECONDS:

@@ -43,7 +43,7 @@ from headrace.service.client.saved_positions import (
     position_digest,
     resume_iteration,
 )
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.client.visitation import describe_partition, explain_unusable_position
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
@@ -318,7 +318,7 @@ class RemoteSource(Source):
             open_stub=self._open_stub,
             connect_dispatcher=self._connect_dispatcher,
             connect_worker=self._connect_worker,
-            target=self._target(),
+            task_selector=self._create_task_selector(),
             max_outstanding_requests=self.options.max_outstanding_requests,
             wait_timeout=self.options.wait_timeout,
             replay_registry=self.replay_buffers,
@@ -333,8 +333,8 @@ class RemoteSource(Source):
         self._latest_reader.reader = reader
         return reader
 
-    def _target(self) -> TargetWorkers:
-        return TargetWorkers(
+    def _create_task_selector(self) -> TaskSelector:
+        return TaskSelector(
             self.options.target_workers,
             static_policy=self.options.static_policy,
             uses_tags=self.options.num_consumers is None,
@@ -432,12 +432,12 @@ class RemoteSource(Source):
             self.options.wait_timeout,
             codec=available_codecs()[0] if self.compression == "AUTO" else "",
         )
-        target = self._target()
+        task_selector = self._create_task_selector()
         num_splits = partition.num_splits - first - total_length(read)
         splits = ArrivingSplits(
             session,
-            lambda session: self._create_runner(session, target),
-            lambda runner: self._open_iteration(open_request, runner, target),
+            lambda session: self._create_runner(session, task_selector),
+            lambda runner: self._open_iteration(open_request, runner, task_selector),
             num_splits,
         )
         self._latest_reader.reader = splits
@@ -476,25 +476,25 @@ class RemoteSource(Source):
             self.ordered_partition.fix_mode(mode)  # all epochs of a job have the same partition
         return mode
 
-    def _create_runner(self, session: ReadSession, target: TargetWorkers) -> ReaderRunner:
+    def _create_runner(self, session: ReadSession, task_selector: TaskSelector) -> ReaderRunner:
         return ReaderRunner(
             session,
             dispatcher=self.options.service,
             connect_dispatcher=self._connect_dispatcher,
             connect_worker=self._connect_worker,
-            target=target,
+            task_selector=task_selector,
             reports_consumption=False,
         )
 
     def _open_iteration(
-        self, open_request: OpenIteration, runner: ReaderRunner, target: TargetWorkers
+        self, open_request: OpenIteration, runner: ReaderRunner, task_selector: TaskSelector
     ) -> OpenIterationReply:
         reply = open_iteration(
             open_request,
             self._open_stub,
             dispatcher=self.options.service,
             wait_timeout=self.options.wait_timeout,
-            target=target,
+            task_selector=task_selector,
             keep_channel=runner.channel_handover.put,
             job_check=self._job_check,
             cost_fn=self.options.cost_fn,

@@ -45,15 +45,16 @@ class TaskReader:
         #: Earliest time of the next request; 0.0 for no limit.
         self.retry_at = 0.0
         self._backoff = Backoff(0.02, longest=1.0)
-        #: Error of the lost connection, until the worker responds again, and the time of the loss.
-        self.problem: str = ""
-        self.problem_since = 0.0
+        #: Error of the lost connection, until the worker responds again; otherwise empty.
+        self.connection_error = ""
+        #: When the connection was lost, without pauses of this process.
+        self.disconnected_at = 0.0
         #: Whether the worker's address refuses connections.
         self.is_refused = False
 
     @property
-    def owes_acknowledgement(self) -> bool:
-        """Whether no request in flight acknowledges the replies consumed before it."""
+    def has_unsent_acknowledgement(self) -> bool:
+        """Whether replies were consumed that no request in flight acknowledges."""
         window = self.window
         return (
             bool(window.num_unanswered)
@@ -96,10 +97,10 @@ class TaskReader:
 
     def worker_responded(self) -> None:
         """Record that the worker responded."""
-        if self.problem:
+        if self.connection_error:
             self.retry_at = 0.0
         self._backoff.reset()
-        self.problem = ""
+        self.connection_error = ""
 
     def request_aborted(self, number: int, now: float) -> None:
         """Record that the worker aborted a request, or the original of a repeated request."""
@@ -116,8 +117,8 @@ class TaskReader:
 
     def disconnected(self, error: UnavailableError, now: float) -> None:
         """Record that the connection was lost or could not be opened."""
-        if not self.problem:
-            self.problem, self.problem_since = str(error), now
+        if not self.connection_error:
+            self.connection_error, self.disconnected_at = str(error), now
         self.is_refused = bool(getattr(error, "refused", False))
         self.unsent = []
         self._repeated.clear()
@@ -127,7 +128,7 @@ class TaskReader:
         """End the delay of `retry_at`; after a lost connection, resend all unanswered requests."""
         if self.retry_at:
             self.retry_at = 0.0
-            if self.problem:
+            if self.connection_error:
                 self.unsent = self.window.numbers_to_resend()
 
     # --- replies ----------------------------------------------------------------------------------

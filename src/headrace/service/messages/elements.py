@@ -122,7 +122,7 @@ class GetElements(TypedRequest[GetElementsReply], frozen=True):
     trainer_id: str = ""
     """Trainer that the client reads for, with a cross-trainer cache."""
     codec: str = ""
-    """Codec for compressing the reply (`element.packing`); empty disables compression."""
+    """Codec for compressing the reply (`element.frame_compression`); empty disables compression."""
     consumer_index: int = -1
     """Index of the requesting consumer, with coordinated reads."""
     known_rounds: int = -1
