@@ -148,18 +148,18 @@ class FifoDelivery(DeliveryPolicy[R]):
         if self._acknowledged_by_client is not None:
             return (), ()
         last = self._last_delivered
-        complete_end = begun_end = (
+        complete_end = started_end = (
             self._done_at_end if self._is_exhausted and not self._ready_batches else 0
         )
         if last is not None:
-            complete_end, begun_end = (
+            complete_end, started_end = (
                 max(complete_end, last.done_to),
-                max(begun_end, last.done_to, last.delivered_end),
+                max(started_end, last.done_to, last.delivered_end),
             )
         unacknowledged = self._unacknowledged_replies.batches()
         return (
             subtract(first_n(complete_end), _delivered_splits(unacknowledged)),
-            subtract(first_n(begun_end), _whole_splits(unacknowledged)),
+            subtract(first_n(started_end), _whole_splits(unacknowledged)),
         )
 
     @property

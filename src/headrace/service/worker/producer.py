@@ -36,9 +36,9 @@ from headrace.service.worker.producer_channel import ResultSink
 from headrace.service.worker.result_batch import ResultBatch
 from headrace.service.worker.split_ends import SplitEnds
 from headrace.service.worker.task_iterator import (
-    count_begun_splits,
     count_yielded_splits,
     find_element_ids,
+    max_started_splits,
     state_after,
     take_ended_splits,
 )
@@ -208,7 +208,7 @@ class Producer(TaskThread[ResultSink]):
             state = iterator.get_state() if has_state else None
             # A split that ends with an error is complete with it and is not needed again.
             self._put_error(
-                client_error, state, count_begun_splits(iterator), get_error_position(error)
+                client_error, state, max_started_splits(iterator), get_error_position(error)
             )
             if not isinstance(error, Exception):
                 return format_error(error)
@@ -226,7 +226,7 @@ class Producer(TaskThread[ResultSink]):
         # and without the lock, because a thread of the plan that waits for the lock may hold what
         # the state needs.
         position = (
-            (state_after(chunk), count_begun_splits(iterator)) if self._counts_splits else None
+            (state_after(chunk), max_started_splits(iterator)) if self._counts_splits else None
         )
         with self._put_lock:
             self._buffered_chunks.append(chunk)
@@ -295,10 +295,10 @@ class Producer(TaskThread[ResultSink]):
             runs = self._sink.element_ids(ids.runs, ()) + ended
             mode = ElementIds(
                 runs=runs,
-                is_permuted=ids.is_mixed,
-                permutation=ids.order,
-                interleaving=ids.turns,
-                ids_per_element=ids.sizes,
+                is_permuted=ids.is_permuted,
+                permutation=ids.permutation,
+                interleaving=ids.interleaving,
+                ids_per_element=ids.ids_per_element,
                 failed_split=runs[0][0] if error is not None and runs else -1,
                 failed_position=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
             )
@@ -321,7 +321,7 @@ class Producer(TaskThread[ResultSink]):
         self,
         error: HeadraceError,
         state: State | None = None,
-        begun_end: int = 0,
+        started_end: int = 0,
         position: ErrorPosition | None = None,
     ) -> None:
         """Deliver an error.
@@ -329,16 +329,16 @@ class Producer(TaskThread[ResultSink]):
         Args:
             error: The error.
             state: State of the iterator after it, if it counts splits and is defined.
-            begun_end: End of the splits that may have yielded elements.
+            started_end: End of the splits that may have yielded elements.
             position: Position of the error among the elements, if known.
         """
         if isinstance(error, UserFunctionError):
             count_user_function_error()
         with self._put_lock:
             if state is not None:
-                self._count_splits(state, begun_end)
+                self._count_splits(state, started_end)
             else:
-                self._delivered_end = max(self._delivered_end, begun_end)
+                self._delivered_end = max(self._delivered_end, started_end)
             before, self._delivered_to = self._delivered_to, self._done_to
             ended = self._take_split_ends()
             mode = ElementIds(runs=ended) if ended else None
