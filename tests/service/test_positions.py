@@ -229,7 +229,7 @@ def test_clients_of_a_job_get_one_state_that_any_number_resumes(plan: str) -> No
         other = restored(one_of(dataset, cluster), json.dumps(states[0]))
         with pytest.raises(FailedPreconditionError, match="another saved state"):
             next(other)
-        with pytest.raises(FailedPreconditionError, match="go on from the start"):
+        with pytest.raises(FailedPreconditionError, match="this client starts from the start"):
             next(iter(one_of(dataset, cluster)))
         rests = in_parallel([lambda: numbers_of(first), lambda: numbers_of(second)])
         more += [number for rest in rests for number in rest]
@@ -258,7 +258,7 @@ def test_a_client_without_a_contributed_position_is_named() -> None:
         ):
             first.get_state()
         second.close()
-        with pytest.raises(FailedPreconditionError, match=r"1 of 2 clients .* have left"):
+        with pytest.raises(FailedPreconditionError, match="1 of 2 clients have left"):
             first.get_state()
         first.close()
 

@@ -29,7 +29,7 @@ from headrace.plan.partition_nodes import ReadSplits
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import transform
 from headrace.rewrites.optimize import prepare
-from headrace.rewrites.partition import PartitionMode, partition_with_mode
+from headrace.rewrites.partition import PartitionMode, PlanPartition, partition_with_mode
 from headrace.service.client.data_loss import report_loss
 from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
 from headrace.service.client.iteration_opening import open_iteration
@@ -347,12 +347,16 @@ class RemoteSource(Source):
             dataset_id=self.dataset_id,
             job_name=self.job_name,
             epoch=epoch,
-            seed=secrets.randbits(52) if self._seed is None else self._seed,
+            seed=self._draw_seed(),
             fixed_seeds=self.fixed_seeds,
             options=self._job_options(),
             consumer_index=self.options.consumer_index,
             exclusive_reason=self.exclusive_reason,
         )
+
+    def _draw_seed(self) -> int:
+        """Return the seed of this source, or a random one."""
+        return secrets.randbits(52) if self._seed is None else self._seed
 
     def _job_options(self) -> JobOptions:
         options = self.options
@@ -392,22 +396,10 @@ class RemoteSource(Source):
             prepare(with_fixed_seeds(plan, self.fixed_seeds)),
             self._partition_mode_at(position or {}),
         )
+        if not partition.is_ordered:
+            return self._unordered_stage_reader(partition, position, epoch)
         own_seed = partition.options.seed
         open_request = self._make_open_request(epoch)
-        if not partition.is_ordered:
-            arriving = FromSource(
-                source=dataclasses.replace(self, remote_plan=None, spec=None, _counter=None)
-            )
-            client_stage = transform(
-                partition.client_stage,
-                lambda node: arriving if isinstance(node, ReadSplits) else node,
-            )
-            seed = open_request.seed if own_seed is None else own_seed
-            partition = dataclasses.replace(partition, client_stage=client_stage)
-            return ClientStageReader(
-                lambda: build_client_stage(partition, NO_SPLITS, seed=seed, epoch=epoch),
-                position,
-            )
         first, read = find_read_splits(partition, saved_state)
         open_request = msgspec.structs.replace(
             open_request,
@@ -462,6 +454,23 @@ class RemoteSource(Source):
             state_fields,
             lambda: report_loss(splits.losses, self._on_loss),
             self.replay_buffers.take_loss_error(),
+        )
+
+    def _unordered_stage_reader(
+        self, partition: PlanPartition, position: Position, epoch: tuple[int, ...]
+    ) -> ClientStageReader:
+        """Return a reader of a client stage that reads elements as they arrive."""
+        arriving = FromSource(
+            source=dataclasses.replace(self, remote_plan=None, spec=None, _counter=None)
+        )
+        client_stage = transform(
+            partition.client_stage, lambda node: arriving if isinstance(node, ReadSplits) else node
+        )
+        partition = dataclasses.replace(partition, client_stage=client_stage)
+        own_seed = partition.options.seed
+        seed = self._draw_seed() if own_seed is None else own_seed
+        return ClientStageReader(
+            lambda: build_client_stage(partition, NO_SPLITS, seed=seed, epoch=epoch), position
         )
 
     def _partition_mode_at(self, position: dict[str, Any]) -> PartitionMode:

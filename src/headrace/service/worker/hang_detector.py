@@ -44,7 +44,7 @@ class _Stalled:
 
 
 class HangDetector:
-    """Reports each task that makes no progress for too long (`process.watchdog.report_hang`).
+    """Reports each task that makes no progress for too long (`process.parent_link.report_hang`).
 
     Args:
         metrics: Counters of the running tasks.
