@@ -120,7 +120,7 @@ def test_a_buffering_step_over_unordered_elements_has_no_state(step: Any, servic
     over = hr.Dataset.range(60).batch(5).apply(distribute(DYNAMIC, service))
     iterator = iter(step(over))
     next(iterator)
-    with pytest.raises(FailedPreconditionError, match=r"(shuffle|unbatch).* holds elements"):
+    with pytest.raises(FailedPreconditionError, match=r"(shuffle|unbatch).* buffers elements"):
         iterator.get_state()
     iterator.close()
 
@@ -181,7 +181,7 @@ def test_a_state_with_another_number_of_splits_is_rejected(service: str) -> None
     iterator.close()
     state["position"]["positions"]["delivered"] = [[395, 420]]
     again = restored(hr.Dataset.from_tensor_slices(rows), json.dumps(state))
-    with pytest.raises(FailedPreconditionError, match=r"up to 420 were delivered.* 400"):
+    with pytest.raises(FailedPreconditionError, match=r"splits up to 420, but the dataset has 400"):
         next(again)
 
 
@@ -195,7 +195,7 @@ def test_a_state_without_exactly_once_is_rejected_with_the_fix(
     dataset = hr.Dataset.range(60).apply(distribute(mode, service, visitation=visitation))
     iterator = iter(dataset)
     next(iterator)
-    with pytest.raises(FailedPreconditionError, match=r"visited exactly once.*Use Sharding"):
+    with pytest.raises(FailedPreconditionError, match=r"delivered exactly once.*Use Sharding"):
         iterator.get_state()
     iterator.close()
 
