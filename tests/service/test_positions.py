@@ -181,7 +181,7 @@ def test_a_state_with_another_number_of_splits_is_rejected(service: str) -> None
     iterator.close()
     state["position"]["positions"]["delivered"] = [[395, 420]]
     again = restored(hr.Dataset.from_tensor_slices(rows), json.dumps(state))
-    with pytest.raises(FailedPreconditionError, match=r"up to 420, but the dataset has 400"):
+    with pytest.raises(FailedPreconditionError, match=r"splits up to 420, but the dataset has 400"):
         next(again)
 
 
@@ -258,7 +258,7 @@ def test_a_client_without_a_contributed_position_is_named() -> None:
         ):
             first.get_state()
         second.close()
-        with pytest.raises(FailedPreconditionError, match=r"1 of 2 clients have left"):
+        with pytest.raises(FailedPreconditionError, match="1 of 2 clients have left"):
             first.get_state()
         first.close()
 

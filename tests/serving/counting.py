@@ -23,10 +23,10 @@ class Count(msgspec.Struct):
     added: int = 0
 
 
-def apply(state: Count, fact: Added) -> None:
+def apply(state: Count, event: Added) -> None:
     state.added += 1
-    state.total += fact.by
-    if fact.by == 666:
+    state.total += event.by
+    if event.by == 666:
         raise KeyError("no such number")
 
 
@@ -64,13 +64,13 @@ NOTHING = Total(0)
 
 
 @dataclass(frozen=True)
-class Decided:
-    facts: tuple[Added, ...] = ()
+class Decision:
+    events: tuple[Added, ...] = ()
     reply: Total = NOTHING
     blobs: tuple[BlobPart, ...] = ()
     place: BlobPosition | None = None
 
-    def answer(self, read_blob: Callable[[BlobPosition], bytes]) -> Total:
+    def make_reply(self, read_blob: Callable[[BlobPosition], bytes]) -> Total:
         if self.place is None:
             return self.reply
         return msgspec.structs.replace(self.reply, part=read_blob(self.place))
@@ -84,43 +84,43 @@ class Counter:
     since: float
     blobs: set[bytes] = field(default_factory=set)
 
-    def decide(self, request: Any, now: float) -> Decided:
+    def decide(self, request: Any, now: float) -> Decision:
         match request:
             case Add(by=0):
                 raise NotFoundError("nothing to add")
             case Add(by=-1):
                 raise KeyError("a bug")
             case Add(by=by):
-                return Decided((Added(by),), Total(self.state.total + by))
+                return Decision((Added(by),), Total(self.state.total + by))
             case Put(key=key, part=part):
                 self.blobs.add(key)
-                return Decided(blobs=(BlobPart(key, 0, part),))
+                return Decision(blobs=(BlobPart(key, 0, part),))
             case Get(key=key):
-                return Decided(place=BlobPosition(key, 0))
+                return Decision(place=BlobPosition(key, 0))
         raise AssertionError(request)
 
-    def apply(self, decision: Decided, now: float) -> Sequence[Added]:
-        for fact in decision.facts:
-            apply(self.state, fact)
-        return decision.facts
+    def apply(self, decision: Decision, now: float) -> Sequence[Added]:
+        for event in decision.events:
+            apply(self.state, event)
+        return decision.events
 
     def tick(self, now: float) -> Sequence[Added]:
         if now - self.since < 10:
             return []
         self.since = now
         self.blobs.clear()
-        return self.apply(Decided((Added(1000),)), now)
+        return self.apply(Decision((Added(1000),)), now)
 
 
 def begin(state: Count, now: float) -> tuple[Counter, Sequence[Added]]:
     """Begin at 100."""
-    facts: Collection[Added] = [Added(100)] if not state.added else []
-    for fact in facts:
-        apply(state, fact)
-    return Counter(state, now), list(facts)
+    events: Collection[Added] = [Added(100)] if not state.added else []
+    for event in events:
+        apply(state, event)
+    return Counter(state, now), list(events)
 
 
-class Asked(Request):
+class RecordedRequest(Request):
     """A request that records its reply."""
 
     def __init__(self, message: msgspec.Struct) -> None:

@@ -24,7 +24,7 @@ from tests.serving.counting import FORMAT, Added, Count, apply
 FILE = FORMAT.file_name
 LOG = FILE + "-wal"
 MARK = FILE + "-mark"
-FACTS = [Added(by) for by in range(1, 26)]
+EVENTS = [Added(by) for by in range(1, 26)]
 KEPT = Count(total=325, added=25)
 
 
@@ -65,14 +65,14 @@ def test_empty_journal_replays_to_the_initial_state(journal: SqliteJournal[Added
 
 
 def test_appended_events_are_replayed(journal: SqliteJournal[Added, Count]) -> None:
-    for fact in FACTS:
-        journal.append([fact])
+    for event in EVENTS:
+        journal.append([event])
     journal.close()
     assert read_again(journal.path.parent) == KEPT
 
 
 def test_events_of_one_call_are_one_record(journal: SqliteJournal[Added, Count]) -> None:
-    journal.append(FACTS)
+    journal.append(EVENTS)
     journal.append([])
     journal.close()
     assert read_again(journal.path.parent) == KEPT
@@ -81,9 +81,9 @@ def test_events_of_one_call_are_one_record(journal: SqliteJournal[Added, Count])
 
 def test_snapshot_replaces_many_events(either: Journal[Added, Count]) -> None:
     state = either.replay()
-    for fact in FACTS:
-        either.append([fact])
-        apply(state, fact)
+    for event in EVENTS:
+        either.append([event])
+        apply(state, event)
         either.compact(state)
         assert either.replay() == state
     either.close()
@@ -208,8 +208,8 @@ def test_journal_of_another_format_is_refused(
 def test_damage_is_reported_with_its_location(
     journal: SqliteJournal[Added, Count], tmp_path: Path, damage: str, said: str
 ) -> None:
-    for fact in FACTS:
-        journal.append([fact])
+    for event in EVENTS:
+        journal.append([event])
     journal.close()
     database = sqlite3.connect(journal.path, isolation_level=None)
     database.execute(damage)
@@ -222,12 +222,12 @@ def test_damage_is_reported_with_its_location(
 
 
 def test_failed_write_changes_nothing(journal: SqliteJournal[Added, Count]) -> None:
-    journal.append(FACTS[:3])
+    journal.append(EVENTS[:3])
     journal._database.execute("PRAGMA query_only = ON")
     with pytest.raises(UnavailableError, match="cannot write journal"):
-        journal.append(FACTS[3:])
+        journal.append(EVENTS[3:])
     journal._database.execute("PRAGMA query_only = OFF")
-    journal.append(FACTS[3:])
+    journal.append(EVENTS[3:])
     journal.close()
     assert read_again(journal.path.parent) == KEPT
 
@@ -235,12 +235,12 @@ def test_failed_write_changes_nothing(journal: SqliteJournal[Added, Count]) -> N
 def test_full_disk_fails_writes_and_loses_nothing(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path, FORMAT)
     journal.replay()
-    journal.append(FACTS[:3])
+    journal.append(EVENTS[:3])
     (pages,) = journal._database.execute("PRAGMA page_count").fetchone()
     journal._database.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(UnavailableError, match="full"):
-        journal.append(FACTS[3:], [BlobPart(b"key", 0, bytes(100_000))])
-    journal.append(FACTS[3:])
+        journal.append(EVENTS[3:], [BlobPart(b"key", 0, bytes(100_000))])
+    journal.append(EVENTS[3:])
     journal.close()
     assert read_again(tmp_path) == KEPT
 
@@ -273,8 +273,8 @@ def begun(directory: Path) -> None:
     source = directory / "source"
     journal = SqliteJournal(source, FORMAT)
     journal.replay()
-    for fact in FACTS:
-        journal.append([fact])
+    for event in EVENTS:
+        journal.append([event])
     for name in (FILE, LOG, MARK):
         shutil.copy(source / name, directory / name)
     journal.close()
@@ -389,7 +389,7 @@ def test_unwritable_mark_does_not_fail_appends(
     (tmp_path / MARK).mkdir()
     journal = SqliteJournal(tmp_path, FORMAT)
     journal.replay()
-    journal.append(FACTS)
+    journal.append(EVENTS)
     journal.close()
     assert read_again(tmp_path) == KEPT
     assert "cannot use the high-water mark" in caplog.text

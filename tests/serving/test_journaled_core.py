@@ -20,22 +20,22 @@ from tests.serving.counting import (
     FORMAT,
     Add,
     Added,
-    Asked,
     Count,
-    Decided,
+    Decision,
     Get,
     Put,
+    RecordedRequest,
     Total,
     begin,
 )
 
-Core = JournaledCore[Added, Count, Decided]
+Core = JournaledCore[Added, Count, Decision]
 
 
 def ask(core: Core, *requests: msgspec.Struct) -> list[Any]:
-    asked = [Asked(request) for request in requests]
-    core.handle(asked)
-    return [each.answer for each in asked]
+    pending = [RecordedRequest(request) for request in requests]
+    core.handle(pending)
+    return [each.answer for each in pending]
 
 
 class Disk(MemoryJournal[Added, Count]):
@@ -51,7 +51,7 @@ class Disk(MemoryJournal[Added, Count]):
             raise UnavailableError("the disk is full")
         super().append(events, blobs)
         if events:
-            self.kept.append([fact.by for fact in events])
+            self.kept.append([event.by for event in events])
 
     def close(self) -> None:
         """Record the events."""
@@ -77,14 +77,14 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal[
 def test_pending_requests_are_journaled_together_before_any_reply(core: Core, disk: Disk) -> None:
     seen: list[list[list[int]]] = []
 
-    class Watched(Asked):
+    class Watched(RecordedRequest):
         def reply(self, message: msgspec.Struct, buffers: object = ()) -> None:
             super().reply(message)
             seen.append(list(disk.kept))
 
-    asked = [Watched(Add(by)) for by in (1, 2, 3)]
-    core.handle(asked)
-    assert [each.answer.total for each in asked] == [101, 103, 106]
+    requests = [Watched(Add(by)) for by in (1, 2, 3)]
+    core.handle(requests)
+    assert [each.answer.total for each in requests] == [101, 103, 106]
     assert seen == [[[100], [1, 2, 3]]] * 3
 
 
@@ -127,11 +127,11 @@ def test_events_that_cannot_be_journaled_are_not_applied(
     disk.is_full = True
     with pytest.raises(UnavailableError, match="disk is full"):
         ask(core, Add(1), Add(2))
-    assert core.decider is None
+    assert core.state_machine is None
     disk.is_full = False
     assert ask(core, Add(4)) == [Total(104)]
-    assert core.decider is not None
-    assert core.decider.state == disk.replay()
+    assert core.state_machine is not None
+    assert core.state_machine.state == disk.replay()
 
 
 def test_unusable_journal_is_logged_at_once_and_then_periodically(
@@ -187,7 +187,7 @@ def test_events_are_counted_after_they_are_journaled(disk: Disk, clock: ManualCl
     disk.is_full = True
     with pytest.raises(UnavailableError):
         ask(core, Add(3))
-    assert [fact.by for fact in kept] == [1, 2]
+    assert [event.by for event in kept] == [1, 2]
 
 
 def test_closed_core_refuses_requests(core: Core, clock: ManualClock) -> None:

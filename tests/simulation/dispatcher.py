@@ -97,9 +97,9 @@ class DispatcherProcess(Process):
     @property
     def dispatcher(self) -> Dispatcher:
         """The dispatcher with its state, read from the journal again if necessary."""
-        decider = self.core._open()
-        assert isinstance(decider, Dispatcher)
-        return decider
+        state_machine = self.core._open()
+        assert isinstance(state_machine, Dispatcher)
+        return state_machine
 
     @property
     def state(self) -> DispatcherState:

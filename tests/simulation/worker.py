@@ -186,7 +186,7 @@ def _buffered_output(delivery: Any) -> tuple[int, int] | None:
     if isinstance(delivery, RoundDelivery):
         return delivery._num_produced - delivery._num_complete, 0
     if isinstance(delivery, FifoDelivery):
-        unacknowledged = sum(batch.size for batch in delivery._delivery.batches())
+        unacknowledged = sum(batch.size for batch in delivery._unacknowledged_replies.batches())
         return len(delivery._ready_batches), unacknowledged
     return None
 

@@ -68,7 +68,7 @@ and cloudpickle pickles only `__main__` by value.
 """
 
 
-def _script() -> list[ModuleType]:
+def _spawned_script() -> list[ModuleType]:
     module = sys.modules.get(_SCRIPT)
     # In other processes it is an alias of `__main__`.
     return [module] if module is not None and module.__name__ == _SCRIPT else []
@@ -79,7 +79,7 @@ def pickling_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
     """Context manager that pickles these modules, and the script of a spawned process, by value."""
     with _lock:
         registered = cloudpickle.list_registry_pickle_by_value()
-        unique = dict.fromkeys([*modules, *_script()])
+        unique = dict.fromkeys([*modules, *_spawned_script()])
         new = [module for module in unique if module.__name__ not in registered]
         try:
             for module in new:
@@ -103,7 +103,7 @@ def dump_with(modules: Sequence[ModuleType], plan: Node) -> bytes:
         with pickling_by_value(modules):
             return dump_plan(plan)
     except FailedPreconditionError as error:
-        if modules and _can_unpickle(plan):
+        if modules and _can_pickle(plan):
             names = ", ".join(module.__name__ for module in modules)
             raise FailedPreconditionError(
                 f"cannot pickle the dataset together with `modules` ({names}): "
@@ -113,7 +113,7 @@ def dump_with(modules: Sequence[ModuleType], plan: Node) -> bytes:
         raise
 
 
-def _can_unpickle(plan: Node) -> bool:
+def _can_pickle(plan: Node) -> bool:
     try:
         dump_plan(plan)
     except FailedPreconditionError:

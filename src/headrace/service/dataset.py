@@ -116,8 +116,8 @@ def distribute(
             None for the first of these that works.
         compression: "AUTO" compresses elements from other machines if measurements show that this
             is faster; None disables compression.
-        cross_trainer_cache: Identifies this trainer, if several trainers of one job each read all
-            its elements, and workers produce each element once. Requires an infinite dataset.
+        cross_trainer_cache: Identifies this trainer. Several trainers of one job then each read
+            all its elements, and workers produce each element once. Requires an infinite dataset.
         target_workers: "ANY" for all workers; "LOCAL" for those in this process; "AUTO" for all
             except those of other processes with the tag "COLOCATED", and with static sharding only
             those in this process, if there are any.
@@ -142,8 +142,8 @@ def distribute(
             have them. A package includes everything in it. Other modules are referenced by name.
         wait_timeout: Seconds without a live worker that could deliver, or without a dispatcher when
             an epoch begins, after which reading raises UnavailableError; with several consumers,
-            also seconds of a wait for one of them, after which it raises DeadlineExceededError. The
-            wait for a live worker is unlimited; after ten seconds it is logged with its reason.
+            also seconds of a wait for one of them, after which it raises DeadlineExceededError. A
+            slow but live worker causes no timeout: a wait of ten seconds is logged with its reason.
         security: Keys of this client, for a service that requires them.
         on_data_loss: Action if DYNAMIC with exactly once cannot deliver all elements, for example
             because a function kills every worker that computes one of them. "error": the iterator
@@ -280,7 +280,7 @@ def from_dataset_id(
         )
     if element_spec is not None:
         _check_spec(element_spec)
-    name = _dataset_name(dataset_id)
+    name = _normalize_dataset_id(dataset_id)
     try:
         known = call_dispatcher(parse_service(service), security, GetDataset(dataset_id=name))
     except NotFoundError as error:
@@ -379,7 +379,7 @@ def _make_reading_dataset(
     """
     is_ordered = partition is not None and partition.is_ordered
     # The number of workers, and so of copies of the dataset, is unknown.
-    is_known = is_ordered or cardinality in _known_sizes(options.processing_mode)
+    is_known = is_ordered or cardinality in _preserved_cardinalities(options.processing_mode)
     remote_plan = plan if partition is not None or is_partitioned(options) else None
     fixed_seeds: list[int] = []
     if remote_plan is not None:
@@ -465,8 +465,8 @@ def _check_spec(spec: object) -> None:
         )
 
 
-def _known_sizes(mode: ShardingPolicy) -> tuple[int, ...]:
-    """Return the cardinalities that are preserved by reading through a service."""
+def _preserved_cardinalities(mode: ShardingPolicy) -> tuple[int, ...]:
+    """Return the cardinalities that reading through a service preserves in this mode."""
     if mode == ShardingPolicy.HINT:
         return ()  # a hint may select no elements, or all
     # The files of a shard of an infinite dataset may be finite.
@@ -482,7 +482,7 @@ def _check_infinite(options: ReadOptions, cardinality: int) -> None:
         )
 
 
-def _dataset_name(dataset_id: object) -> str:
+def _normalize_dataset_id(dataset_id: object) -> str:
     if isinstance(dataset_id, bytes):
         return dataset_id.decode()
     if isinstance(dataset_id, bool) or not isinstance(dataset_id, str | int):

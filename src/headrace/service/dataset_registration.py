@@ -1,4 +1,4 @@
-"""Registration of a dataset with a service: its properties, and its plan in parts."""
+"""Registration of a dataset with a service: sends its properties, and its plan in parts."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ _log = logging.getLogger(__name__)
 A = TypeVar("A")
 
 _COMPRESSIONS = ("AUTO", None)
-_DEADLINE = 60.0
-_CALL_SECONDS = 5.0
+_CALL_SECONDS = 60.0
+"""Seconds to wait for the dispatcher, over all attempts."""
+_ATTEMPT_SECONDS = 5.0
 _LARGE_PLAN_BYTES = 64 << 20
 _MAX_UPLOADS = 5
 
@@ -72,7 +73,7 @@ def register_dataset(
 
     Raises:
         TypeError, ValueError: If an argument is invalid.
-        AlreadyExistsError: If the ID belongs to a dataset of different structure.
+        AlreadyExistsError: If the ID belongs to another dataset.
         FailedPreconditionError: If something in the dataset cannot be pickled.
         UnavailableError: If the dispatcher did not reply for a minute.
     """
@@ -125,7 +126,7 @@ def register_with_service(
         token=uuid.uuid4().hex,
         digest=hashlib.sha256(data).digest(),
         fingerprint=fingerprint,
-        # Empty if only execution can tell, which is left to the workers.
+        # Empty if only execution can determine it.
         element_spec=b"" if spec is None else encode_spec(spec),
         cardinality=traverse.cardinality(plan),
         num_splits=None if split_space is None else split_space.size,
@@ -188,12 +189,12 @@ def check_compression(compression: object) -> None:
 
 
 def call_dispatcher(address: str, security: Security | None, request: TypedRequest[A]) -> A:
-    """Call the dispatcher, waiting for it if necessary; return the reply."""
+    """Call the dispatcher, retrying for up to a minute if it does not reply; return the reply."""
     with DispatcherStub(address, security=security) as stub:
         return retry(
             lambda timeout: stub.call(request, timeout=timeout),
-            deadline=_DEADLINE,
+            deadline=_CALL_SECONDS,
             peer=f"the dispatcher at {address}",
-            attempt_timeout=_CALL_SECONDS,
+            attempt_timeout=_ATTEMPT_SECONDS,
             warn=_log.warning,
         )

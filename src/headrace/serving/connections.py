@@ -54,7 +54,7 @@ class PeerConnections(Generic[Peer, Q]):
     """
 
     def __init__(self) -> None:
-        self._inbox = ChannelPoller()
+        self._poller = ChannelPoller()
         self._by_peer: dict[Peer, _Connection[Q]] = {}
         self._peers: dict[Channel, Peer] = {}
 
@@ -68,7 +68,7 @@ class PeerConnections(Generic[Peer, Q]):
         """Set the channel of a peer that has none."""
         self._by_peer[peer] = _Connection(channel)
         self._peers[channel] = peer
-        self._inbox.add(channel)
+        self._poller.add(channel)
 
     def channel(self, peer: Peer) -> Channel:
         """Return the channel of a peer."""
@@ -97,45 +97,45 @@ class PeerConnections(Generic[Peer, Q]):
         """
         connection = self._by_peer[peer]
         requests, now = connection.requests, time.monotonic()
-        for ticket, (deadline, _) in list(requests.items()):
+        for request_id, (deadline, _) in list(requests.items()):
             if now <= deadline:
                 break
-            del requests[ticket]
-        ticket = connection.channel.send(message, buffers)
-        requests[ticket] = now + expires, request
+            del requests[request_id]
+        request_id = connection.channel.send(message, buffers)
+        requests[request_id] = now + expires, request
 
     def wait(self, seconds: float) -> list[ReplyReceived | PeerLost]:
         """Return replies and losses, once there are some, `wake` was called, or time has passed.
 
         Replies to expired requests and of dropped peers are omitted.
         """
-        found: list[ReplyReceived | PeerLost] = []
-        for channel, event in self._inbox.wait(seconds):
+        events: list[ReplyReceived | PeerLost] = []
+        for channel, event in self._poller.wait(seconds):
             peer = self._peers.get(channel)
             if peer is None:
                 continue
             requests = self._by_peer[peer].requests
             if isinstance(event, HeadraceError):
-                found.append(PeerLost(peer, [request for _, request in requests.values()], event))
+                events.append(PeerLost(peer, [request for _, request in requests.values()], event))
                 requests.clear()
             elif event.request_id in requests:
-                found.append(ReplyReceived(peer, requests.pop(event.request_id)[1], event))
-        return found
+                events.append(ReplyReceived(peer, requests.pop(event.request_id)[1], event))
+        return events
 
     def wake(self) -> None:
         """End the current or next `wait`. May be called from any thread."""
-        self._inbox.wake()
+        self._poller.wake()
 
     def drop(self, peer: Peer) -> None:
         """Close the channel of a peer, if it has one."""
         connection = self._by_peer.pop(peer, None)
         if connection is not None:
             del self._peers[connection.channel]
-            self._inbox.remove(connection.channel)
+            self._poller.remove(connection.channel)
             connection.channel.close()
 
     def close(self) -> None:
         """Close all channels."""
         for peer in self:
             self.drop(peer)
-        self._inbox.close()
+        self._poller.close()

@@ -1,4 +1,4 @@
-"""Journaled core: a deterministic decider with its journal and clock, under one lock.
+"""Journaled core: a deterministic state machine with its journal and clock, under one lock.
 
     pending requests -> for each: decide, apply -> journal all events, one transaction -> reply
 
@@ -10,7 +10,8 @@ Rule 3. An internal error concerns only the request that caused it, and is logge
         requests are executed.
 Rule 4. An unusable journal is logged at once, and then from time to time: clients only retry.
 Rule 5. Time comes from the clock alone. With one thread and a simulated clock, a core is as
-        deterministic as its decider: a simulation calls `handle` and `tick`, but not `maintain`.
+        deterministic as its state machine: a simulation calls `handle` and `tick`, but not
+        `maintain`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from headrace.serving.blobs import BlobPart, BlobPosition
 from headrace.serving.journal import Journal
 from headrace.transport.channel import Request
 
-__all__ = ["Decider", "DeciderFactory", "JournaledCore", "JournaledDecision"]
+__all__ = ["JournaledCore", "JournaledDecision", "StateMachine", "StateMachineFactory"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +49,12 @@ class JournaledDecision(Protocol):
     def blobs(self) -> Sequence[BlobPart]:
         """Parts of blobs to store with the events."""
 
-    def answer(self, read_blob: Callable[[BlobPosition], bytes]) -> msgspec.Struct:
+    def make_reply(self, read_blob: Callable[[BlobPosition], bytes]) -> msgspec.Struct:
         """Return the reply; called once the events are journaled."""
 
 
-class Decider(Protocol[F_co, S_co, D]):
-    """State and decisions about it, without lock, clock, thread or file."""
+class StateMachine(Protocol[F_co, S_co, D]):
+    """State and the decisions about requests, without lock, clock, thread or file."""
 
     @property
     def state(self) -> S_co:
@@ -67,8 +68,8 @@ class Decider(Protocol[F_co, S_co, D]):
         """Decide a request without changing the state.
 
         Raises:
-            HeadraceError: If the request is refused.
-            ValueError: If the request is refused.
+            HeadraceError: If the request is rejected.
+            ValueError: If the request is rejected.
         """
 
     def apply(self, decision: D, now: float) -> Sequence[F_co]:
@@ -78,11 +79,11 @@ class Decider(Protocol[F_co, S_co, D]):
         """Make the decisions that depend on time alone; return their events, already applied."""
 
 
-class DeciderFactory(Protocol[F_co, S, D]):
-    """Creates a decider from the state of a journal."""
+class StateMachineFactory(Protocol[F_co, S, D]):
+    """Creates a state machine from the state of a journal."""
 
-    def __call__(self, state: S, now: float) -> tuple[Decider[F_co, S, D], Sequence[F_co]]:
-        """Return the decider and its first events, already applied."""
+    def __call__(self, state: S, now: float) -> tuple[StateMachine[F_co, S, D], Sequence[F_co]]:
+        """Return the state machine and its first events, already applied."""
 
 
 class JournaledCore(Generic[F, S, D]):
@@ -90,8 +91,8 @@ class JournaledCore(Generic[F, S, D]):
 
     Args:
         journal: Journal for the events; closed by `close`.
-        make_decider: Creates the decider from the journaled state, at the start and after
-            events that could not be journaled.
+        create_state_machine: Creates the state machine from the journaled state, at the start and
+            after events that could not be journaled.
         owner: Kind of server, for errors and the log: "dispatcher".
         clock: Returns the time in seconds; must be monotonic.
         on_journaled: Called with journaled events, to count them.
@@ -100,14 +101,14 @@ class JournaledCore(Generic[F, S, D]):
     def __init__(
         self,
         journal: Journal[F, S],
-        make_decider: DeciderFactory[F, S, D],
+        create_state_machine: StateMachineFactory[F, S, D],
         *,
         owner: str,
         clock: Callable[[], float] = time.monotonic,
         on_journaled: Callable[[Sequence[F]], object] = len,
     ) -> None:
         self._journal = journal
-        self._make_decider = make_decider
+        self._create_state_machine = create_state_machine
         self._owner = owner
         self._clock = clock
         self._on_journaled = on_journaled
@@ -117,14 +118,14 @@ class JournaledCore(Generic[F, S, D]):
         self._last_logged: float | None = None
         self._journal_problem = ""
         #: None if events could not be journaled: the next call replays the journal.
-        self._decider: Decider[F, S, D] | None = None
+        self._state_machine: StateMachine[F, S, D] | None = None
         journal.drop_blobs(except_for=self._open().blobs)
 
     @property
-    def decider(self) -> Decider[F, S, D] | None:
-        """Current decider, for reading; None while the journal is unusable."""
+    def state_machine(self) -> StateMachine[F, S, D] | None:
+        """Current state machine, for reading; None while the journal is unusable."""
         with self._lock:
-            return self._decider
+            return self._state_machine
 
     def handle(self, requests: Sequence[Request]) -> None:
         """Decide all pending requests, journal their events in one transaction, then reply."""
@@ -132,59 +133,59 @@ class JournaledCore(Generic[F, S, D]):
             if self._closed.is_set():
                 return
             replies = self._decide([request.message for request in requests])
-        for request, answer in zip(requests, replies, strict=True):
-            if isinstance(answer, Exception):
-                request.fail(answer)
+        for request, reply in zip(requests, replies, strict=True):
+            if isinstance(reply, Exception):
+                request.fail(reply)
             else:
-                request.reply(answer)
+                request.reply(reply)
 
     def _decide(self, requests: Sequence[msgspec.Struct]) -> list[msgspec.Struct | Exception]:
-        decided: list[D | Exception] = []
+        decisions: list[D | Exception] = []
         events: list[F] = []
         blobs: list[BlobPart] = []
-        kept: list[F] = []
+        journaled: list[F] = []
         try:
             for request in requests:
-                decider, now = self._open(), self._clock()
+                state_machine, now = self._open(), self._clock()
                 try:
-                    decision = decider.decide(request, now)
+                    decision = state_machine.decide(request, now)
                 except (HeadraceError, ValueError) as error:
                     # It changed nothing, and concerns only this request.
-                    decided.append(error)
+                    decisions.append(error)
                     continue
                 except Exception as error:
-                    decided.append(self._internal_error(request, error))
+                    decisions.append(self._internal_error(request, error))
                     continue
                 try:
-                    found = decider.apply(decision, now)
+                    applied = state_machine.apply(decision, now)
                 except Exception as error:
-                    decided.append(self._internal_error(request, error))
+                    decisions.append(self._internal_error(request, error))
                     # The state is inconsistent now; the events of earlier requests are complete.
-                    self._decider = None
+                    self._state_machine = None
                     self._journal.append(events, blobs)
-                    kept += events
+                    journaled += events
                     events, blobs = [], []
                     continue
-                decided.append(decision)
-                events += found
+                decisions.append(decision)
+                events += applied
                 blobs += decision.blobs
             self._journal.append(events, blobs)
-            kept += events
-            if kept:
+            journaled += events
+            if journaled:
                 self._journal_problem = ""
         except BaseException as error:
-            self._decider = None
+            self._state_machine = None
             self._log_problem(error)
             raise
-        self._on_journaled(kept)
+        self._on_journaled(journaled)
         self._compact(self._open())
-        return [self._answer(each) for each in decided]
+        return [self._make_reply(each) for each in decisions]
 
-    def _answer(self, decided: D | Exception) -> msgspec.Struct | Exception:
-        if isinstance(decided, Exception):
-            return decided
+    def _make_reply(self, decisions: D | Exception) -> msgspec.Struct | Exception:
+        if isinstance(decisions, Exception):
+            return decisions
         try:
-            return decided.answer(self._journal.read_blob)
+            return decisions.make_reply(self._journal.read_blob)
         except Exception as error:
             return error
 
@@ -198,21 +199,21 @@ class JournaledCore(Generic[F, S, D]):
             if self._closed.is_set():
                 return
             try:
-                decider = self._open()
-                before = set(decider.blobs)
-                events = decider.tick(self._clock())
+                state_machine = self._open()
+                before = set(state_machine.blobs)
+                events = state_machine.tick(self._clock())
                 self._journal.append(events)
                 if events:
                     self._journal_problem = ""
-                after = decider.blobs
+                after = state_machine.blobs
                 if any(key not in after for key in before):
                     self._journal.drop_blobs(except_for=after)
             except BaseException as error:
-                self._decider = None
+                self._state_machine = None
                 self._log_problem(error)
                 raise
             self._on_journaled(events)
-            self._compact(decider)
+            self._compact(state_machine)
 
     def maintain(self, interval: float) -> None:
         """Call `tick` each `interval` seconds until `close`, on a separate thread."""
@@ -234,16 +235,18 @@ class JournaledCore(Generic[F, S, D]):
             self._last_logged = now
             _log.error("requests that change state fail: %s", error)
 
-    def _open(self) -> Decider[F, S, D]:
-        if self._decider is None:
-            decider, events = self._make_decider(self._journal.replay(), self._clock())
+    def _open(self) -> StateMachine[F, S, D]:
+        if self._state_machine is None:
+            state_machine, events = self._create_state_machine(
+                self._journal.replay(), self._clock()
+            )
             self._journal.append(events)
-            self._decider = decider
-        return self._decider
+            self._state_machine = state_machine
+        return self._state_machine
 
-    def _compact(self, decider: Decider[F, S, D]) -> None:
+    def _compact(self, state_machine: StateMachine[F, S, D]) -> None:
         try:
-            self._journal.compact(decider.state)
+            self._journal.compact(state_machine.state)
         except UnavailableError:
             # The events are durable nevertheless; compaction is retried with the next ones.
             _log.exception("cannot compact the journal; retrying with the next events")

@@ -46,7 +46,7 @@ class RequestWindow(Generic[A]):
         #: Number of the next reply to take.
         self._next_expected = 0
         #: Replies taken and not consumed.
-        self._in_use: set[int] = set()
+        self._unconsumed: set[int] = set()
         #: Ascending ranges of seen elements; gaps belong to other clients or have not arrived.
         self._seen_ranges: list[tuple[int, int]] = []
 
@@ -62,12 +62,12 @@ class RequestWindow(Generic[A]):
     @property
     def num_outstanding(self) -> int:
         """Number of unanswered requests and unconsumed replies."""
-        return self._next_number - self._next_expected + len(self._in_use)
+        return self._next_number - self._next_expected + len(self._unconsumed)
 
     @property
     def acknowledged(self) -> int:
         """Number below which all replies were consumed."""
-        return min(self._in_use, default=self._next_expected)
+        return min(self._unconsumed, default=self._next_expected)
 
     def allocate(self) -> int:
         """Return the number of a new request."""
@@ -80,18 +80,18 @@ class RequestWindow(Generic[A]):
         """Return the numbers to resend after the connection was lost, in order."""
         return sorted(self._unanswered)
 
-    def accept(self, number: int, answer: A) -> list[tuple[int, A]]:
+    def accept(self, number: int, reply: A) -> list[tuple[int, A]]:
         """Accept a reply; return the replies that are now in order, none for a duplicate."""
         if number not in self._unanswered:
             return []
         self._unanswered.discard(number)
-        self._out_of_order[number] = answer
-        due: list[tuple[int, A]] = []
+        self._out_of_order[number] = reply
+        in_order: list[tuple[int, A]] = []
         while self._next_expected in self._out_of_order:
-            due.append((self._next_expected, self._out_of_order.pop(self._next_expected)))
-            self._in_use.add(self._next_expected)
+            in_order.append((self._next_expected, self._out_of_order.pop(self._next_expected)))
+            self._unconsumed.add(self._next_expected)
             self._next_expected += 1
-        return due
+        return in_order
 
     def record_elements(self, first: int, count: int) -> bool:
         """Record elements `first` to `first + count` - 1; return whether none was seen before.
@@ -123,7 +123,7 @@ class RequestWindow(Generic[A]):
 
     def mark_consumed(self, number: int) -> None:
         """Mark the reply to this request as consumed. Idempotent."""
-        self._in_use.discard(number)
+        self._unconsumed.discard(number)
 
 
 @dataclass
@@ -189,16 +189,16 @@ class UnacknowledgedReplies(Generic[P]):
         if client is None:
             client = self._clients[client_id] = _ClientReplies(last_heard=now)
         client.last_heard = now
-        used: list[P] = []
+        dropped: list[P] = []
         if acknowledged > client.acknowledged:
             client.acknowledged = acknowledged
             for number in [n for n in client.unacknowledged if n < acknowledged]:
                 result_batch, size = client.unacknowledged.pop(number)
-                used.append(result_batch)
+                dropped.append(result_batch)
                 client.size -= size
                 self._size -= size
             client.expired = {n for n in client.expired if n >= acknowledged}
-        return used
+        return dropped
 
     def is_acknowledged(self, client_id: str, number: int) -> bool:
         """Return whether the client has acknowledged this number."""
@@ -213,8 +213,8 @@ class UnacknowledgedReplies(Generic[P]):
     def find(self, client_id: str, number: int) -> P | None:
         """Return the result batch sent under this number, or None."""
         client = self._clients.get(client_id)
-        given = None if client is None else client.unacknowledged.get(number)
-        return None if given is None else given[0]
+        sent = None if client is None else client.unacknowledged.get(number)
+        return None if sent is None else sent[0]
 
     def record(self, client_id: str, number: int, batch: P, size: int = 0) -> None:
         """Record that a known client gets a result batch of `size` bytes."""

@@ -2,7 +2,7 @@
 
     class GetSplit(TypedRequest[GetSplitReply], frozen=True):
         ...
-    granted = stub.call(GetSplit(...))       # a GetSplitReply, or an error that says why not
+    reply = stub.call(GetSplit(...))         # returns a GetSplitReply, or raises the reason
 
 Messages are sent as tagged `msgspec` structs; the type of the reply is not sent.
 """

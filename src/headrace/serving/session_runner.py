@@ -1,11 +1,11 @@
 """Runs a session that does no I/O itself: one lock, and one thread that waits for messages.
 
-runner = SessionRunner("headrace-worker", turn)
+runner = SessionRunner("headrace-worker", run_turn, on_failure)
 runner.start()
 with runner.lock:           # every thread uses the session under the lock only
-session.something_happened()
-runner.wake()               # the thread takes a turn now, not when its time is up
-runner.wait(lambda: session.is_over, timeout=1.0)
+    session.request_received(request)
+runner.wake()               # the thread takes a turn now, before its planned time
+runner.wait(lambda: session.is_finished, timeout=1.0)
 runner.close(1.0)
 """
 

@@ -198,18 +198,18 @@ class InProcessServer(TransportServer):
 
 
 class _InProcessRequest(Request):
-    __slots__ = ("_server", "_ticket", "_unanswered", "buffers", "message", "peer", "role")
+    __slots__ = ("_request_id", "_server", "_unanswered", "buffers", "message", "peer", "role")
 
     def __init__(
         self,
         server: InProcessServer,
         peer: str,
-        ticket: int,
+        request_id: int,
         message: msgspec.Struct,
         buffers: Sequence[Buffer],
     ) -> None:
         self._server = server
-        self._ticket = ticket
+        self._request_id = request_id
         self._unanswered = [True]
         self.peer = peer
         self.role = None
@@ -237,7 +237,7 @@ class _InProcessRequest(Request):
                 f"server {self._server.address} was started before a fork and replies only "
                 "in the parent process"
             )
-        self._server.deliver(self.peer, Reply(self._ticket, message, buffers))
+        self._server.deliver(self.peer, Reply(self._request_id, message, buffers))
 
 
 class _Outbox(SimpleQueue[Reply | None]):
@@ -260,7 +260,7 @@ class InProcessChannel(RequestTrackingChannel):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self._peer = f"inprocess-{next(_numbers)}"
-        self._tickets = itertools.count(1)
+        self._request_ids = itertools.count(1)
         self._server: InProcessServer | None = None
         self._ring: Callable[[], None] | None = None
         self._inbox = _Outbox(None)
@@ -270,13 +270,13 @@ class InProcessChannel(RequestTrackingChannel):
         received = _as_received(buffers)
         if self._server is None or (self._server.closed and not self._unanswered):
             self._attach()
-        ticket = next(self._tickets)
-        self._unanswered.add(ticket)
+        request_id = next(self._request_ids)
+        self._unanswered.add(request_id)
         if self._server is not None:
             self._server.take(
-                _InProcessRequest(self._server, self._peer, ticket, message, received)
+                _InProcessRequest(self._server, self._peer, request_id, message, received)
             )
-        return ticket
+        return request_id
 
     @property
     def has_pending(self) -> bool:

@@ -55,10 +55,10 @@ class RequestTrackingChannel(Channel):
             raise FailedPreconditionError(
                 f"call() requires that no other request is pending, but {len(self._unanswered)} are"
             )
-        ticket = self.send(message, buffers)
+        request_id = self.send(message, buffers)
         reply = self.receive(timeout)
         if reply is None:
-            self._unanswered.discard(ticket)
+            self._unanswered.discard(request_id)
             raise DeadlineExceededError(
                 f"{self._address} did not reply to {type(message).__name__} within {timeout:g} s"
             )

@@ -95,7 +95,7 @@ class ZeroMQChannel(RequestTrackingChannel):
         self._connections = itertools.count(1)
         self._request_ids = itertools.count(1)
         #: Replies that had arrived when the connection was lost, and the error of the loss.
-        self._arrived: deque[Reply] = deque()
+        self._arrived_replies: deque[Reply] = deque()
         self._loss_error: HeadraceError | None = None
         #: Number of consecutive connections that the server accepted and closed before the
         #: handshake.
@@ -108,7 +108,7 @@ class ZeroMQChannel(RequestTrackingChannel):
         #: Memory for requests, once the server has reported that it can open it.
         self._arena: Arena | None = None
         self._shares_memory = shared_memory
-        self._introduced = False
+        self._has_sent_identity = False
         # Last: from here on it can be closed.
         super().__init__(address)
 
@@ -124,23 +124,23 @@ class ZeroMQChannel(RequestTrackingChannel):
                 f"{self._request_bytes:,}; send it in parts"
             )
         connection = self._get_connection()
-        ticket = next(self._request_ids)
-        self._unanswered.add(ticket)
+        request_id = next(self._request_ids)
+        self._unanswered.add(request_id)
         if connection is not None:
             try:
-                self._write_request(connection, ticket, body, views)
+                self._write_request(connection, request_id, body, views)
             except zmq.Again:
                 pass  # The connection has just ended; `receive` reports why.
             except BaseException:
                 # The next request would be read as the rest of this one.
                 self._is_dropping = True
-                self._unanswered.discard(ticket)
+                self._unanswered.discard(request_id)
                 self._finish_dropping()
                 raise
-        return ticket
+        return request_id
 
     def _write_request(
-        self, connection: Connection, ticket: int, body: msgspec.Raw, views: list[memoryview]
+        self, connection: Connection, request_id: int, body: msgspec.Raw, views: list[memoryview]
     ) -> None:
         """Write a request; place its buffers in shared memory if possible."""
         arena = self._arena
@@ -149,7 +149,7 @@ class ZeroMQChannel(RequestTrackingChannel):
             location = arena.write(views)
         if isinstance(location, BufferLocation) and arena is not None:
             header = RequestHeader(
-                ticket, REQUEST, body, self._take_memory_report(), location=location
+                request_id, REQUEST, body, self._take_memory_report(), location=location
             )
             try:
                 self._write(connection, header)
@@ -165,7 +165,7 @@ class ZeroMQChannel(RequestTrackingChannel):
         retired = arena.retire_overdue() if full and arena is not None else ()
         views, pieces = split_frames(views)
         header = RequestHeader(
-            ticket,
+            request_id,
             REQUEST,
             body,
             self._take_memory_report(),
@@ -187,7 +187,7 @@ class ZeroMQChannel(RequestTrackingChannel):
             connection = None
         if connection is None:
             self._loss_error = None
-            self._introduced = False
+            self._has_sent_identity = False
             try:
                 host, port = addresses.split(self._address)
                 connection = Connection(
@@ -213,9 +213,9 @@ class ZeroMQChannel(RequestTrackingChannel):
     def _take_memory_report(self) -> Any:
         if not self._shares_memory:
             return None
-        if self._introduced:
+        if self._has_sent_identity:
             return self._mappings.take_report()
-        self._introduced = True
+        self._has_sent_identity = True
         return self._mappings.take_report(current_process_identity())
 
     @staticmethod
@@ -236,8 +236,8 @@ class ZeroMQChannel(RequestTrackingChannel):
         self._finish_dropping()
         until = time.monotonic() + timeout
         while True:
-            while self._arrived:
-                reply = self._arrived.popleft()
+            while self._arrived_replies:
+                reply = self._arrived_replies.popleft()
                 if reply.request_id in self._unanswered:
                     self._unanswered.discard(reply.request_id)
                     return reply
@@ -279,7 +279,7 @@ class ZeroMQChannel(RequestTrackingChannel):
         if connection.is_lost():
             while (reply := self._read(connection)) is not None:
                 self._unanswered.add(reply.request_id)
-                self._arrived.append(reply)
+                self._arrived_replies.append(reply)
             self._loss_error = self._loss_reason(connection)
             self._drop_connection()
 
@@ -362,11 +362,13 @@ class ZeroMQChannel(RequestTrackingChannel):
             connection.dealer.linger = 100
         self._drop_connection()
         self._unanswered.clear()
-        self._arrived.clear()
+        self._arrived_replies.clear()
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._arrived) or (self._loss_error is not None and bool(self._unanswered))
+        return bool(self._arrived_replies) or (
+            self._loss_error is not None and bool(self._unanswered)
+        )
 
     def sockets(self) -> Sequence[Any]:
         return () if self._connection is None else self._connection.sockets
@@ -383,7 +385,7 @@ class ZeroMQChannel(RequestTrackingChannel):
         self._mappings.clear()
         self._arena = None  # the parent's, and its lock may be held
         self._unanswered.clear()
-        self._arrived.clear()
+        self._arrived_replies.clear()
 
     def _finish_dropping(self) -> None:
         """Finish dropping a connection if that was interrupted."""

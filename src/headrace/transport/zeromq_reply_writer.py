@@ -68,13 +68,13 @@ class ReplyWriter:
 
     def write(self, reply: QueuedReply) -> None:
         """Pass a reply to ZeroMQ, or an error in its place if too much is unread."""
-        peer, ticket, header, buffers = reply
+        peer, request_id, header, buffers = reply
         if peer.is_disconnected:
             return
         size = len(header) + sum([view.nbytes for view in buffers])
         if size >= _MIN_TRACKED_BYTES and self._is_full(peer, size):
             count_reply_dropped()
-            header, buffers = self._rejection_header(peer, ticket, size), ()
+            header, buffers = self._rejection_header(peer, request_id, size), ()
             size = len(header)
         peer.untracked_bytes += size
         if peer.untracked_bytes < _MIN_TRACKED_BYTES:
@@ -105,12 +105,12 @@ class ReplyWriter:
             or self.pending_bytes + size > self._limits.total_pending_reply_bytes
         )
 
-    def _rejection_header(self, peer: Peer, ticket: int, size: int) -> bytes:
+    def _rejection_header(self, peer: Peer, request_id: int, size: int) -> bytes:
         error = UnavailableError(
             f"a reply of {size:,} bytes was dropped because {peer.pending_bytes:,} "
             "bytes of earlier replies are unread; read them and send the request again"
         )
-        return encode(ReplyHeader(ticket, ERROR, msgspec.Raw(encode_error(error))))
+        return encode(ReplyHeader(request_id, ERROR, msgspec.Raw(encode_error(error))))
 
     def _track_frame(self, marked: np.ndarray, peer: Peer, amount: int) -> None:
         number, marks, sent = next(self._numbers), self._tracked_frames, self._sent

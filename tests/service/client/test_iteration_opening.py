@@ -18,7 +18,7 @@ from headrace.service.client.iteration_opening import gather_positions, open_ite
 from headrace.service.client.reader import RemoteReader
 from headrace.service.client.reader_runner import ChannelHandover
 from headrace.service.client.replay import ReplayRegistry
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.messages import (
     ContributeCheckpoint,
     ContributeCheckpointReply,
@@ -81,7 +81,7 @@ def opened(dispatcher: Dispatcher) -> OpenIterationReply:
         lambda: dispatcher,  # type: ignore[arg-type, return-value]
         dispatcher="d:1",
         wait_timeout=30.0,
-        target=TargetWorkers(),
+        task_selector=TaskSelector(),
         keep_channel=dispatcher.kept.append,
         job_check=ExhaustedJobCheck(),
         cost_fn=COST,
@@ -270,9 +270,9 @@ def test_a_client_without_elements_gets_the_position_of_the_others() -> None:
     reader = RemoteReader(
         opening,
         dispatcher="d:1",
-        dial=dispatcher.dial,
+        open_stub=dispatcher.dial,
         connect_dispatcher=connect,
-        connect=connect,
+        connect_worker=connect,
         max_outstanding_requests=None,
         replay_registry=registry,
         base=DeliveredElements(),

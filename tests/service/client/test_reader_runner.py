@@ -13,7 +13,7 @@ from headrace.process_metrics import REGISTRY
 from headrace.service.client.actions import ReceivedBatch
 from headrace.service.client.read_session import ReadSession
 from headrace.service.client.reader_runner import ReaderRunner
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.messages import (
     GetElementsReply,
     OpenIterationReply,
@@ -52,9 +52,9 @@ def shell_of(session: ReadSession | CoordinatedReadSession) -> ReaderRunner:
         session,
         dispatcher="d:1",
         connect_dispatcher=never,
-        connect=never,
+        connect_worker=never,
         reports_consumption=False,
-        target=TargetWorkers(),
+        task_selector=TaskSelector(),
     )
 
 

@@ -105,7 +105,7 @@ def test_an_owed_acknowledgement_repeats_the_request() -> None:
     reading.answer(1, 1)
     reading.use_up(1, 1)
     reading.turns.task_changed(1)
-    assert reading.tasks[1].owes_acknowledgement
+    assert reading.tasks[1].has_unsent_acknowledgement
     reading.budget.request_sent(1, 2, 0.0)
     assert reading.take(now=0.1) == []
     assert reading.wake_in == 0.5

@@ -375,7 +375,7 @@ def test_status_lists_workers_and_jobs(scene: Scenario) -> None:
 
 def test_every_job_option_is_compared() -> None:
     # If cost functions have equal ids, the plan of the first one is used.
-    assert {*jobs._OPTIONS, "cost_fn_digest"} == {*messages.JobOptions.__struct_fields__}
+    assert {*jobs._COMPARED_OPTIONS, "cost_fn_digest"} == {*messages.JobOptions.__struct_fields__}
 
 
 @pytest.mark.parametrize("number", [0, (1 << 64) - 1])

@@ -59,7 +59,7 @@ RETURN_REPORT = ReturnSplits(worker_id="w1", task_id=1, task_token=TASK_TOKEN, s
 # --- stop ---------------------------------------------------------------------------------------
 
 
-def test_a_stopping_worker_returns_undelivered_splits_and_then_deregisters() -> None:
+def test_a_stopping_worker_returns_undelivered_splits_and_then_unregisters() -> None:
     worker, producer = worker_with_splits()
     waiting = [worker.request(number=n) for n in (1, 2)]
     actions = stop(worker)
@@ -78,7 +78,7 @@ def test_a_stopping_worker_returns_undelivered_splits_and_then_deregisters() -> 
     assert worker.warnings == []
 
 
-def test_a_worker_without_tasks_only_deregisters() -> None:
+def test_a_worker_without_tasks_only_unregisters() -> None:
     worker = CoreDriver().register()
     stop(worker)
     worker.acknowledge(UnregisterWorker)
@@ -148,7 +148,7 @@ def test_a_return_of_splits_is_repeated_once_after_a_loss() -> None:
     assert "undelivered splits lost" in worker.warnings[-1]
 
 
-def test_a_worker_stopped_during_registration_deregisters() -> None:
+def test_a_worker_stopped_during_registration_unregisters() -> None:
     worker = CoreDriver()
     stop(worker)
     assert kinds(worker) == [RegisterWorker, UnregisterWorker]

@@ -496,7 +496,7 @@ def test_a_deleted_task_is_cancelled_and_later_requests_get_the_reason() -> None
 
 
 def test_the_number_of_remembered_tasks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.service.worker.task_table._MAX_FINISHED_TASKS", 2)
+    monkeypatch.setattr("headrace.service.worker.task_table._MAX_ENDED_TASKS", 2)
     worker = CoreDriver().register()
     worker.heartbeat(1, 2, 3)
     worker.request(task_id=1)

@@ -146,7 +146,7 @@ def test_a_worker_stopped_before_registering_again_leaves_no_thread() -> None:
         stop = threading.Thread(target=worker.stop)
         stop.start()
         wait_until(lambda: dispatcher.count(UnregisterWorker) == 1)
-        # The worker has deregistered, and its pending heartbeat is rejected.
+        # The worker has unregistered, and its pending heartbeat is rejected.
         beat.fail(NotFoundError("unknown worker"))
         stop.join(SECONDS)
 

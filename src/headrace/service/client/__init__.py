@@ -11,10 +11,10 @@ Pure logic on plain values, without threads, sockets or clocks:
     heartbeat_schedule  when to call the dispatcher
     compression_tuner   measures whether compressed replies are faster
     actions             what the runner must do
-    saved_positions     where reading resumes in a saved state, and what remains of it
+    saved_positions     where reading resumes from a saved state, and what remains to read
     delivery_progress   which elements were delivered up to each position, without order
     data_loss           the error or warning at the end of an epoch that lost elements
-    exhausted_jobs      tells a job that was read before from a reader that opened late
+    exhausted_jobs      distinguishes a job that was read before from a late reader
     worker_errors       the error of an element, with the worker that raised it
 
 Input and output:
@@ -24,7 +24,7 @@ Input and output:
     source             the Source that a plan holds
     reader             the consumer's iterator, which returns chunks of the requested size
     replay             elements that may be requested again, until they are no longer needed
-    target_workers     selects this client's tasks by worker location and tags
+    task_selector       selects this client's tasks by worker location and tags
     iteration_opening  the first call to the dispatcher
     reader_runner      the session with its lock and I/O thread
 

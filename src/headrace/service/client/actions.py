@@ -26,7 +26,7 @@ class TaskRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class ReceivedBatch:
-    """Reply for the consumer, in its turn."""
+    """Reply of a worker, to be delivered to the consumer."""
 
     task: TaskAddress
     request_number: int
@@ -58,11 +58,11 @@ class ClientActions:
 # --- contents of a reply: elements or an error ----------------------------------------------------
 
 
-def decode_batch(delivery: ReceivedBatch) -> Chunk | Exception:
+def decode_batch(batch: ReceivedBatch) -> Chunk | Exception:
     """Return the elements of a batch, or the error in their place."""
-    if isinstance(delivery.payload, Exception):
-        return add_worker_address(delivery.task.worker_address, delivery.payload)
+    if isinstance(batch.payload, Exception):
+        return add_worker_address(batch.task.worker_address, batch.payload)
     try:
-        return wire.decode(decompress_frame(delivery.payload))
+        return wire.decode(decompress_frame(batch.payload))
     except HeadraceError as error:
-        return add_worker_address(delivery.task.worker_address, error)
+        return add_worker_address(batch.task.worker_address, error)

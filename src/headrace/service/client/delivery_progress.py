@@ -48,16 +48,16 @@ class DeliveryProgress:
         self._pending: deque[tuple[int, GetElementsReply, int, int]] = deque()
         self._forget_before = 0
 
-    def add(self, task_id: int, answer: GetElementsReply, start: int, size: int) -> None:
+    def add(self, task_id: int, reply: GetElementsReply, start: int, size: int) -> None:
         """Record a reply that is delivered. The replies of a task must be added in their order.
 
         Args:
             task_id: Task of the reply.
-            answer: The worker's reply.
+            reply: The worker's reply.
             start: Number of elements and errors delivered before it.
             size: Number of elements and errors in it.
         """
-        self._pending.append((task_id, answer, start, size))
+        self._pending.append((task_id, reply, start, size))
 
     def _process_pending(self) -> None:
         while self._pending:
@@ -66,13 +66,13 @@ class DeliveryProgress:
             self._pending.popleft()
         self._log.discard_before(self._forget_before)
 
-    def _add(self, task_id: int, answer: GetElementsReply, start: int, size: int) -> None:
+    def _add(self, task_id: int, reply: GetElementsReply, start: int, size: int) -> None:
         assignments = self._assignments.get(task_id)
         if assignments is None:
             assignments = self._assignments[task_id] = _Assignments()
-        assignments.update(answer)
+        assignments.update(reply)
         locate = partial(_locate, assignments.runs)
-        self._log.add(start, size, lambda count: locate(delivered_elements(answer, count, size)))
+        self._log.add(start, size, lambda count: locate(delivered_elements(reply, count, size)))
 
     def forget(self, before: int) -> None:
         """Discard positions before this one, which no caller will request."""
@@ -95,15 +95,15 @@ class _Assignments:
         self.runs: tuple[tuple[int, int, int], ...] = ()
         self._num_done = 0
 
-    def update(self, answer: GetElementsReply) -> None:
+    def update(self, reply: GetElementsReply) -> None:
         """Record the assignments reported in a reply."""
         # Later replies do not mention splits finished before the previous reply; ends may be
         # reported one reply late.
-        done, self._num_done = self._num_done, answer.num_done
+        done, self._num_done = self._num_done, reply.num_done
         if self.runs and self.runs[0][0] + self.runs[0][1] <= done:
             self.runs = tuple(run for run in self.runs if run[0] + run[1] > done)
         known_end = self.runs[-1][0] + self.runs[-1][1] if self.runs else 0
-        assigned = answer.element_ids.assigned
+        assigned = reply.element_ids.assigned
         if assigned and assigned[-1][0] >= known_end:
             new_runs = [run[:3] for run in assigned if run[0] >= known_end]
             self.runs = (*self.runs, *new_runs)
@@ -125,11 +125,11 @@ def _locate(
     return found
 
 
-def delivered_elements(answer: GetElementsReply, count: int, size: int) -> Iterable[RawIdRun]:
+def delivered_elements(reply: GetElementsReply, count: int, size: int) -> Iterable[RawIdRun]:
     """Return the ids, in assignment order, of the first `count` elements of a reply.
 
     Args:
-        answer: The worker's reply.
+        reply: The worker's reply.
         count: Number of elements from its start.
         size: Number of elements in the reply; for all of them, known split ends are included.
 
@@ -137,35 +137,35 @@ def delivered_elements(answer: GetElementsReply, count: int, size: int) -> Itera
         FailedPreconditionError: If the reply does not tell which elements came first.
     """
     if count >= size:
-        return answer.element_ids.runs
+        return reply.element_ids.runs
     if not count:
         return ()
-    num_ids = count_elements(answer.element_ids.runs)
+    num_ids = count_elements(reply.element_ids.runs)
     first_ids = (
-        sum(answer.element_ids.ids_per_element[:count])
-        if answer.element_ids.ids_per_element
+        sum(reply.element_ids.ids_per_element[:count])
+        if reply.element_ids.ids_per_element
         else count * (num_ids // size)
     )
-    ends = [run for run in answer.element_ids.runs if run[2] + run[3] >= END_ORDINAL]
-    if not answer.element_ids.is_permuted:
+    ends = [run for run in reply.element_ids.runs if run[2] + run[3] >= END_ORDINAL]
+    if not reply.element_ids.is_permuted:
         return with_split_ends(
-            first_elements(_without_ends(answer.element_ids.runs), first_ids), ends
+            first_elements(_without_ends(reply.element_ids.runs), first_ids), ends
         )
-    order = _order_of(answer)
+    order = _order_of(reply)
     if len(order) != num_ids:
         raise FailedPreconditionError(
             "the worker's reply lacks the order of the elements in a result batch; does the worker "
             "run another version of Headrace?"
         )
-    splits, ordinals = _expand(_without_ends(answer.element_ids.runs))
+    splits, ordinals = _expand(_without_ends(reply.element_ids.runs))
     is_included = order < first_ids
     return with_split_ends(to_runs(splits[is_included], ordinals[is_included]), ends)
 
 
-def _order_of(answer: GetElementsReply) -> NDArray[Any]:
-    if answer.element_ids.interleaving is not None:
-        return round_robin_order(InterleavedSplits(*answer.element_ids.interleaving))
-    return np.frombuffer(answer.element_ids.permutation, "<u4")
+def _order_of(reply: GetElementsReply) -> NDArray[Any]:
+    if reply.element_ids.interleaving is not None:
+        return round_robin_order(InterleavedSplits(*reply.element_ids.interleaving))
+    return np.frombuffer(reply.element_ids.permutation, "<u4")
 
 
 def _without_ends(runs: Iterable[RawIdRun]) -> list[RawIdRun]:

@@ -1,8 +1,8 @@
 """Splits of a task that this client received, completely or in part.
 
-A split may have several elements, in replies to several clients. This client received it completely
-only if all replies with elements of it arrived here, without a gap, or, if elements have ids, if
-each element arrived here.
+The elements of a split may be in several replies, to several clients. This client received the
+split completely if all of these replies arrived here or, if elements have ids, if each of its
+elements did.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class DeliveryRecord:
         self._process_pending()
         return bool(self._started or self._elements)
 
-    def add_reply(self, answer: GetElementsReply) -> None:
+    def add_reply(self, reply: GetElementsReply) -> None:
         """Record a reply. The replies of a task must be added in the order of their numbers."""
-        self._pending_replies.append(answer)
+        self._pending_replies.append(reply)
         if len(self._pending_replies) >= _MAX_PENDING:
             self._process_pending()
 
@@ -71,39 +71,39 @@ class DeliveryRecord:
             self._add(self._pending_replies[0])
             self._pending_replies.popleft()
 
-    def _add(self, answer: GetElementsReply) -> None:
-        if answer.first_element != self._next_element:
+    def _add(self, reply: GetElementsReply) -> None:
+        if reply.first_element != self._next_element:
             # The elements in between went to other clients.
-            self._exclusive_from = answer.earlier_delivered_end
-        self._next_element = answer.first_element + answer.num_elements
-        start = max(answer.done_from, self._exclusive_from)
-        _add_run(self._complete, start, answer.done_to)
-        if answer.element_ids.runs:
+            self._exclusive_from = reply.earlier_delivered_end
+        self._next_element = reply.first_element + reply.num_elements
+        start = max(reply.done_from, self._exclusive_from)
+        _add_run(self._complete, start, reply.done_to)
+        if reply.element_ids.runs:
             self._has_element_ids = True
         if self._has_element_ids:
-            self._elements.add_with_complete(answer.element_ids.runs, start, answer.done_to)
-            self._elements.forget(answer.num_done)
-        self._mark_started(answer)
+            self._elements.add_with_complete(reply.element_ids.runs, start, reply.done_to)
+            self._elements.forget(reply.num_done)
+        self._mark_started(reply)
 
-    def add_partial_reply(self, answer: GetElementsReply, number: int) -> None:
+    def add_partial_reply(self, reply: GetElementsReply, number: int) -> None:
         """Record that the first `number` elements of a reply were consumed.
 
         If the ids of those elements are unknown, the reply counts as not consumed and is
         redelivered.
         """
         self._process_pending()
-        self._mark_started(answer)
-        if number >= answer.num_elements:
-            self._elements.add(answer.element_ids.runs)
+        self._mark_started(reply)
+        if number >= reply.num_elements:
+            self._elements.add(reply.element_ids.runs)
         elif (
-            count_elements(answer.element_ids.runs) == answer.num_elements
-            and not answer.element_ids.is_permuted
+            count_elements(reply.element_ids.runs) == reply.num_elements
+            and not reply.element_ids.is_permuted
         ):
-            self._elements.add(first_elements(answer.element_ids.runs, number))
+            self._elements.add(first_elements(reply.element_ids.runs, number))
 
-    def _mark_started(self, answer: GetElementsReply) -> None:
+    def _mark_started(self, reply: GetElementsReply) -> None:
         """Record that elements of a reply's splits were received."""
-        _add_run(self._started, answer.done_from, max(answer.delivered_end, answer.done_to))
+        _add_run(self._started, reply.done_from, max(reply.delivered_end, reply.done_to))
 
 
 def _add_run(runs: list[list[int]], start: int, stop: int) -> None:

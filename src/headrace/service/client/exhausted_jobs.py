@@ -35,19 +35,19 @@ class ExhaustedJobCheck:
         #: position.
         self._expects_elements = False
 
-    def iteration_opened(self, opening: OpenIteration, reply: OpenIterationReply) -> None:
+    def iteration_opened(self, open_request: OpenIteration, reply: OpenIterationReply) -> None:
         """Handle the dispatcher's reply; log why the iteration has no elements.
 
         Raises:
             FailedPreconditionError: If the iterator was restored to the start of an iteration whose
                 elements were partly delivered to clients that have left.
         """
-        epoch = opening.epoch
+        epoch = open_request.epoch
         is_restored = self._counter is not None and self._counter.take_restored(epoch[0])
         if (
             is_restored
             and reply.opened_by
-            and not (opening.start_position_id or reply.has_other_readers)
+            and not (open_request.start_position_id or reply.has_other_readers)
         ):
             raise FailedPreconditionError(
                 f"cannot restore the start of epoch {epoch[0]} of job {reply.job_name!r}: "
@@ -55,7 +55,7 @@ class ExhaustedJobCheck:
                 "the whole epoch"
             )
         self._latest, self._message_if_empty = (epoch[0], ""), ""
-        self._expects_elements = not opening.start_position_id
+        self._expects_elements = not open_request.start_position_id
         read_by = reply.finished_by if reply.finished else reply.opened_by
         if not read_by or not reply.job_name:
             return
@@ -64,7 +64,7 @@ class ExhaustedJobCheck:
             f"{read_by}; each epoch of a job is delivered once"
         )
         has_joined = self._counter is not None and self._counter.has_joined
-        if not (reply.has_other_readers or has_joined or opening.start_position_id):
+        if not (reply.has_other_readers or has_joined or open_request.start_position_id):
             self._message_if_empty = f"{message}. Use another job_name to read the data again"
         elif reply.finished:
             _log.warning("%s", message)

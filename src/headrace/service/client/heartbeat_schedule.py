@@ -27,7 +27,6 @@ __all__ = [
 HEARTBEAT_SECONDS = 1.0
 
 CALL_TIMEOUT = 2.0
-
 """Seconds to wait for a reply."""
 
 
@@ -132,13 +131,11 @@ class HeartbeatSchedule:
 # run does not count.
 
 _ALIVE_SECONDS = 60.0
-
 """Seconds since the last reply within which the dispatcher is assumed able to list workers."""
 
 _MAX_NAMED = 3
 
 _ASSIGN_SECONDS = 5.0
-
 """Seconds without a task after which the dispatcher is assumed to have none to offer. It reassigns
 the remaining splits of a lost task to workers that had finished, once clients have reported what
 they received of it.
@@ -267,13 +264,13 @@ def describe_missing(
         )
     if journal_problem:
         parts.append(f"the dispatcher at {dispatcher} cannot assign splits: {journal_problem}")
-    unreachable = [task for task in tasks if task.problem]
+    unreachable = [task for task in tasks if task.connection_error]
     parts += [
         f"the worker at {task.address.worker_address} has been unreachable for "
-        f"{now - task.problem_since:.0f} s ({task.problem})"
+        f"{now - task.disconnected_at:.0f} s ({task.connection_error})"
         for task in unreachable[:_MAX_NAMED]
     ]
-    connected = [task for task in tasks if not task.problem]
+    connected = [task for task in tasks if not task.connection_error]
     if connected:
         names = ", ".join(task.address.worker_address for task in connected[:_MAX_NAMED])
         more = f" and {len(connected) - _MAX_NAMED} more" if len(connected) > _MAX_NAMED else ""

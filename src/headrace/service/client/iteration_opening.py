@@ -1,4 +1,4 @@
-"""Opening of an iteration: the dispatcher is called until it replies, or until a timeout."""
+"""Calls of the dispatcher that open an iteration and gather the positions of its clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.errors import DeadlineExceededError, UnavailableError
 from headrace.execution.delivered_elements import DeliveredElements
 from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
 from headrace.service.client.heartbeat_schedule import CALL_TIMEOUT
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.element_sets import END_ORDINAL
 from headrace.service.messages import (
     PLAN_CHUNK_BYTES,
@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 
 
 def open_iteration(
-    opening: OpenIteration,
-    dial: Callable[[], DispatcherStub],
+    open_request: OpenIteration,
+    open_stub: Callable[[], DispatcherStub],
     *,
     dispatcher: str,
     wait_timeout: float,
-    target: TargetWorkers,
+    task_selector: TaskSelector,
     keep_channel: Callable[[Channel], None],
     job_check: ExhaustedJobCheck,
     cost_fn: bytes = b"",
@@ -44,11 +44,11 @@ def open_iteration(
     """Join an iteration; return the tasks to read.
 
     Args:
-        opening: Request for the iteration.
-        dial: Opens a connection to the dispatcher.
+        open_request: Request for the iteration.
+        open_stub: Opens a connection to the dispatcher.
         dispatcher: Address of the dispatcher, for messages.
         wait_timeout: Seconds to wait for the dispatcher.
-        target: Selects the tasks to read.
+        task_selector: Selects the tasks to read.
         keep_channel: Receives the channel on which the dispatcher replied, for further use; must
             close it.
         job_check: Receives the dispatcher's reply.
@@ -61,46 +61,45 @@ def open_iteration(
             is none.
         UnavailableError: If the dispatcher did not reply within `wait_timeout`.
     """
-    with dial() as stub:
-        opened = retry(
-            lambda timeout: _open_once(stub, opening, cost_fn, timeout),
+    with open_stub() as stub:
+        reply = retry(
+            lambda timeout: _open_once(stub, open_request, cost_fn, timeout),
             deadline=wait_timeout,
             peer=f"the dispatcher at {dispatcher}",
             attempt_timeout=CALL_TIMEOUT,
             warn=lambda message: _log.warning("%s", message),
         )
         keep_channel(stub.release())
-    selected = target.select_opened(opened)
-    job_check.iteration_opened(opening, opened)
+    selected = task_selector.select_initial(reply)
+    job_check.iteration_opened(open_request, reply)
     return selected
 
 
 def _open_once(
-    stub: DispatcherStub, opening: OpenIteration, cost_fn: bytes, timeout: float
+    stub: DispatcherStub, open_request: OpenIteration, cost_fn: bytes, timeout: float
 ) -> OpenIterationReply:
-    opened = stub.call(opening, timeout=timeout)
-    if not opened.cost_fn_needed:
-        return opened
+    reply = stub.call(open_request, timeout=timeout)
+    if not reply.cost_fn_needed:
+        return reply
     received = 0
     while received < len(cost_fn):
         chunk = cost_fn[received : received + PLAN_CHUNK_BYTES]
         upload = PutPlan(
-            digest=opening.options.cost_fn_digest,
+            digest=open_request.options.cost_fn_digest,
             offset=received,
             total_bytes=len(cost_fn),
             chunk=chunk,
         )
         received = stub.call(upload, timeout=timeout).received_bytes
-    opened = stub.call(opening, timeout=timeout)
-    if opened.cost_fn_needed:  # it was restarted in between; the next attempt uploads it again
+    reply = stub.call(open_request, timeout=timeout)
+    if reply.cost_fn_needed:  # it was restarted in between; the next attempt uploads it again
         raise UnavailableError("the dispatcher lost the cost function that was just uploaded")
-    return opened
+    return reply
 
 
-# --- common position of all clients of a job: each contributes its part and receives the total ----
+# --- common position of all clients of a job: each contributes its part and receives the union ----
 
 GATHER_SECONDS = 60.0
-
 """Maximum seconds of the clients' wait for each other in `get_state`; at most `wait_timeout`."""
 
 _POLL_SECONDS = 0.05
@@ -109,7 +108,7 @@ _POLL_SECONDS = 0.05
 def gather_positions(
     own: DeliveredElements,
     client_id: str,
-    dial: Callable[[], DispatcherStub],
+    open_stub: Callable[[], DispatcherStub],
     *,
     dispatcher: str,
     timeout: float,
@@ -119,7 +118,7 @@ def gather_positions(
     Args:
         own: Elements delivered to this client.
         client_id: ID of this client.
-        dial: Opens a connection to the dispatcher.
+        open_stub: Opens a connection to the dispatcher.
         dispatcher: Address of the dispatcher, for messages.
         timeout: Seconds to wait for the other clients.
 
@@ -135,7 +134,7 @@ def gather_positions(
     )
     started_at = time.monotonic()
     warnings = WaitWarningLimiter()
-    with dial() as stub:
+    with open_stub() as stub:
         while True:
             reply = retry(
                 lambda timeout: stub.call(request, timeout=timeout),

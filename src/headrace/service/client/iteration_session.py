@@ -8,7 +8,7 @@ Inputs and actions:
     act(now) -> ClientActions              what to send, disconnect and log now
 
 A session has no thread, socket or clock. This module contains what does not depend on the order of
-delivery: the rhythm of dispatcher calls (`heartbeat_schedule`), the consumer's wait
+delivery: the schedule of dispatcher calls (`heartbeat_schedule`), the consumer's wait
 (`set_waiting`), and pauses of this process. `read_session` delivers elements in arrival order,
 `coordinated_session` one round after another.
 """
@@ -108,7 +108,7 @@ class IterationSession(ABC, Generic[T]):
         self._disconnects: list[int] = []
         self._warnings: list[str] = []
         self.failure: HeadraceError | None = None
-        #: Latest time at which the session asked to act again.
+        #: Time at which the last `act` asked to be called again.
         self._expected_wake_at = math.inf
 
     # --- dispatcher -------------------------------------------------------------------------------
@@ -118,36 +118,36 @@ class IterationSession(ABC, Generic[T]):
         """Start with the dispatcher's reply to `OpenIteration`."""
 
     def dispatcher_replied(
-        self, request: DispatcherRequest | None, answer: DispatcherReply | Exception, now: float
+        self, request: DispatcherRequest | None, reply: DispatcherReply | Exception, now: float
     ) -> None:
         """Handle a reply of the dispatcher, or the error of a call.
 
         Args:
             request: The call; None if it is unknown, or for all calls in flight.
-            answer: The reply or error.
+            reply: The reply or error.
             now: Current time.
         """
-        if isinstance(answer, ClientHeartbeatReply):
-            self.update_received(answer, now)
-        elif isinstance(answer, UnavailableError):
-            is_journal_error = isinstance(answer, JournalUnavailableError)
-            self._journal_problem = str(answer) if is_journal_error else ""
+        if isinstance(reply, ClientHeartbeatReply):
+            self.update_received(reply, now)
+        elif isinstance(reply, UnavailableError):
+            is_journal_error = isinstance(reply, JournalUnavailableError)
+            self._journal_problem = str(reply) if is_journal_error else ""
             self.dispatcher_unreachable(now)
         elif isinstance(request, ReportDelivery):
             self._report_acknowledged(request)
         elif isinstance(request, ReportUnreachable):
             self._unreachable_acknowledged(request.task_id)
             self._heartbeats.expedite()
-        elif isinstance(answer, NotFoundError):
+        elif isinstance(reply, NotFoundError):
             self.fail(
                 FailedPreconditionError(
                     f"the dispatcher at {self._dispatcher} no longer knows this client "
-                    f"({answer}): it was restarted without `fault_tolerant_mode`, or it received "
+                    f"({reply}): it was restarted without `fault_tolerant_mode`, or it received "
                     f"no heartbeat of this process for too long. {self._remedy}"
                 )
             )
-        elif isinstance(answer, HeadraceError):
-            self.fail(answer)
+        elif isinstance(reply, HeadraceError):
+            self.fail(reply)
 
     @abstractmethod
     def update_received(self, update: ClientHeartbeatReply, now: float) -> None:
@@ -186,7 +186,7 @@ class IterationSession(ABC, Generic[T]):
         self,
         task_id: int,
         number: int,
-        answer: GetElementsReply | Exception,
+        reply: GetElementsReply | Exception,
         payload: Any,
         now: float,
     ) -> list[ReceivedBatch]:
@@ -195,7 +195,7 @@ class IterationSession(ABC, Generic[T]):
         Args:
             task_id: Task of the request.
             number: Number of the request.
-            answer: The worker's reply; an exception concerns the request, not an element.
+            reply: The worker's reply; an exception concerns the request, not an element.
             payload: Decoded elements for the consumer, or an element's error to raise.
             now: Current time.
         """
@@ -299,7 +299,7 @@ class IterationSession(ABC, Generic[T]):
         self._heartbeats.exclude_pause(pause, now)
         self._wait.exclude_pause(pause, now)
         for task in self._active_tasks.values():
-            task.problem_since = min(now, task.problem_since + pause)
+            task.disconnected_at = min(now, task.disconnected_at + pause)
 
     @abstractmethod
     def _request_elements(self, now: float, actions: ClientActions) -> None:
@@ -346,7 +346,7 @@ class IterationSession(ABC, Generic[T]):
         actions.wake_within(wait.seconds_until_check(now))
 
     def _can_deliver(self, task: T, now: float) -> bool:
-        if task.problem:
+        if task.connection_error:
             return False
         dispatcher_fails = self._heartbeats.silence(now) or self._journal_problem
         return not (dispatcher_fails and self._needs_dispatcher(task))

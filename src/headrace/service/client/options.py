@@ -58,7 +58,7 @@ class ReadOptions:
     """Handling of elements at the end that do not fill a round."""
     group: str = ""
     """If not empty, the job belongs to a group of jobs of this name, which share one seed."""
-    group_terms: str = ""
+    group_options: str = ""
     """What all jobs of the group must agree on: one line in general, and one per dataset step."""
     cost_fn_id: str = ""
     cost_fn: bytes = b""

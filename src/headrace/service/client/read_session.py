@@ -155,7 +155,7 @@ class ReadSession(IterationSession[TaskReader]):
             if update.failure_reason:
                 self.fail(FailedPreconditionError(update.failure_reason))
         has_problem = self._loss_reporter.is_urgent or any(
-            task.problem for task in self._active_tasks.values()
+            task.connection_error for task in self._active_tasks.values()
         )
         lacks_tasks = not self._active_tasks and not self._iteration_finished
         self._heartbeats.schedule_next(now, is_waiting=has_problem or lacks_tasks)
@@ -169,7 +169,7 @@ class ReadSession(IterationSession[TaskReader]):
                 # All elements are known to have arrived. Only the end of the task is missing, for
                 # example because its worker is paused, and other tasks have delivered the rest.
                 self._close_task(task_id)
-            elif task.problem:
+            elif task.connection_error:
                 if task_id in self._deleted_tasks:
                     self._warn_of_loss(task, f"finished task {task_id}", now)
                 elif self._has_shards and self._iteration_finished and task_id in self._unfinished:
@@ -184,8 +184,8 @@ class ReadSession(IterationSession[TaskReader]):
         """Log that elements of an ended task may be lost, because its worker is unreachable."""
         self._warnings.append(
             f"giving up on the worker at {task.address.worker_address} ({description}), which has "
-            f"been unreachable for {now - task.problem_since:.0f} s ({task.problem}): elements of "
-            f"its last replies that did not arrive are lost{exception}"
+            f"been unreachable for {now - task.disconnected_at:.0f} s ({task.connection_error}): "
+            f"elements of its last replies that did not arrive are lost{exception}"
         )
 
     def _update_tasks(self, tasks: tuple[TaskAddress, ...], now: float) -> None:
@@ -221,7 +221,7 @@ class ReadSession(IterationSession[TaskReader]):
         self,
         task_id: int,
         number: int,
-        answer: GetElementsReply | Exception,
+        reply: GetElementsReply | Exception,
         payload: Any,
         now: float,
     ) -> list[ReceivedBatch]:
@@ -231,7 +231,7 @@ class ReadSession(IterationSession[TaskReader]):
         task.worker_responded()
         self._scheduler.task_changed(task_id)
         self._wait.worker_available()
-        if isinstance(answer, CancelledError):
+        if isinstance(reply, CancelledError):
             # Handled as a lost worker: the dispatcher decides whether the iteration continues.
             if self._has_shards and task_id in self._redeliverable_tasks:
                 self._warnings.append(
@@ -241,48 +241,48 @@ class ReadSession(IterationSession[TaskReader]):
             self._close_task(task_id)
             self._heartbeats.expedite()
             return []
-        if isinstance(answer, AbortedError):
+        if isinstance(reply, AbortedError):
             # The request was repeated; or the worker mistook it for an earlier request that was
             # delayed on another connection.
             task.request_aborted(number, now)
             return []
-        if isinstance(answer, UnavailableError):
+        if isinstance(reply, UnavailableError):
             # The worker is not ready, or its replies must be read first.
             task.retry_later(number, now)
             return []
-        if isinstance(answer, Exception):
-            entry: tuple[GetElementsReply | None, Any] = (None, answer)
+        if isinstance(reply, Exception):
+            entry: tuple[GetElementsReply | None, Any] = (None, reply)
         else:
-            entry = (answer, payload)
-            task.is_ending = task.is_ending or answer.end_of_task
+            entry = (reply, payload)
+            task.is_ending = task.is_ending or reply.end_of_task
             if task.window.is_unanswered(number):
                 skipped = (
-                    answer.mode_data.count if isinstance(answer.mode_data, SkippedElements) else 0
+                    reply.mode_data.count if isinstance(reply.mode_data, SkippedElements) else 0
                 )
                 self._lag_reporter.add_skipped(skipped, task.address.worker_address)
             # An empty reply means that the end is near and waits until the dispatcher has heard
             # from each client; or that everything was sent, and splits will be assigned once that
             # is consumed.
-            task.is_draining = not (answer.num_elements or answer.error)
+            task.is_draining = not (reply.num_elements or reply.error)
             if task.is_draining:
                 self._heartbeats.expedite()
-        deliveries = []
-        for next_number, (reply, value) in task.window.accept(number, entry):
+        batches = []
+        for next_number, (next_reply, next_payload) in task.window.accept(number, entry):
             self._scheduler.reply_received(
-                task_id, next_number, 1 if reply is None else reply.num_elements
+                task_id, next_number, 1 if next_reply is None else next_reply.num_elements
             )
-            delivery = self._accept_reply(task, next_number, reply, value)
-            if delivery is not None:
-                deliveries.append(delivery)
+            batch = self._accept_reply(task, next_number, next_reply, next_payload)
+            if batch is not None:
+                batches.append(batch)
         # In ordered reading, the delivered batch may not contain the awaited element.
-        if deliveries and self._wait.is_waiting and not self._delivers_empty:
+        if batches and self._wait.is_waiting and not self._delivers_empty:
             self._wait.begin(now)
         if task.is_ending:
             self._task_ended(task.address)
         if task.is_ending and not task.window.num_unanswered:
             self._close_task(task_id)
             self._heartbeats.expedite()
-        return deliveries
+        return batches
 
     def _accept_reply(
         self, task: TaskReader, number: int, reply: GetElementsReply | None, value: Any

@@ -30,7 +30,7 @@ from headrace.service.client.read_session import ReadSession
 from headrace.service.client.reader_runner import ReaderRunner
 from headrace.service.client.replay import ReplayBuffer, ReplayEntry, ReplayRegistry
 from headrace.service.client.request_scheduler import MAX_REQUESTS
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.config import STATIC_POLICIES, ShardingPolicy
 from headrace.service.messages import LostSplits, OpenIteration, TaskAddress
 from headrace.service.modes.coordinated_reads.coordinated_session import CoordinatedReadSession
@@ -47,15 +47,15 @@ class RemoteReader:
     """Reads one iteration of the data service (`plan.source.Reader`).
 
     Args:
-        opening: Request to open the iteration when the first element is requested.
+        open_request: Request to open the iteration when the first element is requested.
         dispatcher: Address of the dispatcher, for messages.
-        dial: Opens a connection to the dispatcher, for one call at a time.
+        open_stub: Opens a connection to the dispatcher, for one call at a time.
         connect_dispatcher: Opens a channel to the dispatcher.
-        connect: Opens a channel to the worker of a task.
+        connect_worker: Opens a channel to the worker of a task.
         max_outstanding_requests: Maximum number of elements that are requested, in flight or not
             consumed; None sends a few requests to each worker without counting elements.
         wait_timeout: Seconds without a worker that could deliver, after which reading fails.
-        target: Selects the tasks to read; None selects all.
+        task_selector: Selects the tasks to read; None selects all.
         replay_registry: Registry of readers that may be reopened after an interrupt.
         trainer_id: Trainer that this client reads for, with a cross-trainer cache.
         cost_fn: Pickled plan of the job's cost function; empty if there is none.
@@ -69,15 +69,15 @@ class RemoteReader:
 
     def __init__(
         self,
-        opening: OpenIteration,
+        open_request: OpenIteration,
         *,
         dispatcher: str,
-        dial: Callable[[], DispatcherStub],
+        open_stub: Callable[[], DispatcherStub],
         connect_dispatcher: Callable[[], Channel],
-        connect: Callable[[TaskAddress], Channel],
+        connect_worker: Callable[[TaskAddress], Channel],
         max_outstanding_requests: int | None,
         wait_timeout: float = 3600.0,
-        target: TargetWorkers | None = None,
+        task_selector: TaskSelector | None = None,
         replay_registry: ReplayRegistry | None = None,
         trainer_id: str = "",
         cost_fn: bytes = b"",
@@ -89,25 +89,25 @@ class RemoteReader:
     ) -> None:
         self._on_loss, self._earlier_loss = on_loss, earlier_loss
         self._job_check = job_check or ExhaustedJobCheck()
-        self._opening = opening
+        self._open_request = open_request
         self._cost_fn = cost_fn
         self._dispatcher = dispatcher
-        self._dial = dial
+        self._open_stub = open_stub
         self._wait_timeout = wait_timeout
-        self._target = target or TargetWorkers()
+        self._task_selector = task_selector or TaskSelector()
         self._pid = os.getpid()
         session = _create_session(
-            opening, dispatcher, max_outstanding_requests, wait_timeout, trainer_id, codec
+            open_request, dispatcher, max_outstanding_requests, wait_timeout, trainer_id, codec
         )
         self._runner = ReaderRunner(
             session,
             dispatcher=dispatcher,
             connect_dispatcher=connect_dispatcher,
-            connect=connect,
-            reports_consumption=opening.job_name is not None and not trainer_id,
-            target=self._target,
+            connect_worker=connect_worker,
+            reports_consumption=open_request.job_name is not None and not trainer_id,
+            task_selector=self._task_selector,
         )
-        self.name, self.epoch = opening.client_id, opening.epoch
+        self.name, self.epoch = open_request.client_id, open_request.epoch
         #: Whether the dispatcher may know this client, and whether it has sent the tasks.
         self._is_joining = self._is_open = False
         self._is_at_end = False
@@ -117,13 +117,13 @@ class RemoteReader:
         #: Delivered elements by position; None if positions are valid for this reader only.
         self._progress = None if base is None or not self._is_replayable else DeliveryProgress(base)
         self._has_base = bool(base)
-        self._seed = opening.seed
+        self._seed = open_request.seed
         self._replay_buffer = ReplayBuffer()
         #: Batches to replay.
         self._replay_entries: list[ReplayEntry] = []
         #: The batch being delivered.
         self._current: ReplayEntry | None = None
-        #: Number of elements and errors delivered; and its maximum, which a rewind does not reduce.
+        #: Number of elements and errors delivered, and its maximum, which a rewind does not reduce.
         self._received_count = self._counted_to = 0
         #: Position at which the consumer stopped, maybe before the last delivered element; None
         #: while open.
@@ -181,46 +181,46 @@ class RemoteReader:
     def _open_iteration(self) -> None:
         """Open the iteration. A repetition after an interrupt uses the same client ID."""
         self._is_joining = True
-        opened = open_iteration(
-            self._opening,
-            self._dial,
+        reply = open_iteration(
+            self._open_request,
+            self._open_stub,
             dispatcher=self._dispatcher,
             wait_timeout=self._wait_timeout,
-            target=self._target,
+            task_selector=self._task_selector,
             keep_channel=self._runner.channel_handover.put,
             job_check=self._job_check,
             cost_fn=self._cost_fn,
         )
         if (
-            self._opening.start_position_id
-            and opened.seed != self._opening.seed
-            and not opened.finished
+            self._open_request.start_position_id
+            and reply.seed != self._open_request.seed
+            and not reply.finished
         ):
             raise FailedPreconditionError(
-                f"job {opened.job_name!r} already reads this epoch with another seed than that of "
+                f"job {reply.job_name!r} already reads this epoch with another seed than that of "
                 "the state; use another job_name"
             )
-        self._seed = opened.seed
-        self._runner.iteration_opened(opened)
+        self._seed = reply.seed
+        self._runner.iteration_opened(reply)
         self._is_open = True
 
     def _next_entry(self) -> ReplayEntry | None:
         """Return the next batch, either replayed or new."""
         if self._replay_entries:
             return self._replay_entries.pop(0)
-        delivery = self._runner.wait_for_batch()
-        if delivery is None:
+        batch = self._runner.wait_for_batch()
+        if batch is None:
             return None
-        content = decode_batch(delivery)
+        content = decode_batch(batch)
         size = 1 if isinstance(content, Exception) else content.size
-        entry = ReplayEntry(delivery, content, self._received_count, size, _count_bytes(delivery))
+        entry = ReplayEntry(batch, content, self._received_count, size, _count_bytes(batch))
         if not self._is_replayable:
             self._replay_buffer.forget(self._received_count)
-        if self._progress is not None and delivery.reply is not None:
-            self._progress.add(delivery.task.task_id, delivery.reply, self._received_count, size)
+        if self._progress is not None and batch.reply is not None:
+            self._progress.add(batch.task.task_id, batch.reply, self._received_count, size)
         # Retained before it is taken, so that an interrupt loses nothing: `rewind` finds it.
         self._replay_buffer.add(entry)
-        self._runner.take(delivery)
+        self._runner.take(batch)
         return entry
 
     def _take_chunk(self, entry: ReplayEntry, limit: int) -> Chunk:
@@ -280,7 +280,7 @@ class RemoteReader:
 
     def _position(self, received: int) -> Position:
         return {
-            "epoch": list(self._opening.epoch),
+            "epoch": list(self._open_request.epoch),
             "received": received,
             "reader": self.name,
         }
@@ -296,14 +296,14 @@ class RemoteReader:
                 "the position of this reader is valid only in this process; save the state of the "
                 "iterator over the dataset instead"
             )
-        if not (received or self._has_base or (self._opening.job_name and self._is_open)):
+        if not (received or self._has_base or (self._open_request.job_name and self._is_open)):
             return None
         delivered = self._progress.delivered_before(received)
-        if self._opening.job_name is not None and self._is_open:
+        if self._open_request.job_name is not None and self._is_open:
             delivered = gather_positions(
                 delivered,
                 self.name,
-                self._dial,
+                self._open_stub,
                 dispatcher=self._dispatcher,
                 timeout=min(GATHER_SECONDS, self._wait_timeout),
             )
@@ -384,7 +384,7 @@ class RemoteReader:
 
 
 def _create_session(
-    opening: OpenIteration,
+    open_request: OpenIteration,
     dispatcher: str,
     max_elements: int | None,
     wait_timeout: float,
@@ -392,9 +392,9 @@ def _create_session(
     codec: str,
 ) -> ReadSession | CoordinatedReadSession:
     """Return the session of a client, or of one of several consumers."""
-    client_id, now = opening.client_id, time.monotonic()
+    client_id, now = open_request.client_id, time.monotonic()
     max_outstanding = max_elements or MAX_REQUESTS
-    if opening.options.num_consumers is None or opening.consumer_index is None:
+    if open_request.options.num_consumers is None or open_request.consumer_index is None:
         return ReadSession(
             client_id,
             dispatcher,
@@ -405,21 +405,21 @@ def _create_session(
             trainer_id=trainer_id,
             codec=codec,
             is_remote=lambda address: not addresses.is_local_host(addresses.split(address)[0]),
-            has_shards=opening.options.processing_mode in STATIC_POLICIES,
-            assigns_splits=opening.options.processing_mode == ShardingPolicy.DYNAMIC,
+            has_shards=open_request.options.processing_mode in STATIC_POLICIES,
+            assigns_splits=open_request.options.processing_mode == ShardingPolicy.DYNAMIC,
         )
     return CoordinatedReadSession(
         client_id,
         dispatcher,
         max_outstanding,
         now,
-        consumer=opening.consumer_index,
-        num_consumers=opening.options.num_consumers,
+        consumer=open_request.consumer_index,
+        num_consumers=open_request.options.num_consumers,
         wait_timeout=wait_timeout,
     )
 
 
-def _count_bytes(delivery: ReceivedBatch) -> int:
-    if isinstance(delivery.payload, Exception):
+def _count_bytes(batch: ReceivedBatch) -> int:
+    if isinstance(batch.payload, Exception):
         return 0
-    return sum([memoryview(buffer).nbytes for buffer in delivery.payload])
+    return sum([memoryview(buffer).nbytes for buffer in batch.payload])

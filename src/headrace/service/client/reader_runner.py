@@ -33,7 +33,7 @@ from headrace.errors import (
 from headrace.process_metrics import count_skipped
 from headrace.service.client.actions import ClientActions, ReceivedBatch
 from headrace.service.client.read_session import ReadSession
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.messages import (
     ClientHeartbeatReply,
     CloseIteration,
@@ -106,10 +106,10 @@ class ReaderRunner:
         session: The session, used only here from now on.
         dispatcher: Address of the dispatcher, for messages.
         connect_dispatcher: Opens a channel to the dispatcher; called on the I/O thread.
-        connect: Opens a channel to the worker of a task; called on the I/O thread.
+        connect_worker: Opens a channel to the worker of a task; called on the I/O thread.
         reports_consumption: Whether to report at the end what was consumed, because other clients
             read the rest.
-        target: Selects the tasks to read.
+        task_selector: Selects the tasks to read.
     """
 
     def __init__(
@@ -118,15 +118,15 @@ class ReaderRunner:
         *,
         dispatcher: str,
         connect_dispatcher: Callable[[], Channel],
-        connect: Callable[[TaskAddress], Channel],
+        connect_worker: Callable[[TaskAddress], Channel],
         reports_consumption: bool,
-        target: TargetWorkers,
+        task_selector: TaskSelector,
     ) -> None:
         self._session = session
         self._dispatcher = dispatcher
         self.channel_handover = ChannelHandover(connect_dispatcher)
-        self._connect = connect
-        self._target = target
+        self._connect_worker = connect_worker
+        self._task_selector = task_selector
         self._reports_consumption = reports_consumption
         self._runner = SessionRunner(
             "headrace-client", self._process_events, self._fail, self._close_iteration
@@ -169,7 +169,7 @@ class ReaderRunner:
     def iteration_opened(self, reply: OpenIterationReply) -> None:
         """Pass the tasks in the dispatcher's reply to `OpenIteration` to the session."""
         with self._runner.lock:
-            self._session.skipped_workers = self._target.skipped_workers
+            self._session.skipped_workers = self._task_selector.skipped_workers
             self._session.iteration_opened(reply, time.monotonic())
 
     def start(self, partly_consumed: PartlyConsumed) -> None:
@@ -224,15 +224,15 @@ class ReaderRunner:
         except IndexError:
             return 0
 
-    def take(self, delivery: ReceivedBatch) -> None:
+    def take(self, batch: ReceivedBatch) -> None:
         """Remove the first batch, if it is this one."""
-        if self._batches and self._batches[0] is delivery:
+        if self._batches and self._batches[0] is batch:
             self._batches.popleft()
 
-    def consume(self, delivery: ReceivedBatch) -> None:
+    def consume(self, batch: ReceivedBatch) -> None:
         """Record that a batch was consumed completely. Idempotent."""
         with self._runner.lock:
-            is_urgent = self._session.batch_consumed(delivery.task.task_id, delivery.request_number)
+            is_urgent = self._session.batch_consumed(batch.task.task_id, batch.request_number)
         if is_urgent:
             self._runner.wake()
 
@@ -242,11 +242,9 @@ class ReaderRunner:
         is_urgent = False
         with self._runner.lock:
             while self._batches:
-                delivery = self._batches.popleft()
-                batches.append(delivery)
-                is_urgent |= self._session.batch_consumed(
-                    delivery.task.task_id, delivery.request_number
-                )
+                batch = self._batches.popleft()
+                batches.append(batch)
+                is_urgent |= self._session.batch_consumed(batch.task.task_id, batch.request_number)
         if is_urgent:
             self._runner.wake()
         return batches
@@ -452,7 +450,7 @@ class ReaderRunner:
         for task, number, message in actions.requests:
             try:
                 if task.task_id not in connections:
-                    connections.add(task.task_id, self._connect(task))
+                    connections.add(task.task_id, self._connect_worker(task))
                 connections.send(task.task_id, message, number)
             except UnavailableError as error:
                 with self._runner.lock:
@@ -500,35 +498,35 @@ class ReaderRunner:
             self._session.fail(event.error)
 
     def _worker_replied(self, event: ReplyReceived, now: float) -> None:
-        task_id, number, (_, answer, buffers) = event
-        if not isinstance(answer, GetElementsReply | Exception):
-            answer = HeadraceError(f"unexpected reply of the worker: {type(answer).__name__}")
-        payload = _decode_element_error(answer) or buffers
+        task_id, number, (_, reply, buffers) = event
+        if not isinstance(reply, GetElementsReply | Exception):
+            reply = HeadraceError(f"unexpected reply of the worker: {type(reply).__name__}")
+        payload = _decode_element_error(reply) or buffers
         if buffers:
             self._session.measure_reply(task_id, buffers, now)
         skipped_before = self._session.skipped
-        self._batches += self._session.worker_replied(task_id, number, answer, payload, now)
+        self._batches += self._session.worker_replied(task_id, number, reply, payload, now)
         if self._session.skipped > skipped_before:
             count_skipped(self._session.skipped - skipped_before)
 
     def _dispatcher_replied(self, event: ReplyReceived | PeerLost, now: float) -> None:
-        answer: Any
+        reply: Any
         if isinstance(event, PeerLost):
-            request, answer = None, event.error
+            request, reply = None, event.error
         else:
-            request, answer = event.request, event.reply.message
-        if isinstance(answer, UnavailableError):
+            request, reply = event.request, event.reply.message
+        if isinstance(reply, UnavailableError):
             _log.debug(
                 "no reply from the dispatcher at %s: %s; reading continues",
                 self._dispatcher,
-                answer,
+                reply,
             )
-        if isinstance(answer, ClientHeartbeatReply):
-            reply, answer = answer, self._target.select(answer)
-            self._session.skipped_workers = self._target.skipped_workers
-            if self._target.is_local:
-                answer = self._local_update(reply, answer)
-        self._session.dispatcher_replied(request, answer, now)
+        if isinstance(reply, ClientHeartbeatReply):
+            full_update, reply = reply, self._task_selector.select(reply)
+            self._session.skipped_workers = self._task_selector.skipped_workers
+            if self._task_selector.is_local:
+                reply = self._local_update(full_update, reply)
+        self._session.dispatcher_replied(request, reply, now)
 
     def _local_update(
         self, update: ClientHeartbeatReply, local: ClientHeartbeatReply
@@ -547,7 +545,7 @@ class ReaderRunner:
                 self._session.fail(
                     UnavailableError(f"{_describe_stopped(shards)}. Iterate over the dataset again")
                 )
-        elif local.finished and (active or (abandoned and not self._target.is_copy)):
+        elif local.finished and (active or (abandoned and not self._task_selector.is_copy)):
             # Version -1 requests another update, although the dispatcher has no news of it.
             return msgspec.structs.replace(local, finished=False, version=-1)
         elif local.finished and abandoned:
@@ -564,12 +562,12 @@ def _describe_stopped(tasks: Sequence[TaskAddress]) -> str:
     )
 
 
-def _decode_element_error(answer: GetElementsReply | Exception) -> Exception | None:
+def _decode_element_error(reply: GetElementsReply | Exception) -> Exception | None:
     """Return the error in place of an element, if the reply has one."""
-    if not isinstance(answer, GetElementsReply) or answer.error is None:
+    if not isinstance(reply, GetElementsReply) or reply.error is None:
         return None
     try:
-        return decode_error(answer.error)
+        return decode_error(reply.error)
     except msgspec.DecodeError as error:
         return HeadraceError(f"the worker sent an error that cannot be decoded: {error}")
 

@@ -1,8 +1,8 @@
 """Replay of delivered elements that an iterator may request again.
 
-An interrupt (Ctrl-C) can leave the steps above a reader in any state; they are rebuilt from the
-last position. An epoch of the service cannot be opened in its middle, so the reader stays open, and
-replays the elements after that position.
+An interrupt (Ctrl-C) can leave the steps that use a reader in any state, so the iterator rebuilds
+them at its last position. The service cannot open an epoch at such a position: the reader stays
+open instead, and replays the elements after it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ReplayBuffer:
         """Discard batches that end at or before position `before`, in elements and errors."""
         while self._entries and self._entries[0].stop <= before:
             self._drop()
-        # The more is needed, the less often to check.
+        # If many batches are still needed, the next check comes later.
         self._full_entries = max(_FULL_ENTRIES, 2 * len(self._entries))
         self._full_bytes = max(_FULL_BYTES, 2 * self._bytes)
 
@@ -89,7 +89,7 @@ class ReplayBuffer:
 
 
 class ReplayableReader(Protocol):
-    """A reader as its registry sees it."""
+    """Interface of the readers in a `ReplayRegistry`."""
 
     name: str
     epoch: tuple[int, ...]
@@ -204,7 +204,7 @@ class ReplayRegistry:
     def hold_readers(self, iterator: Any) -> None:
         """Retain readers that are closed from now on, so that they can be reopened."""
         self._holders.add(iterator)
-        # These were reopened, and an interrupt prevented their use.
+        # An interrupt came after these were reopened and before they were used.
         self._reopened.clear()
 
     def release_readers(self, iterator: Any) -> None:
@@ -220,12 +220,13 @@ class ReplayRegistry:
 
     # --- undelivered elements ---------------------------------------------------------------------
 
-    def report_loss(self, loss: Exception) -> None:
-        """Raise an error about undelivered elements after the last element.
+    def schedule_loss_error(self, loss: Exception) -> None:
+        """Store an error about undelivered elements, to be raised after the last element.
 
-        Steps after the reader may still hold elements, so the iterator raises it at its end, or at
-        the start of the next epoch if one iterator reads several. If no iterator of this process
-        reads this source directly, it is raised here.
+        Steps after the reader may still hold elements, so the iterator takes the error
+        (`take_loss_error`) and raises it at its end, or at the start of the next epoch if one
+        iterator reads several. If no iterator of this process reads this source directly, the error
+        is raised here.
         """
         if not self._iterators:
             raise loss

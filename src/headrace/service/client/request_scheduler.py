@@ -2,10 +2,10 @@
 
 Rule 1. Over all tasks, unanswered requests and unconsumed replies do not exceed the budget, except
     that credit of a task that has kept others waiting for long is lent to them.
-Rule 2. Tasks without credit receive it in the order in which they asked.
-Rule 3. If elements are counted, a request states how many may come with its reply, and they count
-    from the request until they are consumed. Credit is then lent only if there are more tasks than
-    elements.
+Rule 2. Tasks without credit receive it in the order of their denied requests.
+Rule 3. If elements are counted, a request states the maximum number of elements in its reply, and
+    these use credit from the request until they are consumed. Credit is then lent only if there are
+    more tasks than elements.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ __all__ = ["MAX_REQUESTS", "RequestBudget", "RequestPlan", "RequestScheduler"]
 
 
 MAX_REQUESTS = 16
-
-"""Maximum over all workers, if elements are not counted."""
+"""Maximum of unanswered requests plus unconsumed replies, if elements are not counted."""
 
 
 class RequestBudget:
@@ -46,7 +45,7 @@ class RequestBudget:
     ) -> None:
         self._limit = limit
         self._counts_elements = counts_elements
-        #: Elements that may come or came with each request; a missing request counts as one.
+        #: Number of elements that each reply may have or had; a missing entry means one.
         self._elements: dict[tuple[Hashable, int], int] = {}
         self._window = window
         self._lend_after = lend_after
@@ -169,13 +168,11 @@ class RequestBudget:
 # after a change, when its delay has passed, and when credit for it becomes available.
 
 _ACKNOWLEDGE_SECONDS = 0.5
-
 """Seconds without a reply after which a task repeats a request whose worker does not know yet that
 its replies were consumed. The worker may be waiting for that, and only requests acknowledge.
 """
 
 _LEND_CHECK_SECONDS = 0.25
-
 """Seconds between checks while a task waits for credit that may be lent to it."""
 
 
@@ -278,7 +275,7 @@ class RequestScheduler:
         self._delayed.discard(task_id)
         task.resume()
         while not task.is_ending and task.can_request_more:
-            if task.problem and task.unsent:
+            if task.connection_error and task.unsent:
                 self._budget.withdraw(task_id)
                 break  # probe with one request
             if self._allowed_tasks is not None and task_id not in self._allowed_tasks:
@@ -290,7 +287,7 @@ class RequestScheduler:
             self._budget.request_sent(task_id, number, now)
         else:
             self._budget.withdraw(task_id)
-        if task.owes_acknowledgement and not task.unsent and not task.is_ending:
+        if task.has_unsent_acknowledgement and not task.unsent and not task.is_ending:
             # Also if nothing arrived since the connection was lost: the worker may be waiting for
             # it.
             if task.is_draining or now - task.sent_at >= _ACKNOWLEDGE_SECONDS:

@@ -19,18 +19,18 @@ __all__ = ["find_read_splits", "position_digest", "resume_iteration"]
 
 
 def resume_iteration(
-    opening: OpenIteration, position: dict[str, Any]
+    open_request: OpenIteration, position: dict[str, Any]
 ) -> tuple[OpenIteration, DeliveredElements]:
     """Return the request to resume at an unordered position, and the elements before it.
 
     Args:
-        opening: Request that would start from the beginning.
+        open_request: Request that would start from the beginning.
         position: Saved position: {"positions", "seed"}.
     """
     base = DeliveredElements.from_json(position["positions"])
     first = base.watermark
     resumed = msgspec.structs.replace(
-        opening,
+        open_request,
         seed=position["seed"],
         first_split=first,
         delivered=tuple(

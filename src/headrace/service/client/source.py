@@ -29,7 +29,7 @@ from headrace.plan.partition_nodes import ReadSplits
 from headrace.plan.source import INFINITE, UNKNOWN, Position, Reader, Source
 from headrace.plan.traverse import transform
 from headrace.rewrites.optimize import prepare
-from headrace.rewrites.partition import PartitionMode, partition_with_mode
+from headrace.rewrites.partition import PartitionMode, PlanPartition, partition_with_mode
 from headrace.service.client.data_loss import report_loss
 from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
 from headrace.service.client.iteration_opening import open_iteration
@@ -43,7 +43,7 @@ from headrace.service.client.saved_positions import (
     position_digest,
     resume_iteration,
 )
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.client.visitation import describe_partition, explain_unusable_position
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
@@ -88,15 +88,15 @@ _MAX_EPOCH = 1
 """Maximum epoch of a dataset that trainers share, because it must be infinite."""
 
 
-class _Latest:
-    """Latest reader of a source in this process, for reports."""
+class _LatestReader:
+    """Holder of a source's latest reader in this process, for reports."""
 
     def __init__(self) -> None:
         self.reader: RemoteReader | ArrivingSplits | None = None
 
-    def __reduce__(self) -> tuple[type[_Latest], tuple[()]]:
+    def __reduce__(self) -> tuple[type[_LatestReader], tuple[()]]:
         # Each process has its own readers.
-        return _Latest, ()
+        return _LatestReader, ()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,7 +141,7 @@ class RemoteSource(Source):
     _job_check: ExhaustedJobCheck = field(default_factory=ExhaustedJobCheck, repr=False)
     _seed: int | None = field(default=None, repr=False)
     _replay_registry: ReplayRegistry = field(default_factory=ReplayRegistry, repr=False)
-    _latest: _Latest = field(default_factory=_Latest, repr=False)
+    _latest_reader: _LatestReader = field(default_factory=_LatestReader, repr=False)
 
     @property
     def element_spec(self) -> Spec | None:
@@ -217,7 +217,7 @@ class RemoteSource(Source):
             remainder="drop",
             trainer_id="",
             group="",
-            group_terms="",
+            group_options="",
             cost_fn_id="",
             cost_fn=b"",
         )
@@ -228,7 +228,7 @@ class RemoteSource(Source):
             _counter=None,
             _job_check=ExhaustedJobCheck(),
             _replay_registry=ReplayRegistry(),
-            _latest=_Latest(),
+            _latest_reader=_LatestReader(),
         )
 
     def with_occurrence(self, occurrence: int) -> RemoteSource:
@@ -297,7 +297,7 @@ class RemoteSource(Source):
             reopened = self.replay_buffers.reopen(position, epoch)
             if reopened is not None:
                 return cast(RemoteReader, reopened)
-        opening, base = self._make_open_request(epoch), None
+        open_request, base = self._make_open_request(epoch), None
         if self.has_positions:
             base = DeliveredElements()
         if position is not None:
@@ -305,7 +305,7 @@ class RemoteSource(Source):
                 prefix = _process_prefix()
                 is_forked = not position.get("reader", prefix).startswith(prefix)
                 raise FailedPreconditionError(_FORKED if is_forked else _CANNOT_RESTORE)
-            opening, base = resume_iteration(opening, position)
+            open_request, base = resume_iteration(open_request, position)
         if self.options.trainer_id and max(epoch) > _MAX_EPOCH:
             raise InvalidArgumentError(
                 "Cross-trainer caching requires infinite datasets and disallows multiple "
@@ -313,12 +313,12 @@ class RemoteSource(Source):
                 "iterator, or apply `distribute` again"
             )
         reader = RemoteReader(
-            opening,
+            open_request,
             dispatcher=self.options.service,
-            dial=self._dial,
+            open_stub=self._open_stub,
             connect_dispatcher=self._connect_dispatcher,
-            connect=self._connect,
-            target=self._target(),
+            connect_worker=self._connect_worker,
+            task_selector=self._create_task_selector(),
             max_outstanding_requests=self.options.max_outstanding_requests,
             wait_timeout=self.options.wait_timeout,
             replay_registry=self.replay_buffers,
@@ -330,11 +330,11 @@ class RemoteSource(Source):
             on_loss=self._on_loss,
             earlier_loss=self.replay_buffers.take_loss_error(),
         )
-        self._latest.reader = reader
+        self._latest_reader.reader = reader
         return reader
 
-    def _target(self) -> TargetWorkers:
-        return TargetWorkers(
+    def _create_task_selector(self) -> TaskSelector:
+        return TaskSelector(
             self.options.target_workers,
             static_policy=self.options.static_policy,
             uses_tags=self.options.num_consumers is None,
@@ -347,14 +347,18 @@ class RemoteSource(Source):
             dataset_id=self.dataset_id,
             job_name=self.job_name,
             epoch=epoch,
-            seed=secrets.randbits(52) if self._seed is None else self._seed,
+            seed=self._draw_seed(),
             fixed_seeds=self.fixed_seeds,
-            options=self._terms(),
+            options=self._job_options(),
             consumer_index=self.options.consumer_index,
             exclusive_reason=self.exclusive_reason,
         )
 
-    def _terms(self) -> JobOptions:
+    def _draw_seed(self) -> int:
+        """Return the seed of this source, or a random one."""
+        return secrets.randbits(52) if self._seed is None else self._seed
+
+    def _job_options(self) -> JobOptions:
         options = self.options
         return JobOptions(
             processing_mode=int(options.processing_mode),
@@ -369,7 +373,7 @@ class RemoteSource(Source):
             partition_mode=self.partition_mode,
             num_splits=self.num_splits,
             group=options.group,
-            group_options=options.group_terms,
+            group_options=options.group_options,
         )
 
     # --- client stage -----------------------------------------------------------------------------
@@ -392,27 +396,15 @@ class RemoteSource(Source):
             prepare(with_fixed_seeds(plan, self.fixed_seeds)),
             self._partition_mode_at(position or {}),
         )
-        own_seed = partition.options.seed
-        opening = self._make_open_request(epoch)
         if not partition.is_ordered:
-            arriving = FromSource(
-                source=dataclasses.replace(self, remote_plan=None, spec=None, _counter=None)
-            )
-            client_stage = transform(
-                partition.client_stage,
-                lambda node: arriving if isinstance(node, ReadSplits) else node,
-            )
-            seed = opening.seed if own_seed is None else own_seed
-            partition = dataclasses.replace(partition, client_stage=client_stage)
-            return ClientStageReader(
-                lambda: build_client_stage(partition, NO_SPLITS, seed=seed, epochs=epoch),
-                position,
-            )
+            return self._unordered_stage_reader(partition, position, epoch)
+        own_seed = partition.options.seed
+        open_request = self._make_open_request(epoch)
         first, read = find_read_splits(partition, saved_state)
-        opening = msgspec.structs.replace(
-            opening,
+        open_request = msgspec.structs.replace(
+            open_request,
             options=msgspec.structs.replace(
-                opening.options,
+                open_request.options,
                 partition_mode=partition.worker_mode,
                 num_splits=partition.num_splits,
                 ordered=True,
@@ -420,39 +412,39 @@ class RemoteSource(Source):
             exclusive_reason=self.exclusive_reason or "ordered reading",
             first_split=first,
             delivered=read,
-            seed=opening.seed if saved_seed is None else saved_seed,
+            seed=open_request.seed if saved_seed is None else saved_seed,
             start_position_id=""
             if position is None
             else position_digest([saved_state, partition.mode, saved_seed]),
         )
         session = create_ordered_session(
-            opening.client_id,
+            open_request.client_id,
             self.options.service,
             self.options.max_outstanding_requests,
             self.options.wait_timeout,
             codec=available_codecs()[0] if self.compression == "AUTO" else "",
         )
-        target = self._target()
+        task_selector = self._create_task_selector()
         num_splits = partition.num_splits - first - total_length(read)
         splits = ArrivingSplits(
             session,
-            lambda session: self._create_runner(session, target),
-            lambda runner: self._open_iteration(opening, runner, target),
+            lambda session: self._create_runner(session, task_selector),
+            lambda runner: self._open_iteration(open_request, runner, task_selector),
             num_splits,
         )
-        self._latest.reader = splits
-        state_fields: dict[str, Any] = {"partition_mode": partition.mode, "seed": opening.seed}
+        self._latest_reader.reader = splits
+        state_fields: dict[str, Any] = {"partition_mode": partition.mode, "seed": open_request.seed}
         if self.counter is not None:
             state_fields["iteration"] = list(epoch)
 
         def create_iterator() -> ElementIterator:
-            opened = splits.open_iteration()
-            if position is not None and opened.seed != opening.seed:
+            reply = splits.open_iteration()
+            if position is not None and reply.seed != open_request.seed:
                 raise FailedPreconditionError(
-                    f"job {opened.job_name!r} already reads this epoch with another seed than that "
+                    f"job {reply.job_name!r} already reads this epoch with another seed than that "
                     "of the state; use another job_name"
                 )
-            state_fields["seed"] = seed = opened.seed if own_seed is None else own_seed
+            state_fields["seed"] = seed = reply.seed if own_seed is None else own_seed
             return build_client_stage(partition, splits, seed=seed, epochs=epoch)
 
         return ClientStageReader(
@@ -462,6 +454,23 @@ class RemoteSource(Source):
             state_fields,
             lambda: report_loss(splits.losses, self._on_loss),
             self.replay_buffers.take_loss_error(),
+        )
+
+    def _unordered_stage_reader(
+        self, partition: PlanPartition, position: Position, epoch: tuple[int, ...]
+    ) -> ClientStageReader:
+        """Return a reader of a client stage that reads elements as they arrive."""
+        arriving = FromSource(
+            source=dataclasses.replace(self, remote_plan=None, spec=None, _counter=None)
+        )
+        client_stage = transform(
+            partition.client_stage, lambda node: arriving if isinstance(node, ReadSplits) else node
+        )
+        partition = dataclasses.replace(partition, client_stage=client_stage)
+        own_seed = partition.options.seed
+        seed = self._draw_seed() if own_seed is None else own_seed
+        return ClientStageReader(
+            lambda: build_client_stage(partition, NO_SPLITS, seed=seed, epochs=epoch), position
         )
 
     def _partition_mode_at(self, position: dict[str, Any]) -> PartitionMode:
@@ -476,33 +485,33 @@ class RemoteSource(Source):
             self.ordered_partition.fix_mode(mode)  # all epochs of a job have the same partition
         return mode
 
-    def _create_runner(self, session: ReadSession, target: TargetWorkers) -> ReaderRunner:
+    def _create_runner(self, session: ReadSession, task_selector: TaskSelector) -> ReaderRunner:
         return ReaderRunner(
             session,
             dispatcher=self.options.service,
             connect_dispatcher=self._connect_dispatcher,
-            connect=self._connect,
-            target=target,
+            connect_worker=self._connect_worker,
+            task_selector=task_selector,
             reports_consumption=False,
         )
 
     def _open_iteration(
-        self, opening: OpenIteration, runner: ReaderRunner, target: TargetWorkers
+        self, open_request: OpenIteration, runner: ReaderRunner, task_selector: TaskSelector
     ) -> OpenIterationReply:
-        opened = open_iteration(
-            opening,
-            self._dial,
+        reply = open_iteration(
+            open_request,
+            self._open_stub,
             dispatcher=self.options.service,
             wait_timeout=self.options.wait_timeout,
-            target=target,
+            task_selector=task_selector,
             keep_channel=runner.channel_handover.put,
             job_check=self._job_check,
             cost_fn=self.options.cost_fn,
         )
-        runner.iteration_opened(opened)
-        if not opened.finished:  # no other client may join before the end
+        runner.iteration_opened(reply)
+        if not reply.finished:  # no other client may join before the end
             self._job_check.element_received()
-        return opened
+        return reply
 
     @property
     def _on_loss(self) -> Callable[[Exception], None] | None:
@@ -510,7 +519,7 @@ class RemoteSource(Source):
         options = self.options
         is_promised = options.visitation == "exactly_once" and options.num_consumers is None
         return (
-            self.replay_buffers.report_loss
+            self.replay_buffers.schedule_loss_error
             if is_promised and options.on_data_loss == "error"
             else None
         )
@@ -522,20 +531,20 @@ class RemoteSource(Source):
 
     def elements_by_worker(self) -> dict[str, int]:
         """Return the elements delivered by each worker address in the latest iteration."""
-        reader = self._latest.reader
+        reader = self._latest_reader.reader
         return {} if reader is None else reader.elements_by_worker()
 
     def skipped(self) -> int:
         """Return the number of elements skipped in the latest iteration by a slow trainer."""
-        reader = self._latest.reader
+        reader = self._latest_reader.reader
         return 0 if reader is None else reader.skipped
 
     def losses(self) -> tuple[LostSplits, ...]:
         """Return the losses of the latest iteration; known at its end."""
-        reader = self._latest.reader
+        reader = self._latest_reader.reader
         return () if reader is None else reader.losses
 
-    def _dial(self) -> DispatcherStub:
+    def _open_stub(self) -> DispatcherStub:
         return DispatcherStub(self.options.service, security=self.options.security)
 
     def _connect_dispatcher(self) -> Channel:
@@ -546,7 +555,7 @@ class RemoteSource(Source):
             shared_memory=False,
         )
 
-    def _connect(self, task: TaskAddress) -> Channel:
+    def _connect_worker(self, task: TaskAddress) -> Channel:
         address = task.worker_address
         protocol = self.options.data_transfer_protocol
         if protocol in (None, "local"):

@@ -1,4 +1,4 @@
-"""One task as its client sees it: requests, replies, and whether the worker responds."""
+"""Reading of one task: its requests and replies, and whether its worker responds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RETRY_SECONDS = 0.1
 
 
 class TaskReader:
-    """A task that is being read.
+    """State of a task that is being read.
 
     Args:
         address: Address of the task.
@@ -45,15 +45,16 @@ class TaskReader:
         #: Earliest time of the next request; 0.0 for no limit.
         self.retry_at = 0.0
         self._backoff = Backoff(0.02, longest=1.0)
-        #: Error of the lost connection, until the worker responds again, and the time of the loss.
-        self.problem: str = ""
-        self.problem_since = 0.0
+        #: Error of the lost connection, until the worker responds again; otherwise empty.
+        self.connection_error = ""
+        #: When the connection was lost, without pauses of this process.
+        self.disconnected_at = 0.0
         #: Whether the worker's address refuses connections.
         self.is_refused = False
 
     @property
-    def owes_acknowledgement(self) -> bool:
-        """Whether no request in flight acknowledges the replies consumed before it."""
+    def has_unsent_acknowledgement(self) -> bool:
+        """Whether replies were consumed that no request in flight acknowledges."""
         window = self.window
         return (
             bool(window.num_unanswered)
@@ -96,10 +97,10 @@ class TaskReader:
 
     def worker_responded(self) -> None:
         """Record that the worker responded."""
-        if self.problem:
+        if self.connection_error:
             self.retry_at = 0.0
         self._backoff.reset()
-        self.problem = ""
+        self.connection_error = ""
 
     def request_aborted(self, number: int, now: float) -> None:
         """Record that the worker aborted a request, or the original of a repeated request."""
@@ -116,8 +117,8 @@ class TaskReader:
 
     def disconnected(self, error: UnavailableError, now: float) -> None:
         """Record that the connection was lost or could not be opened."""
-        if not self.problem:
-            self.problem, self.problem_since = str(error), now
+        if not self.connection_error:
+            self.connection_error, self.disconnected_at = str(error), now
         self.is_refused = bool(getattr(error, "refused", False))
         self.unsent = []
         self._repeated.clear()
@@ -127,19 +128,19 @@ class TaskReader:
         """End the delay of `retry_at`; after a lost connection, resend all unanswered requests."""
         if self.retry_at:
             self.retry_at = 0.0
-            if self.problem:
+            if self.connection_error:
                 self.unsent = self.window.numbers_to_resend()
 
     # --- replies ----------------------------------------------------------------------------------
 
-    def accept(self, number: int, answer: GetElementsReply) -> bool:
+    def accept(self, number: int, reply: GetElementsReply) -> bool:
         """Accept the next reply in order; return whether it has something for the consumer."""
-        self.received_record.add_reply(answer)
+        self.received_record.add_reply(reply)
         self._repeated.pop(number, None)
-        is_empty = answer.end_of_task or not (answer.num_elements or answer.error)
-        if is_empty or not self.window.record_elements(answer.first_element, answer.num_elements):
+        is_empty = reply.end_of_task or not (reply.num_elements or reply.error)
+        if is_empty or not self.window.record_elements(reply.first_element, reply.num_elements):
             return False
-        self.unconsumed[number] = answer
+        self.unconsumed[number] = reply
         return True
 
     def consume(self, number: int) -> None:

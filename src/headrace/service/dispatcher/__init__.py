@@ -14,7 +14,7 @@ State, as the result of journaled events:
 
 How workers share an iteration:
 
-    assignment     creation of tasks and consequences of events, in all modes
+    assignment     assignment of tasks to workers, and other derived events, in all modes
     policy_selection  the policy of a processing mode (policies are in `service.modes`)
     unsupported_modes  iterations of other versions in unsupported modes
     policy         interface of policies

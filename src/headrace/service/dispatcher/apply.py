@@ -174,8 +174,10 @@ def _end_task(state: DispatcherState, task_id: int, phase: TaskPhase) -> Dispatc
 def _job_created(state: DispatcherState, event: events.JobCreated) -> None:
     require(event.job_id == state.next_job_id, "job_id is not the next number")
     require(event.dataset_id in state.datasets, "its dataset is not registered")
-    cost_plan = event.options.cost_fn_digest
-    require(not cost_plan or cost_plan in state.plan_sizes, "its cost function is not stored")
+    cost_fn_digest = event.options.cost_fn_digest
+    require(
+        not cost_fn_digest or cost_fn_digest in state.plan_sizes, "its cost function is not stored"
+    )
     state.jobs[event.job_id] = Job(
         job_id=event.job_id,
         name=event.name,

@@ -1,4 +1,4 @@
-"""Functions that apply events about splits: assigned, returned and missing ones.
+"""Functions that apply events about assigned, returned and missing splits.
 
 Part of `apply`. Splits of a task are numbered in assignment order (`ranges`), and its `returned`,
 `delivered` and `partially_delivered` are sets of these numbers; splits of an iteration are indices
@@ -133,7 +133,7 @@ def splits_returned(state: DispatcherState, event: events.SplitsReturned) -> Non
             )
         if iteration.may_be_poison(task):
             _record_recovery(iteration, split_indices, task.address)
-        # A client that has not received everything is behind the others: it can now get the rest.
+        # A client that still reads the iteration can now receive the returned splits.
         iteration.finished, iteration.failure_reason = False, ""
     _return_to_pool(iteration, task, event.splits)
 
@@ -193,7 +193,7 @@ def contains(split: int, ranges: Ranges) -> bool:
 
 
 def _clear_poison_candidates(iteration: JobIteration, task: DispatcherTask, splits: Ranges) -> None:
-    """Clear the suspicion of splits that a lost worker delivered elements of."""
+    """Remove splits from the poison candidates: their lost worker delivered elements of them."""
     pool = iteration.pool
     if splits:
         split_indices = task.assigned.to_split_indices(splits)

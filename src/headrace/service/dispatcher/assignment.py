@@ -1,4 +1,4 @@
-"""Assignment of tasks to workers, and the end of iterations, for all modes.
+"""Derived events: assignment of tasks to workers and the end of iterations, for all modes.
 
 An iteration is one epoch of a job, shared by all its clients. Its policy (`modes`) decides how
 workers share it: which tasks exist, when it is complete, and how splits are recovered before that.

@@ -1,9 +1,10 @@
 """Deciders for clients: heartbeats, delivery reports and departure.
 
-A client learns that an iteration is finished once every task that was lost while it read is
-reported on, so that no received element counts as lost or is assigned again. The dispatcher stops
-waiting for the report of a client that hangs after a while, as if it had received something of
-every split; a client that reads alone delays no other, and keeps its whole lease.
+An iteration is reported as finished only after each client has reported what it received of every
+lost task, so that no received element counts as lost or is assigned again. If a client does not
+report within `limits.report_timeout`, it is assumed to have received elements of every split. There
+is no such limit for the only client of an iteration, which delays no other: it has until its lease
+expires.
 """
 
 from __future__ import annotations
@@ -81,18 +82,18 @@ def client_heartbeat(
     )
 
     def compose(new_state: DispatcherState) -> messages.ClientHeartbeatReply:
-        now = new_state.client_iteration(client_id)
-        if request.known_version == now.version and not (awaited or unreachable):
+        updated = new_state.client_iteration(client_id)
+        if request.known_version == updated.version and not (awaited or unreachable):
             reply = messages.ClientHeartbeatReply(
                 tasks=(),
                 finished=False,
-                version=now.version,
+                version=updated.version,
                 unchanged=True,
                 heartbeat_interval=interval,
             )
         else:
             reply = _full_reply(new_state, client_id, awaited, unreachable, interval)
-        return policy.extend_heartbeat_reply(reply, new_state, now, request, context)
+        return policy.extend_heartbeat_reply(reply, new_state, updated, request, context)
 
     new_events = policy.events_after_heartbeat(state, iteration, request, context)
     return DispatcherDecision(
@@ -173,7 +174,7 @@ def report_delivery(
     partial_splits = (
         validate_partial_splits(task, request.partial_splits) if pool.exactly_once else ()
     )
-    is_known = (
+    is_already_recorded = (
         not (request.consumed and request.client_id in assigned.unacknowledged)
         and not subtract(received, assigned.delivered)
         and not subtract(partially_received, assigned.partially_delivered)
@@ -184,7 +185,9 @@ def report_delivery(
             )
         )
     )
-    if request.client_id not in task.awaiting_reports and (is_known or request.rounds is not None):
+    if request.client_id not in task.awaiting_reports and (
+        is_already_recorded or request.rounds is not None
+    ):
         return DispatcherDecision()
     ids = task.task_id, request.client_id
     report: AnyEvent

@@ -89,14 +89,14 @@ class DispatcherCore(JournaledCore[AnyEvent, DispatcherState, DispatcherDecision
 
     def num_workers(self) -> int:
         """Return the number of workers that are registered and not lost."""
-        dispatcher = self.decider
+        dispatcher = self.state_machine
         return 0 if dispatcher is None else len(dispatcher.state.workers)
 
-    def _answer(self, decision: DispatcherDecision | Exception) -> msgspec.Struct | Exception:
-        answer = super()._answer(decision)
-        if self._journal_problem and isinstance(answer, ClientHeartbeatReply):
-            return msgspec.structs.replace(answer, journal_problem=self._journal_problem)
-        return answer
+    def _make_reply(self, decision: DispatcherDecision | Exception) -> msgspec.Struct | Exception:
+        reply = super()._make_reply(decision)
+        if self._journal_problem and isinstance(reply, ClientHeartbeatReply):
+            return msgspec.structs.replace(reply, journal_problem=self._journal_problem)
+        return reply
 
     def describe(self) -> DispatcherStatus:
         """Return the status of the service.
@@ -105,9 +105,9 @@ class DispatcherCore(JournaledCore[AnyEvent, DispatcherState, DispatcherDecision
             UnavailableError: If the journal cannot be used.
         """
         with self._lock:
-            decider = self._open()
-            assert isinstance(decider, Dispatcher)
-            return decider.describe(self._clock())
+            dispatcher = self._open()
+            assert isinstance(dispatcher, Dispatcher)
+            return dispatcher.describe(self._clock())
 
 
 def _count_assignments(events: Sequence[AnyEvent]) -> None:

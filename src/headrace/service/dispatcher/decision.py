@@ -4,8 +4,8 @@
 
 A decider only reads the state, raises an error of `headrace.errors` (or ValueError) to reject a
 request, and returns the same reply without new events for a request that was decided before. It
-need not foresee the consequences of its events: a reply that depends on them is made from the state
-after them (`DispatcherDecision.compose_reply`).
+need not know the events that are derived from its own (`assignment.derive_events`): a reply that
+depends on them is made from the state after them (`DispatcherDecision.compose_reply`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DispatcherDecision:
     """Reply to the request. The chunk of a `GetPlanReply` is empty here: plans are stored outside
     the state, and `plan_to_send` locates the chunk."""
     compose_reply: Callable[[DispatcherState], messages.DispatcherReply] | None = None
-    """Makes the reply from the state after the events and their consequences."""
+    """Makes the reply from the state after the events and those derived from them."""
     plan_to_store: PlanChunk | None = None
     plan_to_send: PlanOffset | None = None
     soft_events: tuple[SoftEvent, ...] = ()
@@ -93,7 +93,7 @@ class DispatcherDecision:
         """Bytes to store beside the events."""
         return () if self.plan_to_store is None else (self.plan_to_store,)
 
-    def answer(self, read_blob: Callable[[PlanOffset], bytes]) -> msgspec.Struct:
+    def make_reply(self, read_blob: Callable[[PlanOffset], bytes]) -> msgspec.Struct:
         """Return the reply, with the chunk of a stored plan if there is one."""
         if self.plan_to_send is None:
             return self.reply

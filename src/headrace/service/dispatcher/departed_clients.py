@@ -1,6 +1,6 @@
 """Deciders that recover elements that were sent to departed clients.
 
-A worker that had a task while a client left is asked, in the replies to its heartbeats, what that
+If a client leaves, the replies to heartbeats ask each worker with a task of its iteration what that
 client was sent and had not acknowledged. Splits that were sent only to that client are assigned
 again, except those that it reported as consumed before it left; the others are reported as missing.
 Without exactly-once delivery the worker also reports what was acknowledged: if it is lost, the
@@ -45,8 +45,8 @@ def report_departed_client(
     """
     task = get_worker_task(state, request)
     assigned = task.assigned
-    unacknowledged = _held_splits(task, request.unacknowledged)
-    lost = _held_splits(task, request.possibly_lost)
+    unacknowledged = _still_held(task, request.unacknowledged)
+    lost = _still_held(task, request.possibly_lost)
     if request.client_id not in task.unconfirmed_clients:
         return DispatcherDecision()
     if state.iterations[task.iteration_id].pool.exactly_once:
@@ -72,8 +72,8 @@ def _new_delivery_report(
 ) -> tuple[events.DeliveryReported, ...]:
     """Return the acknowledged splits in a report that were not known before."""
     received, partially_received = (
-        _held_splits(task, request.delivered),
-        _held_splits(task, request.partially_delivered),
+        _still_held(task, request.delivered),
+        _still_held(task, request.partially_delivered),
     )
     if not (
         subtract(received, task.assigned.delivered)
@@ -123,7 +123,8 @@ def _report_exactly_once(
     return DispatcherDecision(events=(report,))
 
 
-def _held_splits(task: DispatcherTask, splits: Ranges) -> Ranges:
+def _still_held(task: DispatcherTask, splits: Ranges) -> Ranges:
+    """Return the given splits that the task still holds, in assignment order."""
     return subtract(
         drop_below(validate_splits(task, splits), task.assigned.num_done), task.assigned.returned
     )

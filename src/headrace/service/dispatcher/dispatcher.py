@@ -1,9 +1,10 @@
 """The dispatcher as a state machine: one state, and a table from requests to deciders.
 
-    request -> decide(state, request, context) -> events -> apply, with consequences -> reply
+    request -> decide(state, request, context) -> events -> apply, derive events -> reply
 
-It has no lock, clock, thread or file: `core` supplies them, and makes events durable before it
-sends the replies.
+`apply` applies each event, then the events that follow from it (`assignment.derive_events`). The
+dispatcher has no lock, clock, thread or file: `core` supplies them, and makes events durable before
+it sends the replies.
 """
 
 from __future__ import annotations

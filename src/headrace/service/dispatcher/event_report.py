@@ -583,7 +583,6 @@ TASK_DESCRIPTIONS: dict[type, Callable[[DispatcherState, Any, DispatcherTask], s
     events.DepartedClientReported: _departed_client_reported,
     FilesCommitted: _files_committed,
 }
-
 """Descriptions of events that name a task."""
 
 
@@ -607,7 +606,6 @@ WORKER_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
     events.WorkerLeft: _worker_left,
     events.WorkerLost: _worker_lost,
 }
-
 """Descriptions of events that name a worker, for the tasks on it."""
 
 
@@ -652,7 +650,6 @@ ITERATION_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
     events.IterationDiscarded: _iteration_discarded,
     events.IterationForgotten: _iteration_forgotten,
 }
-
 """Descriptions of events that name an iteration."""
 
 
@@ -678,7 +675,6 @@ SAVE_DESCRIPTIONS: dict[type, Callable[[Any], str]] = {
     SaveFailed: _save_failed,
     SaveClosed: _save_closed,
 }
-
 """Descriptions of events that name a save."""
 
 UNREPORTED_EVENTS = frozenset(
@@ -693,5 +689,4 @@ UNREPORTED_EVENTS = frozenset(
         events.WorkerRegistered,
     }
 )
-
 """Events that appear in no report of a task or a job."""

@@ -37,15 +37,15 @@ from headrace.service.messages import JobOptions, OpenIteration
 __all__ = ["check_consumer_available", "check_group", "open_iteration", "seed_for"]
 
 
-def _enabled(value: bool) -> str:
+def _format_enabled(value: bool) -> str:
     return "enabled" if value else "disabled"
 
 
-_OPTIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
+_COMPARED_OPTIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "processing_mode": ("processing mode", mode_name),
     "target_workers": ("target workers", str),
     "num_consumers": ("num_consumers", str),
-    "cross_trainer_cache": ("cross-trainer cache", _enabled),
+    "cross_trainer_cache": ("cross-trainer cache", _format_enabled),
     "visitation": ("visitation", str),
     "ordered": ("ordered", str),
     "remainder": ("remainder", str),
@@ -55,10 +55,9 @@ _OPTIONS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "group": ("group of consumers", repr),
     "group_options": ("group options", str),
 }
-
 """Options that must be equal for all clients of a job: fields of `JobOptions`, their names in
-errors, and how their values are shown. `cost_fn_digest` is not compared: of cost functions with
-equal ids, one is used."""
+errors, and how their values are shown. `cost_fn_digest` is not compared: if cost functions have
+equal ids, that of the first client is used."""
 
 _COST_FN_NEEDED = messages.OpenIterationReply(
     iteration_id=0, tasks=(), seed=0, finished=False, cost_fn_needed=True
@@ -67,7 +66,6 @@ _COST_FN_NEEDED = messages.OpenIterationReply(
 _MAX_EPOCH_DEPTH = 32
 
 _MISSED_HEARTBEATS = 3
-
 """Missed heartbeats after which a client may be dead, although it has not expired."""
 
 _MAX_CONSUMERS = 1 << 20
@@ -77,7 +75,6 @@ _MAX_SPLITS = 1 << 60
 _INT64 = range(-(1 << 63), 1 << 63)
 
 _EPOCH_LIMIT = 1 << 64
-
 """Exclusive bound of epoch numbers: the epoch of a dataset opened by a function contains a hash."""
 
 
@@ -95,7 +92,7 @@ def open_iteration(
             another minor version of Python than the client that registered it.
         ValueError: If the request is invalid.
     """
-    _validate(request)
+    _validate_request(request)
     check_group(state, request)
     dataset = state.dataset(request.dataset_id)
     policy = policy_for(request.options)
@@ -121,8 +118,8 @@ def open_iteration(
     if current_iteration_id is not None and current_iteration_id != iteration_id:
         new_events += remove_client(state, request.client_id)
     if job is None:
-        cost_plan = request.options.cost_fn_digest
-        if cost_plan and cost_plan not in state.plan_sizes:
+        cost_fn_digest = request.options.cost_fn_digest
+        if cost_fn_digest and cost_fn_digest not in state.plan_sizes:
             return DispatcherDecision(reply=_COST_FN_NEEDED)
         new_events.append(
             events.JobCreated(
@@ -203,7 +200,7 @@ def _check_same_job(
     differences = [
         f"Existing {label}: <{show(getattr(existing, option))}>; "
         f"got <{show(getattr(requested, option))}>"
-        for option, (label, show) in _OPTIONS.items()
+        for option, (label, show) in _COMPARED_OPTIONS.items()
         if getattr(existing, option) != getattr(requested, option)
     ]
     if known.compression != dataset.compression:
@@ -331,7 +328,7 @@ def _finished_reply(
     )
 
 
-def _validate(request: messages.OpenIteration) -> None:
+def _validate_request(request: messages.OpenIteration) -> None:
     options = request.options
     if options.num_consumers is None:
         is_valid = request.consumer_index is None

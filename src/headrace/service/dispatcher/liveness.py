@@ -157,7 +157,7 @@ def expire_workers(state: DispatcherState, context: DecisionContext) -> list[Any
 
 def describe_late_heartbeats(state: DispatcherState, context: DecisionContext) -> list[str]:
     """Describe workers with running processes and very late heartbeats, once a minute."""
-    last_warnings, found = context.soft_state.last_late_warnings, []
+    last_warnings, descriptions = context.soft_state.last_late_warnings, []
     for worker_id, last_heard in context.soft_state.worker_heartbeats.items():
         silence = context.now - last_heard
         if silence <= max(_LATE_SECONDS, context.limits.worker_timeout):
@@ -168,18 +168,19 @@ def describe_late_heartbeats(state: DispatcherState, context: DecisionContext) -
             splits = [
                 f"{start} to {stop - 1}"
                 for task in map(state.tasks.__getitem__, sorted(worker.tasks))
-                for start, stop in _held_splits(task)
+                for start, stop in _held_split_indices(task)
             ]
             assigned = f"; assigned splits: {', '.join(splits[:_MAX_NAMED])}" if splits else ""
-            found.append(
+            descriptions.append(
                 f"worker {worker.address}: no heartbeat for {silence:.0f} s, but its process is "
                 "running: a dataset function probably holds the global interpreter lock"
                 f"{assigned}"
             )
-    return found
+    return descriptions
 
 
-def _held_splits(task: DispatcherTask) -> Ranges:
+def _held_split_indices(task: DispatcherTask) -> Ranges:
+    """Return the splits that a task holds, as indices in the stream."""
     splits = task.assigned
     held = (
         subtract(((splits.num_done, splits.num_assigned),), splits.returned)

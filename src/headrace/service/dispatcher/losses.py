@@ -35,7 +35,6 @@ __all__ = ["log_message", "lost_copies", "lost_splits"]
 _MAX_NAMED = 20
 
 _MAX_RANGES = 1000
-
 """Maximum number of ranges of lost splits that are listed; the number of lost splits is always
 exact."""
 

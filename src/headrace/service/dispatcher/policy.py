@@ -1,7 +1,7 @@
 """Interface of processing modes: how the workers share an iteration.
 
-`policy_selection.policy_for` selects the policy of a job. Policies read a state and never write.
-What all of them share, the creation of tasks and the derived events, is in `assignment`.
+`policy_selection.policy_for` selects the policy of a job. Policies only read the state;
+`assignment` derives events from what they return.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class IterationPolicy(ABC):
     exactly_once: ClassVar[bool] = False
     """Whether elements have ids, so that each is delivered once."""
     awaits_draining_workers: ClassVar[bool] = True
-    """Whether a task waits for splits that a draining worker may return when nothing else is left.
-    """
+    """Whether a task to which nothing can be assigned waits for splits that a draining worker may
+    return."""
     delivery_policy: ClassVar[str] = "fifo"
     """Policy by which a worker delivers a task's elements
     (`messages.TaskDefinition.delivery_policy`)."""
@@ -87,7 +87,7 @@ class IterationPolicy(ABC):
     def seed(self, state: DispatcherState, iteration: JobIteration, task: DispatcherTask) -> int:
         """Return the seed of a task for unseeded random steps.
 
-        It is the iteration's, since splits and shards are the same on every worker.
+        The default is the iteration's seed, so that splits and shards are the same on every worker.
         """
         return iteration.seed
 

@@ -64,7 +64,7 @@ def get_split(
         return DispatcherDecision(
             reply=_assignment_reply(iteration, *assigned.last_assignment, assigned.last_ordinals)
         )
-    _check_progress(task, request)
+    _check_split_request(task, request)
     if task.phase is TaskPhase.LOST:
         # Its worker, which was paused, soon learns of the loss; it must not mistake this for the
         # end.
@@ -133,7 +133,7 @@ def _assignment_reply(
     )
 
 
-def _check_progress(task: DispatcherTask, request: messages.GetSplit) -> None:
+def _check_split_request(task: DispatcherTask, request: messages.GetSplit) -> None:
     assigned = task.assigned
     if request.assignment_number < assigned.num_assignments:
         raise AbortedError(

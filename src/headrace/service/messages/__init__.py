@@ -8,7 +8,7 @@ the type of its reply (`serving.rpc.TypedRequest`). Messages have no behaviour.
     iterations   clients -> dispatcher                 open, heartbeat, report, close
     checkpoints  clients -> dispatcher                 a common position of all clients
     job_options  options that all clients of a job share
-    status       clients -> dispatcher
+    status       clients -> dispatcher                 status of the service
     workers      workers -> dispatcher                 register, heartbeat, drain, unregister
     tasks        workers -> dispatcher                 definition of a task, its splits, its end
     saves        clients and workers -> dispatcher     datasets that workers write to files

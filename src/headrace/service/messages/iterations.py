@@ -129,7 +129,7 @@ class LostSplits(Message, frozen=True):
     """Client that the splits were sent to and that left or died before it consumed them; empty if
     they were lost with the task."""
     reason: str = ""
-    """Observation about the worker, or error of its task; fits after a colon."""
+    """Cause of the loss, such as the error of the task: text to follow a colon."""
     is_copy: bool = False
     """True if the iteration assigns no splits and the rest of the worker's copy is lost, an unknown
     amount (`num_splits` is 0)."""
@@ -167,8 +167,8 @@ class ClientHeartbeatReply(Message, frozen=True):
     complete_rounds: tuple[tuple[int, int], ...] = ()
     """Unavailable tasks, each with the number of its rounds that all consumers received."""
     missing_consumer: str = ""
-    """Description of a consumer that left before the end, without which no round is complete; fits
-    after a colon. Empty if none did."""
+    """Description of a consumer that left before the end, without which no round is complete: text
+    to follow a colon. Empty if none did."""
     abandoned_splits: tuple[tuple[int, int], ...] = ()
     """With ordered reading: ranges of splits that are not assigned again because worker processes
     ended on them repeatedly."""
@@ -226,8 +226,8 @@ class ReportDelivery(TypedRequest[Done], frozen=True):
     """If elements have ids: splits, in assignment order, that were received in part, each with
     ranges of the received ordinals. The other elements are assigned again."""
     consumed: bool = False
-    """True if everything reported was consumed: it is not assigned again if the client departs.
-    What the client reported before and did not consume is."""
+    """True if everything reported was consumed, so that it is not assigned again if the client
+    departs; what it only reported as received is assigned again."""
 
 
 class CloseIteration(TypedRequest[Done], frozen=True):

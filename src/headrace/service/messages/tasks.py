@@ -36,11 +36,13 @@ class TaskDefinition(Message, frozen=True):
     """True if the task reads splits, which its worker requests (`GetSplit`); otherwise it reads the
     whole plan or a fixed shard."""
     shard_index: int | None = None
+    """Index of the shard of the plan that the task reads, with static sharding; otherwise None."""
     num_shards: int | None = None
-    starting_round: int | None = None
     shard_kind: str = ""
     """How shard `shard_index` of `num_shards` is taken from the plan: a name that the worker knows.
     Empty reads the plan unchanged."""
+    starting_round: int | None = None
+    """First round of the task, with coordinated reads; otherwise None."""
     delivery_policy: str = "fifo"
     """Delivery policy, which decides the client that receives an element: a name that the worker
     knows."""

@@ -1,6 +1,6 @@
 """Assignment order: translates element ids from splits of the stream to the order of assignment.
 
-The engine numbers splits by their place in the stream. Clients and the dispatcher number them in
+The engine numbers splits by their index in the stream. Clients and the dispatcher number them in
 the order in which the task received them. A split that is assigned to a task twice, because its
 first part went to a departed client for example, has two numbers there.
 """
@@ -23,7 +23,7 @@ class AssignmentOrder:
     """Splits assigned to a task that ids may refer to, and their numbers in assignment order."""
 
     def __init__(self) -> None:
-        self._assigned = 0
+        self._num_assigned = 0
         #: Disjoint ascending runs (start, stop, number of the first split); and their starts.
         self._runs: list[tuple[int, int, int]] = []
         self._starts: list[int] = []
@@ -39,13 +39,13 @@ class AssignmentOrder:
         is_new = is_new and (not index or self._runs[index - 1][1] <= start)
         is_new = is_new and (index == len(self._runs) or stop <= self._runs[index][0])
         if is_new:
-            self._runs.insert(index, (start, stop, self._assigned))
+            self._runs.insert(index, (start, stop, self._num_assigned))
             self._starts.insert(index, start)
         else:
             for split in range(start, stop):
-                number = self._assigned + split - start
+                number = self._num_assigned + split - start
                 self._reassigned.setdefault(split, []).insert(0, (ordinals or ALL_ORDINALS, number))
-        self._assigned += stop - start
+        self._num_assigned += stop - start
 
     def forget(self, completed: int) -> None:
         """Drop splits before number `completed`: no elements or ends of them will follow.

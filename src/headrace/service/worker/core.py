@@ -4,13 +4,14 @@
     request_received                  a client's request for elements
     tasks.batch_produced, ...         output of producers
     drain, stop                       shutdown by the owner
-    act(now) -> WorkerActions         what to send, answer, start, grant and log now
+    act(now) -> WorkerActions         what to send, reply, start, assign and log now
 
-Rule 1. A call is repeated until it is answered, so that lost connections do not matter.
+Rule 1. A call to the dispatcher is repeated until it is answered, so lost connections do no harm.
 Rule 2. A worker registers under a new id each time; the tasks of the earlier id are cancelled.
 Rule 3. A draining worker takes no splits and delivers its output; a stopping one returns
-    undelivered splits and deregisters. One second later it stops in any case.
-Rule 4. A wait of ten seconds logs a warning. Time in which the worker did not run does not count.
+    undelivered splits and unregisters. It stops after one second in any case.
+Rule 4. If the dispatcher does not reply for ten seconds, a warning is logged. Time in which the
+worker did not run does not count.
 """
 
 from __future__ import annotations
@@ -136,49 +137,49 @@ class DataWorkerCore(Generic[R]):
     # --- dispatcher -------------------------------------------------------------------------------
 
     def reply_received(
-        self, asked: DispatcherRequest, answer: DispatcherReply | Exception, now: float
+        self, call: DispatcherRequest, reply: DispatcherReply | Exception, now: float
     ) -> None:
         """Handle the dispatcher's reply to a call, or its error.
 
         A late or duplicate reply changes nothing. A lost reply need not be reported; if the loss is
         known, an `UnavailableError` repeats the call sooner.
         """
-        if isinstance(asked, RegisterWorker) and isinstance(answer, AbortedError):
+        if isinstance(call, RegisterWorker) and isinstance(reply, AbortedError):
             # The worker waits for a slot in the fixed list of workers.
             self._pending_calls.note_reply(now)
-            self._call_failed(asked, answer, now)
-        elif isinstance(answer, _RETRYABLE_ERRORS) and not self._is_rejected(asked, answer):
-            self._call_failed(asked, answer, now)
-        elif self._pending_calls.resolve(asked, now):
+            self._call_failed(call, reply, now)
+        elif isinstance(reply, _RETRYABLE_ERRORS) and not self._is_rejected(call, reply):
+            self._call_failed(call, reply, now)
+        elif self._pending_calls.resolve(call, now):
             self._drain_state.is_dispatcher_unreachable = False
-            self._handle_reply(asked, answer, now)
+            self._handle_reply(call, reply, now)
 
-    def _is_rejected(self, asked: DispatcherRequest, answer: Exception) -> bool:
+    def _is_rejected(self, call: DispatcherRequest, reply: Exception) -> bool:
         """Return whether the dispatcher denies access to a worker that never registered."""
-        first = isinstance(asked, RegisterWorker) and not self._registration.was_ever_registered
-        return first and isinstance(answer, UnauthenticatedError)
+        first = isinstance(call, RegisterWorker) and not self._registration.was_ever_registered
+        return first and isinstance(reply, UnauthenticatedError)
 
-    def _call_failed(self, asked: DispatcherRequest, error: Exception, now: float) -> None:
-        failures = self._pending_calls.note_failure(asked, now)
+    def _call_failed(self, call: DispatcherRequest, error: Exception, now: float) -> None:
+        failures = self._pending_calls.note_failure(call, now)
         if not failures:
             return
         self._last_failure = f" Last error: {error}"
         self._pending_actions.check_at(self._pending_calls.next_deadline)
-        if isinstance(asked, FinishTask | FailTask):
+        if isinstance(call, FinishTask | FailTask):
             # The call is repeated, but clients need not wait for it.
-            self.tasks.end_reported(asked, error, now)
+            self.tasks.end_reported(call, error, now)
         # While the worker stops, there is no time to wait for a lost dispatcher.
         self._drain_state.is_dispatcher_unreachable |= failures > 1
 
-    def _handle_reply(self, asked: DispatcherRequest, answer: Any, now: float) -> None:
-        expected = reply_type(type(asked))
-        if not isinstance(answer, expected | Exception):
-            answer = HeadraceError(
-                f"dispatcher {self._dispatcher} replied to {type(asked).__name__} with "
-                f"{type(answer).__name__}, expected {expected.__name__}; check that it and worker "
+    def _handle_reply(self, call: DispatcherRequest, reply: Any, now: float) -> None:
+        expected = reply_type(type(call))
+        if not isinstance(reply, expected | Exception):
+            reply = HeadraceError(
+                f"dispatcher {self._dispatcher} replied to {type(call).__name__} with "
+                f"{type(reply).__name__}, expected {expected.__name__}; check that it and worker "
                 f"{self.address} run the same version of Headrace"
             )
-        _REPLY_HANDLERS[type(asked)](self, asked, answer, now)
+        _REPLY_HANDLERS[type(call)](self, call, reply, now)
 
     # --- registration -----------------------------------------------------------------------------
 
@@ -188,47 +189,47 @@ class DataWorkerCore(Generic[R]):
         self._pending_actions.call_dispatcher(message, now)
 
     def _registration_answered(
-        self, asked: RegisterWorker, answer: RegisterWorkerReply | Exception, now: float
+        self, call: RegisterWorker, reply: RegisterWorkerReply | Exception, now: float
     ) -> None:
-        if isinstance(answer, RegisterWorkerReply):
-            self._registration.accepted_by_dispatcher(answer, now)
+        if isinstance(reply, RegisterWorkerReply):
+            self._registration.accepted_by_dispatcher(reply, now)
             self.tasks.worker_registered(now)
         elif self._registration.was_ever_registered:
             self._pending_actions.actions.warnings.append(
                 f"dispatcher {self._dispatcher} rejected the new registration of worker "
-                f"{self.address}, which retries: {format_error(answer)}"
+                f"{self.address}, which retries: {format_error(reply)}"
             )
-            self._registration.refused_by_dispatcher(now)
-            self.tasks.registration_refused()
+            self._registration.rejected_by_dispatcher(now)
+            self.tasks.registration_rejected()
         else:
-            self._failure = HeadraceError(format_error(answer))
-            if isinstance(answer, HeadraceError):
-                self._failure = answer
+            self._failure = HeadraceError(format_error(reply))
+            if isinstance(reply, HeadraceError):
+                self._failure = reply
             self._finish()
         self._pending_actions.check_at(self._registration.due_at)
 
     def _heartbeat_answered(
-        self, asked: WorkerHeartbeat, answer: WorkerHeartbeatReply | Exception, now: float
+        self, call: WorkerHeartbeat, reply: WorkerHeartbeatReply | Exception, now: float
     ) -> None:
-        self._registration.heartbeat_answered(answer, now)
+        self._registration.heartbeat_answered(reply, now)
         self._pending_actions.check_at(self._registration.due_at)
-        if isinstance(answer, WorkerHeartbeatReply):
-            is_known = self._registration.matches_dispatcher(answer)
+        if isinstance(reply, WorkerHeartbeatReply):
+            is_known = self._registration.matches_dispatcher(reply)
         else:
-            is_known = not isinstance(answer, NotFoundError)
+            is_known = not isinstance(reply, NotFoundError)
         if not is_known:
             if self._drain_state.is_requested:
                 # Its splits were reassigned, and clients no longer ask for them.
                 self.stop(now)
             else:
                 self._reregister(now)
-        elif isinstance(answer, WorkerHeartbeatReply):
-            for task_id, client_id in answer.departed_clients:
+        elif isinstance(reply, WorkerHeartbeatReply):
+            for task_id, client_id in reply.departed_clients:
                 self.tasks.client_departed(task_id, client_id, now)
-            for task_id in answer.tasks_to_delete:
+            for task_id in reply.tasks_to_delete:
                 self.tasks.delete(task_id)
             if not self._drain_state.is_requested:
-                for task_id in answer.tasks_to_start:
+                for task_id in reply.tasks_to_start:
                     self.tasks.start_task(task_id, now)
 
     def _reregister(self, now: float) -> None:
@@ -248,16 +249,16 @@ class DataWorkerCore(Generic[R]):
     # --- tasks ------------------------------------------------------------------------------------
 
     def request_received(self, request: R, message: GetElements, now: float) -> None:
-        """Handle a client's request; it is answered once, now or later."""
+        """Handle a client's request; exactly one reply follows, now or later."""
         if self._drain_state.has_stopped_delivery and message.task_id not in self.tasks:
             self._pending_actions.actions.replies.append((request, _stopping_error()))
         else:
             self.tasks.request_received(request, message, now)
 
     def _split_request_answered(
-        self, asked: GetSplit, answer: GetSplitReply | Exception, now: float
+        self, call: GetSplit, reply: GetSplitReply | Exception, now: float
     ) -> None:
-        if not self.tasks.split_request_answered(asked, answer, now):
+        if not self.tasks.split_request_answered(call, reply, now):
             # The dispatcher may no longer know the worker, which a heartbeat finds out.
             self._registration.due_at = now
             self._pending_actions.check_at(now)
@@ -278,13 +279,13 @@ class DataWorkerCore(Generic[R]):
         self.tasks.drain(now)
 
     def stop(self, now: float) -> None:
-        """Return undelivered splits and deregister, within one second."""
+        """Return undelivered splits and unregister, within one second."""
         if self._drain_state.has_stopped_delivery:
             return
         self._drain_state.await_splits(now)
         self.tasks.cancel(_stopping_error())
         self._registration.due_at = math.inf
-        # Splits that are granted now are returned, and ends of tasks are still reported.
+        # Splits that are assigned from now on are returned, and ends of tasks are still reported.
         self._pending_calls.discard(
             lambda call: not isinstance(call, GetSplit | FinishTask | FailTask)
         )
@@ -309,14 +310,14 @@ class DataWorkerCore(Generic[R]):
         if drain_state.phase is DrainPhase.RETURNING_SPLITS and not calls.pending_of(
             ReturnSplits, FinishTask, FailTask
         ):
-            drain_state.phase = DrainPhase.DEREGISTERING
+            drain_state.phase = DrainPhase.UNREGISTERING
             self._pending_actions.call_dispatcher(
                 UnregisterWorker(worker_id=self._registration.worker_id), now
             )
-        has_deregistered = drain_state.phase is DrainPhase.DEREGISTERING and not calls.pending_of(
+        has_unregistered = drain_state.phase is DrainPhase.UNREGISTERING and not calls.pending_of(
             UnregisterWorker
         )
-        if has_deregistered or (
+        if has_unregistered or (
             drain_state.has_stopped_delivery and drain_state.is_phase_over(now)
         ):
             self._finish()
@@ -364,7 +365,7 @@ class DataWorkerCore(Generic[R]):
                 f"dispatcher {self._dispatcher} has not replied to worker {self.address} for "
                 f"{silence:.0f} s: is it running at this address?"
             )
-        failing_call = self._pending_calls.refusal_to_report(now)
+        failing_call = self._pending_calls.failing_call_to_report(now)
         if failing_call is not None:
             pending_actions.actions.warnings.append(
                 f"dispatcher {self._dispatcher}: {type(failing_call[0]).__name__} of worker "
@@ -373,39 +374,39 @@ class DataWorkerCore(Generic[R]):
             )
         pending_actions.check_at(min(registration.due_at, self._pending_calls.next_deadline))
 
-    def _call_expired(self, asked: DispatcherRequest, now: float) -> None:
+    def _call_expired(self, call: DispatcherRequest, now: float) -> None:
         """Fail the requests that wait for an expired call, or else repeat the call."""
-        is_first = isinstance(asked, RegisterWorker) and not self._registration.was_ever_registered
-        if not (is_first or isinstance(asked, GetTask | GetPlan | GetSplit)):
-            self._pending_actions.call_dispatcher(asked, now)
+        is_first = isinstance(call, RegisterWorker) and not self._registration.was_ever_registered
+        if not (is_first or isinstance(call, GetTask | GetPlan | GetSplit)):
+            self._pending_actions.call_dispatcher(call, now)
             return
         error = UnavailableError(
-            f"dispatcher {self._dispatcher} did not reply to {type(asked).__name__} of worker "
+            f"dispatcher {self._dispatcher} did not reply to {type(call).__name__} of worker "
             f"{self.address} for {self._dispatcher_timeout:g} s: is it running at this address?"
             f"{self._last_failure}"
         )
-        self._handle_reply(asked, error, now)
+        self._handle_reply(call, error, now)
 
 
 def _stopping_error() -> CancelledError:
     return CancelledError("the worker is shutting down")
 
 
-def _ignore_reply(core: DataWorkerCore[Any], asked: Any, answer: Any, now: float) -> None:
+def _ignore_reply(core: DataWorkerCore[Any], call: Any, reply: Any, now: float) -> None:
     """Ignore a reply whose arrival is all that matters."""
 
 
 _REPLY_HANDLERS: dict[type, Callable[[DataWorkerCore[Any], Any, Any, float], None]] = {
     RegisterWorker: DataWorkerCore._registration_answered,
     WorkerHeartbeat: DataWorkerCore._heartbeat_answered,
-    GetTask: lambda core, *answer: core.tasks.definition_received(*answer),
-    GetPlan: lambda core, *answer: core.tasks.plan_part_received(*answer),
+    GetTask: lambda core, *reply: core.tasks.definition_received(*reply),
+    GetPlan: lambda core, *reply: core.tasks.plan_part_received(*reply),
     GetSplit: DataWorkerCore._split_request_answered,
     # A rejected call counts as answered, too: the iteration was closed.
-    FinishTask: lambda core, *answer: core.tasks.end_reported(*answer),
-    FailTask: lambda core, *answer: core.tasks.end_reported(*answer),
-    ReportDepartedClient: lambda core, *answer: core.tasks.departed_client_reported(*answer),
-    CommitFiles: lambda core, *answer: core.tasks.files_reported(*answer),
+    FinishTask: lambda core, *reply: core.tasks.end_reported(*reply),
+    FailTask: lambda core, *reply: core.tasks.end_reported(*reply),
+    ReportDepartedClient: lambda core, *reply: core.tasks.departed_client_reported(*reply),
+    CommitFiles: lambda core, *reply: core.tasks.files_reported(*reply),
     ReturnSplits: _ignore_reply,
     DrainWorker: _ignore_reply,
     UnregisterWorker: _ignore_reply,

@@ -1,11 +1,11 @@
 """Draining of a worker: its phases, what was not delivered, and the warnings about it.
 
-ACTIVE ── DRAINING ── AWAITING_SPLITS ── RETURNING_SPLITS ── DEREGISTERING ── STOPPED
+ACTIVE ── DRAINING ── AWAITING_SPLITS ── RETURNING_SPLITS ── UNREGISTERING ── STOPPED
 
 DRAINING          buffered output is delivered, until nothing is left or the deadline
 AWAITING_SPLITS   pending split requests are answered, because their splits are returned as well
 RETURNING_SPLITS  undelivered splits are returned; unreported ends of tasks are reported as well
-DEREGISTERING     the worker leaves: splits that were not returned by now are lost
+UNREGISTERING     the dispatcher removes the worker; splits not returned by now are lost
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DrainPhase(enum.IntEnum):
     DRAINING = 1
     AWAITING_SPLITS = 2
     RETURNING_SPLITS = 3
-    DEREGISTERING = 4
+    UNREGISTERING = 4
     STOPPED = 5
 
 
@@ -126,7 +126,7 @@ class DrainState:
 
     def finish(self) -> list[str]:
         """Record that the worker has stopped; return warnings about lost output."""
-        has_returned_splits = self.phase is DrainPhase.DEREGISTERING
+        has_returned_splits = self.phase is DrainPhase.UNREGISTERING
         self.phase, self.deadline = DrainPhase.STOPPED, math.inf
         undelivered, warnings = self._undelivered, []
         if undelivered.splits and not has_returned_splits:

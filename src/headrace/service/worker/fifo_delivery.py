@@ -1,4 +1,4 @@
-"""FIFO delivery: each request receives the next result batch, in arrival order.
+"""FIFO delivery: requests receive result batches in the order of their arrival.
 
 A delivery policy (`delivery_policy`).
 
@@ -12,7 +12,7 @@ Rule 3. The task may finish when nothing is left and its only client has acknowl
 Rule 4. A client receives the end when the task is finished and this client has acknowledged
     everything. Until then it must ask again after it has consumed what it holds.
 Rule 5. If a client counts elements, batches have at most the number of elements that it requested,
-    and are made only for waiting requests. So no element is produced that was not requested.
+    and are produced only for waiting requests, so that no element is produced in advance.
 Rule 6. A departed client receives nothing more. Its unacknowledged batches are kept until the
     dispatcher knows of it, so that their splits do not count as done before.
 """
@@ -76,7 +76,7 @@ class FifoDelivery(DeliveryPolicy[R]):
         self._acknowledged_by_client: dict[str, ElementSet] | None = {} if tracks_elements else None
         self._num_done = 0
         self._limits = limits or BufferLimits()
-        self._delivery: UnacknowledgedReplies[ResultBatch] = UnacknowledgedReplies()
+        self._unacknowledged_replies: UnacknowledgedReplies[ResultBatch] = UnacknowledgedReplies()
         self._ready_batches: deque[ResultBatch] = deque()
         #: Total bytes of the ready batches.
         self._ready_bytes = 0
@@ -133,7 +133,10 @@ class FifoDelivery(DeliveryPolicy[R]):
             return first_n(self._done_at_end)
         delivered_to = 0 if self._last_delivered is None else self._last_delivered.done_to
         return first_n(
-            min((batch.done_from for batch in self._delivery.batches()), default=delivered_to)
+            min(
+                (batch.done_from for batch in self._unacknowledged_replies.batches()),
+                default=delivered_to,
+            )
         )
 
     @property
@@ -145,18 +148,18 @@ class FifoDelivery(DeliveryPolicy[R]):
         if self._acknowledged_by_client is not None:
             return (), ()
         last = self._last_delivered
-        complete_end = begun_end = (
+        complete_end = started_end = (
             self._done_at_end if self._is_exhausted and not self._ready_batches else 0
         )
         if last is not None:
-            complete_end, begun_end = (
+            complete_end, started_end = (
                 max(complete_end, last.done_to),
-                max(begun_end, last.done_to, last.delivered_end),
+                max(started_end, last.done_to, last.delivered_end),
             )
-        unacknowledged = self._delivery.batches()
+        unacknowledged = self._unacknowledged_replies.batches()
         return (
             subtract(first_n(complete_end), _delivered_splits(unacknowledged)),
-            subtract(first_n(begun_end), _whole_splits(unacknowledged)),
+            subtract(first_n(started_end), _whole_splits(unacknowledged)),
         )
 
     @property
@@ -165,14 +168,19 @@ class FifoDelivery(DeliveryPolicy[R]):
         return (
             self._is_exhausted
             and not self._ready_batches
-            and (self._delivery.num_clients_seen > 1 or not self._delivery.num_unacknowledged)
+            and (
+                self._unacknowledged_replies.num_clients_seen > 1
+                or not self._unacknowledged_replies.num_unacknowledged
+            )
         )
 
     @property
     def is_fully_acknowledged(self) -> bool:
         """Whether everything was delivered and acknowledged."""
         return (
-            self._is_exhausted and not self._ready_batches and not self._delivery.num_unacknowledged
+            self._is_exhausted
+            and not self._ready_batches
+            and not self._unacknowledged_replies.num_unacknowledged
         )
 
     @property
@@ -181,12 +189,12 @@ class FifoDelivery(DeliveryPolicy[R]):
 
         Only if element ids are tracked: other tasks then deliver the rest, and nothing is lost.
         """
-        clients = self._delivery.clients
+        clients = self._unacknowledged_replies.clients
         have_all_departed = bool(clients) and clients <= self._departed_clients
         return (
             self._acknowledged_by_client is not None
             and have_all_departed
-            and not self._delivery.num_unacknowledged
+            and not self._unacknowledged_replies.num_unacknowledged
         )
 
     @property
@@ -203,16 +211,18 @@ class FifoDelivery(DeliveryPolicy[R]):
         client_id, number = message.client_id, message.request_number
         if client_id in self._departed_clients:
             return [(request, _departed_client_error(client_id))]
-        acknowledged = self._delivery.acknowledge(client_id, message.acknowledged, now)
+        acknowledged = self._unacknowledged_replies.acknowledge(
+            client_id, message.acknowledged, now
+        )
         if self._acknowledged_by_client is not None and acknowledged:
             self._record_acknowledged(client_id, acknowledged)
-        sent_batch = self._delivery.find(client_id, number)
+        sent_batch = self._unacknowledged_replies.find(client_id, number)
         if sent_batch is not None:
             return [(request, sent_batch), *self._take_replies()]
-        if self._delivery.is_acknowledged(client_id, number):
+        if self._unacknowledged_replies.is_acknowledged(client_id, number):
             error = AbortedError(f"request {number} was already answered and acknowledged")
             return [(request, error), *self._take_replies()]
-        if self._delivery.is_expired(client_id, number):
+        if self._unacknowledged_replies.is_expired(client_id, number):
             return [(request, self._dropped_error(number)), *self._take_replies()]
         if self._refusal is not None:
             return [(request, self._refusal)]
@@ -221,10 +231,10 @@ class FifoDelivery(DeliveryPolicy[R]):
         # A repeated request replaces the one that lost its connection.
         replaced_request = self._waiting_requests.get((client_id, number))
         self._waiting_requests[client_id, number] = request
-        answers = self._take_replies()
+        replies = self._take_replies()
         if replaced_request is not None:
-            answers.append((replaced_request, AbortedError(f"request {number} was repeated")))
-        return answers
+            replies.append((replaced_request, AbortedError(f"request {number} was repeated")))
+        return replies
 
     def add_batch(self, batch: ResultBatch) -> list[tuple[R, BatchReply]]:
         """Add the next batch."""
@@ -287,14 +297,14 @@ class FifoDelivery(DeliveryPolicy[R]):
         keys = [key for key in self._waiting_requests if key[0] == client_id]
         for key in keys:
             self._requested_elements.pop(key, None)
-        answers: list[tuple[R, BatchReply]] = [
+        replies: list[tuple[R, BatchReply]] = [
             (self._waiting_requests.pop(key), _departed_client_error(client_id)) for key in keys
         ]
-        unacknowledged = self._delivery.unacknowledged_by(client_id)
+        unacknowledged = self._unacknowledged_replies.unacknowledged_by(client_id)
         sent_splits = _delivered_splits(unacknowledged)
         exclusive_splits = intersect(_whole_splits(unacknowledged), sent_splits)
         if self._acknowledged_by_client is None:
-            return answers, DepartedClientOutput(
+            return replies, DepartedClientOutput(
                 unacknowledged=exclusive_splits,
                 possibly_lost=subtract(sent_splits, exclusive_splits),
             )
@@ -304,7 +314,7 @@ class FifoDelivery(DeliveryPolicy[R]):
         )
         for batch in unacknowledged:
             elements.add(batch.element_ids.runs)
-        return answers, DepartedClientOutput(
+        return replies, DepartedClientOutput(
             unacknowledged=exclusive_splits,
             possibly_lost=(),
             partially_unacknowledged=elements.excluding(exclusive_splits),
@@ -330,40 +340,40 @@ class FifoDelivery(DeliveryPolicy[R]):
 
     def forget_client(self, client_id: str) -> list[tuple[R, BatchReply]]:
         """Record that the dispatcher knows what a departed client had received."""
-        self._delivery.drop_client(client_id)
+        self._unacknowledged_replies.drop_client(client_id)
         return self._take_replies()
 
     def drop_expired(self, now: float) -> tuple[list[tuple[R, BatchReply]], int]:
         """Drop batches held by silent clients; return replies and the number of lost elements."""
-        expired = self._delivery.expire_clients(now, self._limits.client_timeout)
+        expired = self._unacknowledged_replies.expire_clients(now, self._limits.client_timeout)
         return self._take_replies() if expired else [], sum(batch.num_elements for batch in expired)
 
     # --- rules ------------------------------------------------------------------------------------
 
     def _take_replies(self) -> list[tuple[R, BatchReply]]:
-        answers: list[tuple[R, BatchReply]] = []
+        replies: list[tuple[R, BatchReply]] = []
         while self._ready_batches and (key := self._next_request()) is not None:
             batch = self._ready_batches.popleft()
             self._ready_bytes -= batch.size
             if self._acknowledged_by_client is not None:
                 batch = replace(batch, num_done=self._num_done, assigned=self._open_assignments())
-            self._delivery.record(*key, batch, batch.size)
+            self._unacknowledged_replies.record(*key, batch, batch.size)
             self._last_delivered = batch
             self._requested_elements.pop(key, None)
-            answers.append((self._waiting_requests.pop(key), batch))
+            replies.append((self._waiting_requests.pop(key), batch))
         if (
             self._is_exhausted
             and not self._ready_batches
             and (self._is_finished or not self.can_finish)
         ):
             for (client_id, _), request in self._waiting_requests.items():
-                num_unacknowledged, _ = self._delivery.count_unacknowledged(client_id)
-                answers.append(
+                num_unacknowledged, _ = self._unacknowledged_replies.count_unacknowledged(client_id)
+                replies.append(
                     (request, self._empty_reply(end=self._is_finished and not num_unacknowledged))
                 )
             self._waiting_requests.clear()
             self._requested_elements.clear()
-        return answers
+        return replies
 
     def _next_request(self) -> tuple[str, int] | None:
         return next(filter(self._can_deliver_to, self._waiting_requests), None)
@@ -372,8 +382,8 @@ class FifoDelivery(DeliveryPolicy[R]):
         return self._client_has_room(key[0])
 
     def _client_has_room(self, client_id: str) -> bool:
-        num_batches, size = self._delivery.count_unacknowledged(client_id)
-        if self._delivery.unacknowledged_bytes >= self._limits.total_bytes:
+        num_batches, size = self._unacknowledged_replies.count_unacknowledged(client_id)
+        if self._unacknowledged_replies.unacknowledged_bytes >= self._limits.total_bytes:
             return num_batches < 1
         return num_batches < 2 or size < self._limits.client_bytes
 
@@ -398,7 +408,9 @@ class FifoDelivery(DeliveryPolicy[R]):
             delivered_end = self._done_at_end
         return UndeliveredOutput(
             elements=sum(batch.num_elements for batch in self._ready_batches),
-            unacknowledged=sum(batch.num_elements for batch in self._delivery.batches()),
+            unacknowledged=sum(
+                batch.num_elements for batch in self._unacknowledged_replies.batches()
+            ),
             delivered_splits=first_n(delivered_end),
         )
 

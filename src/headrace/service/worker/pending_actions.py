@@ -21,7 +21,6 @@ __all__ = ["PendingActions", "PendingCalls", "SplitGrant", "StartProducer", "Wor
 R = TypeVar("R")
 
 _MAX_WAKE_DELAY = 2.0
-
 """Seconds of delay after the planned wake time that count as a pause of the process."""
 
 
@@ -36,7 +35,7 @@ class PendingActions(Generic[R]):
         self.pending_calls = pending_calls
         self.actions: WorkerActions[R] = WorkerActions()
         self._next_check_at = math.inf
-        #: Latest time at which the core asked to act again.
+        #: Time at which the last `act` of the core asked to be called again.
         self._expected_wake_at = math.inf
 
     def call_dispatcher(self, message: DispatcherRequest, now: float) -> None:
@@ -253,7 +252,7 @@ class PendingCalls:
         silence = now - self._silence_started_at
         return silence if self._warnings.should_warn(silence) else 0.0
 
-    def refusal_to_report(self, now: float) -> tuple[DispatcherRequest, float] | None:
+    def failing_call_to_report(self, now: float) -> tuple[DispatcherRequest, float] | None:
         """Return a call that fails repeatedly while others are answered, and for how many seconds.
 
         None if no warning is due.

@@ -66,21 +66,21 @@ class PlanFetch:
         """Return the next request."""
         return GetPlan(digest=self._digest, offset=self._offset)
 
-    def add_part(self, answer: GetPlanReply) -> bytes | None:
+    def add_part(self, reply: GetPlanReply) -> bytes | None:
         """Add the reply to the last request; return the plan once it is complete.
 
         Raises:
             DataLossError: If the plan has a different digest.
         """
-        self._parts.append(answer.chunk)
-        self._hash.update(answer.chunk)
-        self._offset += len(answer.chunk)
-        if answer.chunk and self._offset < answer.total_bytes:
+        self._parts.append(reply.chunk)
+        self._hash.update(reply.chunk)
+        self._offset += len(reply.chunk)
+        if reply.chunk and self._offset < reply.total_bytes:
             return None
         if self._hash.digest() != self._digest:
             raise DataLossError(
                 f"the plan with SHA-256 {self._digest.hex()[:12]} is corrupt: received "
-                f"{self._offset} of {answer.total_bytes} bytes with SHA-256 "
+                f"{self._offset} of {reply.total_bytes} bytes with SHA-256 "
                 f"{self._hash.hexdigest()[:12]}. The dispatcher's copy may be corrupt: register "
                 "the dataset again"
             )
@@ -172,25 +172,25 @@ class PendingLookups(Generic[R]):
         del self._plans_by_task[definition.task_id]
         return TaskPlans(plans[definition.digest], plans.get(definition.cost_fn_digest, b""))
 
-    def add_plan_part(self, asked: GetPlan, part: GetPlanReply) -> GetPlan | list[TaskDefinition]:
+    def add_plan_part(self, call: GetPlan, part: GetPlanReply) -> GetPlan | list[TaskDefinition]:
         """Add a part of a plan; return the tasks that waited for it, or the next request.
 
         Raises:
             DataLossError: If the plan has a different digest.
         """
-        fetch, waiting = self._fetches.get(asked.digest, (None, []))
-        if fetch is None or asked != fetch.next_request():
+        fetch, waiting = self._fetches.get(call.digest, (None, []))
+        if fetch is None or call != fetch.next_request():
             return []
         plan = fetch.add_part(part)
         if plan is None:
             return fetch.next_request()
-        self._cache.put(asked.digest, plan)
-        del self._fetches[asked.digest]
+        self._cache.put(call.digest, plan)
+        del self._fetches[call.digest]
         definitions = [
             definition for definition in waiting if definition.task_id in self._waiting_requests
         ]
         for definition in definitions:
-            self._plans_by_task.setdefault(definition.task_id, {})[asked.digest] = plan
+            self._plans_by_task.setdefault(definition.task_id, {})[call.digest] = plan
         return definitions
 
     def cancel_fetch(self, digest: bytes) -> list[TaskDefinition]:

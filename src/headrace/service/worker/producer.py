@@ -10,7 +10,7 @@ Rule 3. A task fails if its plan cannot be opened, if it raises the same message
 Rule 4. The sink always receives the end.
 Rule 5. Buffered elements are delivered before a wait for splits (`flush`), on this thread or on a
     read-ahead thread of the plan, because the wait may be long. Elements that arrive during the
-    wait are delivered at once, so that at most two batches are made where there was room for one.
+    wait are delivered at once: up to two batches are then made although there was room for one.
 Rule 6. After a pause, before which the steps of the plan yield everything they hold, a batch
     without elements reports that all splits so far are complete: clients then acknowledge at once.
 """
@@ -36,9 +36,9 @@ from headrace.service.worker.producer_channel import ResultSink
 from headrace.service.worker.result_batch import ResultBatch
 from headrace.service.worker.split_ends import SplitEnds
 from headrace.service.worker.task_iterator import (
-    count_begun_splits,
     count_yielded_splits,
     find_element_ids,
+    max_started_splits,
     state_after,
     take_ended_splits,
 )
@@ -51,11 +51,12 @@ _log = logging.getLogger(__name__)
 
 MAX_BATCH_ELEMENTS = 1 << 16
 _BATCH_BYTES = 8 << 20
-"""The fixed cost of a batch, for both ends, is that of copying about three megabytes; and much
-larger batches do not stay in the caches between producing, sending and using them.
+"""Target size of a batch. Smaller batches waste time: the fixed cost of a batch, for worker and
+client together, is that of copying about 3 MB. Larger ones do not stay in the CPU caches while they
+are produced, sent and consumed.
 """
 _BATCH_SECONDS = 0.04
-"""If elements are produced slowly, each batch wakes threads of two processes, which costs them a
+"""Target time to produce a batch. Each batch wakes threads of two processes, which costs a
 millisecond or two.
 """
 _MAX_FAILURES = 100
@@ -207,7 +208,7 @@ class Producer(TaskThread[ResultSink]):
             state = iterator.get_state() if has_state else None
             # A split that ends with an error is complete with it and is not needed again.
             self._put_error(
-                client_error, state, count_begun_splits(iterator), get_error_position(error)
+                client_error, state, max_started_splits(iterator), get_error_position(error)
             )
             if not isinstance(error, Exception):
                 return format_error(error)
@@ -225,7 +226,7 @@ class Producer(TaskThread[ResultSink]):
         # and without the lock, because a thread of the plan that waits for the lock may hold what
         # the state needs.
         position = (
-            (state_after(chunk), count_begun_splits(iterator)) if self._counts_splits else None
+            (state_after(chunk), max_started_splits(iterator)) if self._counts_splits else None
         )
         with self._put_lock:
             self._buffered_chunks.append(chunk)
@@ -238,7 +239,7 @@ class Producer(TaskThread[ResultSink]):
                 self._count_splits(*self._position)
             before, self._delivered_to = self._delivered_to, self._done_to
             ended = self._take_split_ends() if reports_ends else ()
-            self._put_chunk(_concatenated(chunks), before, self._done_to, ended)
+            self._put_chunk(_concatenate_chunks(chunks), before, self._done_to, ended)
 
     def _put_split_ends(self) -> None:
         """Report the remaining ends of splits, in ordered reading."""
@@ -294,10 +295,10 @@ class Producer(TaskThread[ResultSink]):
             runs = self._sink.element_ids(ids.runs, ()) + ended
             mode = ElementIds(
                 runs=runs,
-                is_permuted=ids.is_mixed,
-                permutation=ids.order,
-                interleaving=ids.turns,
-                ids_per_element=ids.sizes,
+                is_permuted=ids.is_permuted,
+                permutation=ids.permutation,
+                interleaving=ids.interleaving,
+                ids_per_element=ids.ids_per_element,
                 failed_split=runs[0][0] if error is not None and runs else -1,
                 failed_position=(runs[0][2] + 1, 0) if error is not None and runs else (0, 0),
             )
@@ -320,7 +321,7 @@ class Producer(TaskThread[ResultSink]):
         self,
         error: HeadraceError,
         state: State | None = None,
-        begun_end: int = 0,
+        started_end: int = 0,
         position: ErrorPosition | None = None,
     ) -> None:
         """Deliver an error.
@@ -328,16 +329,16 @@ class Producer(TaskThread[ResultSink]):
         Args:
             error: The error.
             state: State of the iterator after it, if it counts splits and is defined.
-            begun_end: End of the splits that may have yielded elements.
+            started_end: End of the splits that may have yielded elements.
             position: Position of the error among the elements, if known.
         """
         if isinstance(error, UserFunctionError):
             count_user_function_error()
         with self._put_lock:
             if state is not None:
-                self._count_splits(state, begun_end)
+                self._count_splits(state, started_end)
             else:
-                self._delivered_end = max(self._delivered_end, begun_end)
+                self._delivered_end = max(self._delivered_end, started_end)
             before, self._delivered_to = self._delivered_to, self._done_to
             ended = self._take_split_ends()
             mode = ElementIds(runs=ended) if ended else None
@@ -360,8 +361,8 @@ class Producer(TaskThread[ResultSink]):
             )
 
 
-def _concatenated(chunks: list[Chunk]) -> Chunk:
-    """Return the elements of all chunks; large ones are not copied before they are sent."""
+def _concatenate_chunks(chunks: list[Chunk]) -> Chunk:
+    """Return one chunk with the elements of all chunks; large elements are not copied."""
     count = sum(chunk.size for chunk in chunks)
     if len(chunks) > 1 and sum(map(wire.frame_bytes, chunks)) >= count * wire.OWN_BUFFER_BYTES:
         rows = [row for chunk in chunks for row in chunk.rows()]

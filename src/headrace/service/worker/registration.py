@@ -61,18 +61,18 @@ class Registration:
         self.is_registered, self.due_at = False, math.inf
         return RegisterWorker(worker_id=self.worker_id, address=self._address, tags=self._tags)
 
-    def accepted_by_dispatcher(self, answer: RegisterWorkerReply, now: float) -> None:
+    def accepted_by_dispatcher(self, reply: RegisterWorkerReply, now: float) -> None:
         """Record that the dispatcher accepted the worker."""
         self.is_registered = self.was_ever_registered = True
-        self._dispatcher_id = answer.dispatcher_id
+        self._dispatcher_id = reply.dispatcher_id
         self._interval = (
-            answer.heartbeat_interval
+            reply.heartbeat_interval
             if self._configured_interval is None
             else self._configured_interval
         )
         self.due_at = now + self._interval
 
-    def refused_by_dispatcher(self, now: float) -> None:
+    def rejected_by_dispatcher(self, now: float) -> None:
         """Record that the dispatcher rejected the worker; it may accept it later."""
         self.due_at = now + _RETRY_SECONDS
 
@@ -83,14 +83,14 @@ class Registration:
         self.due_at = math.inf
         return WorkerHeartbeat(worker_id=self.worker_id, tasks=running, activity=activity)
 
-    def heartbeat_answered(self, answer: WorkerHeartbeatReply | Exception, now: float) -> None:
+    def heartbeat_answered(self, reply: WorkerHeartbeatReply | Exception, now: float) -> None:
         """Record the reply to a heartbeat."""
         if (
-            isinstance(answer, WorkerHeartbeatReply)
-            and answer.heartbeat_interval
+            isinstance(reply, WorkerHeartbeatReply)
+            and reply.heartbeat_interval
             and self._configured_interval is None
         ):
-            self._interval = answer.heartbeat_interval
+            self._interval = reply.heartbeat_interval
         self.due_at = now + self._interval
 
     def matches_dispatcher(self, update: WorkerHeartbeatReply) -> bool:

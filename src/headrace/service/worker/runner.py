@@ -146,7 +146,7 @@ class DataWorkerRunner:
         deadline = time.monotonic() + _STOP_SECONDS
         self._profiler.stop()
         if self._runner.is_current_thread:
-            # The garbage collector found a dropped server; there is no thread to deregister with.
+            # The garbage collector found a dropped server; there is no thread to unregister with.
             self._is_finished = self._runner.is_closed = True
             return
         if self._handle_event(lambda core, now: core.stop(now)):
@@ -168,19 +168,19 @@ class DataWorkerRunner:
 
     def handle(self, requests: Sequence[Request]) -> None:
         """Answer requests of clients, now or later (`transport.channel.Handler`)."""
-        asked: list[tuple[Request, GetElements]] = []
+        element_requests: list[tuple[Request, GetElements]] = []
         for request in requests:
             if isinstance(request.message, GetElements):
-                asked.append((request, request.message))
+                element_requests.append((request, request.message))
             else:
                 request.reply(Done())
 
         def handle_requests(core: DataWorkerCore[Request], now: float) -> None:
-            for request, message in asked:
+            for request, message in element_requests:
                 core.request_received(request, message, now)
 
-        if asked and not self._handle_event(handle_requests):
-            for request, _ in asked:
+        if element_requests and not self._handle_event(handle_requests):
+            for request, _ in element_requests:
                 request.fail(UnavailableError("the worker is not ready yet"))
 
     # --- inputs -----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 start       listens, registers and sends heartbeats
 drain       announces the shutdown, delivers buffered output, then stops
-stop        returns undelivered splits, deregisters, and closes everything
+stop        returns undelivered splits, unregisters, and closes everything
 """
 
 from __future__ import annotations

@@ -62,15 +62,15 @@ class SplitRequests:
         self._backoff.reset()
         self.request_at = now
 
-    def reply_received(self, granted: GetSplitReply, now: float) -> tuple[int, int] | None:
+    def reply_received(self, reply: GetSplitReply, now: float) -> tuple[int, int] | None:
         """Handle the reply to request `assignment_number`; return the assigned splits, if any."""
-        if granted.start < granted.stop:
+        if reply.start < reply.stop:
             self.assignment_number += 1
-            self.num_assigned += granted.stop - granted.start
+            self.num_assigned += reply.stop - reply.start
             self.is_needed = False
             self._granted_at = now
-            return granted.start, granted.stop
-        if granted.wait:
+            return reply.start, reply.stop
+        if reply.wait:
             self.request_at = now + next(self._backoff)
         else:
             self.is_exhausted = True

@@ -116,8 +116,8 @@ class DataWorkerTask(Generic[R]):
 
     def remove_client(self, client_id: str, actions: WorkerActions[R]) -> ReportDepartedClient:
         """Stop delivery to a departed client; return the report about it."""
-        answers, departure = self._delivery.remove_client(client_id)
-        self._add_replies(answers, actions)
+        replies, departure = self._delivery.remove_client(client_id)
+        self._add_replies(replies, actions)
         delivered, partially_delivered = self._delivery.acknowledged_splits
         return ReportDepartedClient(
             worker_id=self._worker_id,
@@ -143,16 +143,16 @@ class DataWorkerTask(Generic[R]):
         """
         if self.reads_splits:
             return
-        answers, lost = self._delivery.drop_expired(now)
+        replies, lost = self._delivery.drop_expired(now)
         if lost:
             actions.warnings.append(
                 f"task {self.task_id}: {lost} elements dropped: their client neither "
                 "acknowledged them nor sent a request for too long"
             )
-        self._add_replies(answers, actions)
+        self._add_replies(replies, actions)
 
-    def _add_replies(self, answers: list[tuple[R, BatchReply]], actions: WorkerActions[R]) -> None:
-        actions.replies += answers
+    def _add_replies(self, replies: list[tuple[R, BatchReply]], actions: WorkerActions[R]) -> None:
+        actions.replies += replies
         if self._waits_for_room and self._delivery.has_room:
             self._waits_for_room = False
             actions.resumes.append(self.producer)
@@ -218,36 +218,36 @@ class DataWorkerTask(Generic[R]):
         )
 
     def split_request_answered(
-        self, asked: GetSplit, granted: GetSplitReply, now: float, actions: WorkerActions[R]
+        self, call: GetSplit, reply: GetSplitReply, now: float, actions: WorkerActions[R]
     ) -> None:
         """Handle the dispatcher's reply to a split request."""
         assert self._split_requests is not None
-        splits = self._split_requests.reply_received(granted, now)
+        splits = self._split_requests.reply_received(reply, now)
         if splits is not None:
-            self._delivery.assign(*splits, granted.ordinals)
+            self._delivery.assign(*splits, reply.ordinals)
         if splits is not None:
             # With each assignment, the dispatcher records what is done.
-            self._delivery.forget_completed(asked.num_done)
+            self._delivery.forget_completed(call.num_done)
         if self.undelivered is not None or self._has_ended:
             # The splits are returned, or reassigned with the others of a failed task.
             self._split_requests.request_at = math.inf
         elif splits is not None:
-            self._split_requests.is_exhausted = self._split_requests.is_exhausted or granted.is_last
+            self._split_requests.is_exhausted = self._split_requests.is_exhausted or reply.is_last
             actions.grants.append(
                 SplitGrant(
                     producer=self.producer,
                     splits=splits,
-                    deliver_at_once=granted.is_poison_candidate,
-                    ordinals=granted.ordinals,
-                    num_done=asked.num_done,
+                    deliver_at_once=reply.is_poison_candidate,
+                    ordinals=reply.ordinals,
+                    num_done=call.num_done,
                 )
             )
         else:
-            if granted.flush and self._grants_at_pause < self._split_requests.assignment_number:
+            if reply.flush and self._grants_at_pause < self._split_requests.assignment_number:
                 self._grants_at_pause = self._split_requests.assignment_number
                 self._split_requests.is_needed, self._split_requests.request_at = False, math.inf
                 actions.grants.append(SplitGrant(producer=self.producer, is_pause=True))
-            elif granted.wait:
+            elif reply.wait:
                 actions.deferrals.append(self.producer)
             self._end_splits(actions)
 
@@ -340,8 +340,8 @@ class DataWorkerTask(Generic[R]):
     def cancel(self, refusal: Exception, actions: WorkerActions[R]) -> UndeliveredOutput:
         """Reject all further requests, except for batches sent before, and end the producer."""
         if self.undelivered is None:
-            answers, self.undelivered = self._delivery.cancel(refusal)
-            actions.replies += answers
+            replies, self.undelivered = self._delivery.cancel(refusal)
+            actions.replies += replies
             self._waits_for_room = False
             if self._split_requests is not None:
                 self._split_requests.request_at = math.inf
@@ -350,7 +350,7 @@ class DataWorkerTask(Generic[R]):
         return self.undelivered
 
     def split_return(self) -> ReturnSplits | None:
-        """Return the report that returns splits without delivered elements, if there are any.
+        """Return the call that returns the splits without delivered elements, if there are any.
 
         Call this after the task was cancelled and its pending split request was answered.
         """
@@ -377,8 +377,8 @@ def matches_token(presented: str, token: str) -> bool:
 def wrong_token_error(task_id: int) -> CancelledError:
     """Return the error for a request that does not present the task's token.
 
-    To the client it is as if the task had been cancelled: only a dispatcher knows the state of its
-    reading.
+    It is a CancelledError, as for a cancelled task: the client then asks its dispatcher whether its
+    iteration continues.
     """
     return CancelledError(
         f"the task_token of the request does not match task {task_id} of this worker: its "

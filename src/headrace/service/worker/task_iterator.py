@@ -39,10 +39,10 @@ from headrace.service.worker.registry import look_up
 
 __all__ = [
     "ChunkElementIds",
-    "count_begun_splits",
     "count_complete_splits",
     "count_yielded_splits",
     "find_element_ids",
+    "max_started_splits",
     "open_plan",
     "state_after",
     "take_ended_splits",
@@ -124,7 +124,7 @@ def _shape_rounds(
         consumers,
         remainder=remainder,
         cost_fn=cost_fn,
-        count_begun=lambda: count_begun_splits(iterator),
+        count_begun=lambda: max_started_splits(iterator),
     )
 
 
@@ -169,19 +169,19 @@ def state_after(chunk: Chunk) -> State:
     return chunk.state_at(chunk.size)
 
 
-def count_begun_splits(iterator: ElementIterator) -> int:
+def max_started_splits(iterator: ElementIterator) -> int:
     """Return an upper bound, in assignment order, of the splits that have yielded elements."""
     return iterator.num_started if isinstance(iterator, AssignedPlanIterator | RoundShaper) else 0
 
 
 class ChunkElementIds(NamedTuple):
-    """Element ids of a chunk by split of the stream (`messages.ElementIds`)."""
+    """Element ids of a chunk by split of the stream, as in `messages.ElementIds`."""
 
     runs: tuple[ElementIdRun, ...] = ()
-    is_mixed: bool = False
-    order: bytes = b""
-    turns: tuple[tuple[int, ...], int, int, int] | None = None
-    sizes: tuple[int, ...] = ()
+    is_permuted: bool = False
+    permutation: bytes = b""
+    interleaving: tuple[tuple[int, ...], int, int, int] | None = None
+    ids_per_element: tuple[int, ...] = ()
 
 
 def find_element_ids(chunk: Chunk) -> ChunkElementIds:
@@ -195,24 +195,24 @@ def find_element_ids(chunk: Chunk) -> ChunkElementIds:
         assert column.ordinal is not None, "the elements are from below the partition boundary"
         return ChunkElementIds((IdRun(column.first_split, column.size, column.ordinal, 1),))
     if isinstance(column, InterleavedSplits):
-        is_mixed, runs = round_robin_runs(column)
-        if not is_mixed:
+        is_permuted, runs = round_robin_runs(column)
+        if not is_permuted:
             return ChunkElementIds(runs)
         return ChunkElementIds(
-            runs, True, turns=(column.splits, column.turn_size, column.start, column.size)
+            runs, True, interleaving=(column.splits, column.turn_size, column.start, column.size)
         )
     assert isinstance(column, np.ndarray)
     splits, ordinals = constituent_ids(column)
     run = as_single_run(splits, ordinals)
     if run is not None:
-        return ChunkElementIds((run,), sizes=constituent_counts(column))
+        return ChunkElementIds((run,), ids_per_element=constituent_counts(column))
     steps = splits[1:] - splits[:-1]
-    is_mixed = bool((steps < 0).any() or ((steps == 0) & (ordinals[1:] < ordinals[:-1])).any())
-    sizes = constituent_counts(column)
-    if not is_mixed:
-        return ChunkElementIds(to_runs(splits, ordinals), sizes=sizes)
+    is_permuted = bool((steps < 0).any() or ((steps == 0) & (ordinals[1:] < ordinals[:-1])).any())
+    ids_per_element = constituent_counts(column)
+    if not is_permuted:
+        return ChunkElementIds(to_runs(splits, ordinals), ids_per_element=ids_per_element)
     order, runs = sort_to_runs(splits, ordinals)
-    return ChunkElementIds(runs, True, _pack_order(order), sizes=sizes)
+    return ChunkElementIds(runs, True, _pack_order(order), ids_per_element=ids_per_element)
 
 
 def _pack_order(order: NDArray[np.integer[Any]]) -> bytes:

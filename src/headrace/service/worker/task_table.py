@@ -4,10 +4,10 @@ Rule 1. A task starts with the first request for it. Requests that arrive before
     the worker is registered, are passed on in the order of arrival. None of them is rejected in the
     meantime, because later requests would then receive its elements.
 Rule 2. The end of a task is reported to the dispatcher until it is acknowledged.
-Rule 3. The id and token of an ended task are kept: for a finished task, so that a late request
-    receives its end; for a deleted one, so that the request receives an explanation.
-Rule 4. A task that the dispatcher refuses splits is cancelled; its clients learn the reason from
-    the dispatcher.
+Rule 3. The id and token of an ended task are kept, so that a late request receives the end of a
+    finished task, or an error that says that the task was deleted.
+Rule 4. A task whose split request is rejected is cancelled; its clients learn the reason from the
+    dispatcher.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ __all__ = ["TaskTable"]
 
 R = TypeVar("R")
 
-_MAX_FINISHED_TASKS = 10_000
+_MAX_ENDED_TASKS = 10_000
 _REPORT_SECONDS = 1.0
 """Maximum time that clients wait for the dispatcher to acknowledge the end of a task."""
 
 
 @dataclass(frozen=True)
-class _FinishedTask:
+class _EndedTask:
     """Outcome of an ended task."""
 
     task_token: str
@@ -99,7 +99,7 @@ class TaskTable(Generic[R]):
         self._producers: dict[int, DataWorkerTask[R]] = {}
         self._producer_count = 0
         #: The most recently ended tasks, oldest first.
-        self._finished_tasks: dict[int, _FinishedTask] = {}
+        self._ended_tasks: dict[int, _EndedTask] = {}
         #: Whether new tasks are drained as soon as they start.
         self._is_draining = False
 
@@ -125,12 +125,12 @@ class TaskTable(Generic[R]):
     def request_received(self, request: R, message: GetElements, now: float) -> None:
         """Handle a client's request."""
         task_id = message.task_id
-        task, finished = self._tasks.get(task_id), self._finished_tasks.get(task_id)
+        task, finished = self._tasks.get(task_id), self._ended_tasks.get(task_id)
         if task is not None:
             task.request_received(request, message, now, self._pending_actions.actions)
             self._advance(task, now)
         elif finished is not None:
-            self._answer_finished(request, message, finished)
+            self._reply_for_ended_task(request, message, finished)
         elif self._pending_lookups.add_request(request, message) and self._is_registered:
             self._pending_actions.call_dispatcher(
                 GetTask(worker_id=self._worker_id, task_id=task_id), now
@@ -139,18 +139,18 @@ class TaskTable(Generic[R]):
     def __contains__(self, task_id: object) -> bool:
         return task_id in self._tasks
 
-    def _answer_finished(self, request: R, message: GetElements, finished: _FinishedTask) -> None:
-        task_id, answers = message.task_id, self._pending_actions.actions.replies
+    def _reply_for_ended_task(self, request: R, message: GetElements, finished: _EndedTask) -> None:
+        task_id, replies = message.task_id, self._pending_actions.actions.replies
         if finished.task_token and not matches_token(message.task_token, finished.task_token):
-            answers.append((request, wrong_token_error(task_id)))
+            replies.append((request, wrong_token_error(task_id)))
         elif finished.is_finished:
-            answers.append(
+            replies.append(
                 (request, GetElementsReply(first_element=0, num_elements=0, end_of_task=True))
             )
         else:
-            answers.append((request, _unknown_task_error(task_id)))
+            replies.append((request, _unknown_task_error(task_id)))
 
-    def _refuse(self, requests: Iterable[tuple[R, GetElements]], error: Exception) -> None:
+    def _reject(self, requests: Iterable[tuple[R, GetElements]], error: Exception) -> None:
         self._pending_actions.actions.replies += [(request, error) for request, _ in requests]
 
     # --- start of tasks ---------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class TaskTable(Generic[R]):
         """Start a task without a request for it."""
         if (
             task_id not in self._tasks
-            and task_id not in self._finished_tasks
+            and task_id not in self._ended_tasks
             and self._pending_lookups.add_task(task_id)
         ):
             self._pending_actions.call_dispatcher(
@@ -167,28 +167,28 @@ class TaskTable(Generic[R]):
             )
 
     def definition_received(
-        self, asked: GetTask, answer: TaskDefinition | Exception, now: float
+        self, call: GetTask, reply: TaskDefinition | Exception, now: float
     ) -> None:
         """Handle the definition of a task."""
-        if isinstance(answer, NotFoundError):
-            self._refuse(
-                self._pending_lookups.release(asked.task_id), _unknown_task_error(asked.task_id)
+        if isinstance(reply, NotFoundError):
+            self._reject(
+                self._pending_lookups.release(call.task_id), _unknown_task_error(call.task_id)
             )
-        elif isinstance(answer, Exception):
-            self._refuse(self._pending_lookups.release(asked.task_id), to_client_error(answer))
-        elif asked.task_id in self._pending_lookups:
-            self._resolve(answer, now)
+        elif isinstance(reply, Exception):
+            self._reject(self._pending_lookups.release(call.task_id), to_client_error(reply))
+        elif call.task_id in self._pending_lookups:
+            self._resolve(reply, now)
 
     def plan_part_received(
-        self, asked: GetPlan, answer: GetPlanReply | Exception, now: float
+        self, call: GetPlan, reply: GetPlanReply | Exception, now: float
     ) -> None:
         """Handle a part of a plan."""
         try:
-            if isinstance(answer, Exception):
-                raise answer
-            found = self._pending_lookups.add_plan_part(asked, answer)
+            if isinstance(reply, Exception):
+                raise reply
+            found = self._pending_lookups.add_plan_part(call, reply)
         except Exception as error:
-            for definition in self._pending_lookups.cancel_fetch(asked.digest):
+            for definition in self._pending_lookups.cancel_fetch(call.digest):
                 self._fail_start(definition, error, now)
             return
         if isinstance(found, GetPlan):
@@ -209,12 +209,12 @@ class TaskTable(Generic[R]):
         task_id = definition.task_id
         waiting = self._pending_lookups.release(task_id)
         if isinstance(error, UnavailableError):
-            self._refuse(waiting, error)
+            self._reject(waiting, error)
         elif isinstance(error, NotFoundError):
-            self._refuse(waiting, _unknown_task_error(task_id))
+            self._reject(waiting, _unknown_task_error(task_id))
         else:
-            self._refuse(waiting, to_client_error(error))
-            self._remember(task_id, _FinishedTask(definition.task_token, is_finished=True))
+            self._reject(waiting, to_client_error(error))
+            self._remember(task_id, _EndedTask(definition.task_token, is_finished=True))
             failed = FailTask(
                 worker_id=self._worker_id,
                 task_id=task_id,
@@ -285,9 +285,9 @@ class TaskTable(Generic[R]):
     def _advance(self, task: DataWorkerTask[R], now: float) -> None:
         """Do what is due for a task: request splits, report its end, remove it."""
         self._report_files(task, now)
-        asked = task.take_split_request(now)
-        if asked is not None:
-            self._pending_actions.call_dispatcher(asked, now)
+        split_request = task.take_split_request(now)
+        if split_request is not None:
+            self._pending_actions.call_dispatcher(split_request, now)
         if task.should_report:
             task.finish_deadline = now + _REPORT_SECONDS
             self._pending_actions.call_dispatcher(task.end_report(), now)
@@ -295,9 +295,7 @@ class TaskTable(Generic[R]):
             del self._tasks[task.task_id]
             self._remember(
                 task.task_id,
-                _FinishedTask(
-                    task.task_token, is_finished=True, received_splits=task.received_splits
-                ),
+                _EndedTask(task.task_token, is_finished=True, received_splits=task.received_splits),
             )
         self._pending_actions.check_at(min(task.request_splits_at, task.finish_deadline))
 
@@ -306,38 +304,38 @@ class TaskTable(Generic[R]):
         if files is not None:
             self._pending_actions.call_dispatcher(files, now)
 
-    def files_reported(self, asked: CommitFiles, answer: Done | Exception, now: float) -> None:
+    def files_reported(self, call: CommitFiles, reply: Done | Exception, now: float) -> None:
         """Handle the acceptance or rejection of files."""
-        task = self._tasks.get(asked.task_id)
+        task = self._tasks.get(call.task_id)
         if task is None:
             return
-        if not isinstance(answer, Exception):
-            task.files_reported(asked.report_number, self._pending_actions.actions)
+        if not isinstance(reply, Exception):
+            task.files_reported(call.report_number, self._pending_actions.actions)
             self._advance(task, now)
             return
         self.delete(task.task_id)
-        if not isinstance(answer, NotFoundError | FailedPreconditionError):
+        if not isinstance(reply, NotFoundError | FailedPreconditionError):
             self._pending_actions.call_dispatcher(
-                task.failure_report(f"the dispatcher rejected its files: {format_error(answer)}"),
+                task.failure_report(f"the dispatcher rejected its files: {format_error(reply)}"),
                 now,
             )
 
     def split_request_answered(
-        self, asked: GetSplit, answer: GetSplitReply | Exception, now: float
+        self, call: GetSplit, reply: GetSplitReply | Exception, now: float
     ) -> bool:
         """Handle a split reply; return whether the dispatcher still seems to know the task."""
-        task = self._tasks.get(asked.task_id)
+        task = self._tasks.get(call.task_id)
         if task is None:
             return True
-        if isinstance(answer, GetSplitReply):
-            task.split_request_answered(asked, answer, now, self._pending_actions.actions)
+        if isinstance(reply, GetSplitReply):
+            task.split_request_answered(call, reply, now, self._pending_actions.actions)
             self._advance(task, now)
         elif task.undelivered is None:
             self.delete(task.task_id)
-            if not isinstance(answer, NotFoundError | FailedPreconditionError):
+            if not isinstance(reply, NotFoundError | FailedPreconditionError):
                 self._pending_actions.call_dispatcher(
                     task.failure_report(
-                        f"the dispatcher rejected its split request: {format_error(answer)}"
+                        f"the dispatcher rejected its split request: {format_error(reply)}"
                     ),
                     now,
                 )
@@ -345,17 +343,17 @@ class TaskTable(Generic[R]):
         return True
 
     def end_reported(
-        self, asked: FinishTask | FailTask, answer: Done | Exception, now: float
+        self, call: FinishTask | FailTask, reply: Done | Exception, now: float
     ) -> None:
         """Handle the dispatcher's reply, or unavailability, after a report of a task's end."""
-        task = self._tasks.get(asked.task_id)
+        task = self._tasks.get(call.task_id)
         if task is not None and task.finish_deadline < math.inf:
             task.finish(self._pending_actions.actions)
             self._advance(task, now)
 
     def client_departed(self, task_id: int, client_id: str, now: float) -> None:
         """Report to the dispatcher what a departed client had received and not acknowledged."""
-        task, finished = self._tasks.get(task_id), self._finished_tasks.get(task_id)
+        task, finished = self._tasks.get(task_id), self._ended_tasks.get(task_id)
         if task is not None:
             self._pending_actions.call_dispatcher(
                 task.remove_client(client_id, self._pending_actions.actions), now
@@ -375,12 +373,12 @@ class TaskTable(Generic[R]):
             self._pending_actions.call_dispatcher(report, now)
 
     def departed_client_reported(
-        self, asked: ReportDepartedClient, answer: Done | Exception, now: float
+        self, call: ReportDepartedClient, reply: Done | Exception, now: float
     ) -> None:
         """Record that the dispatcher acknowledged the report about a departed client."""
-        task = self._tasks.get(asked.task_id)
+        task = self._tasks.get(call.task_id)
         if task is not None:
-            task.forget_client(asked.client_id, self._pending_actions.actions)
+            task.forget_client(call.client_id, self._pending_actions.actions)
             self._advance(task, now)
 
     def drop_expired(self, now: float) -> None:
@@ -393,16 +391,16 @@ class TaskTable(Generic[R]):
 
     def delete(self, task_id: int) -> None:
         """Cancel a task that the dispatcher no longer needs."""
-        self._refuse(self._pending_lookups.release(task_id), _unknown_task_error(task_id))
+        self._reject(self._pending_lookups.release(task_id), _unknown_task_error(task_id))
         self._pending_actions.pending_calls.discard(
             lambda call: getattr(call, "task_id", None) == task_id
         )
         task = self._tasks.pop(task_id, None)
         if task is not None:
             self._cancel(task, deleted_task_error(task_id))
-            self._remember(task_id, _FinishedTask(task.task_token, task.is_finished))
-        elif task_id not in self._finished_tasks:
-            self._remember(task_id, _FinishedTask("", is_finished=False))
+            self._remember(task_id, _EndedTask(task.task_token, task.is_finished))
+        elif task_id not in self._ended_tasks:
+            self._remember(task_id, _EndedTask("", is_finished=False))
 
     def drain(self, now: float) -> None:
         """Drain all tasks, including those that start later."""
@@ -413,7 +411,7 @@ class TaskTable(Generic[R]):
 
     def cancel(self, refusal: Exception) -> None:
         """Cancel all tasks."""
-        self._refuse(self._pending_lookups.release_all(), refusal)
+        self._reject(self._pending_lookups.release_all(), refusal)
         for task in self._tasks.values():
             self._cancel(task, refusal)
 
@@ -433,7 +431,7 @@ class TaskTable(Generic[R]):
         """Remove all tasks before a registration under a new id. Requests wait for it."""
         self._worker_id, self._is_registered = worker_id, False
         self._tasks.clear()
-        self._finished_tasks.clear()
+        self._ended_tasks.clear()
 
     def worker_registered(self, now: float) -> None:
         """Look up the requested tasks after the registration."""
@@ -443,15 +441,15 @@ class TaskTable(Generic[R]):
                 GetTask(worker_id=self._worker_id, task_id=task_id), now
             )
 
-    def registration_refused(self) -> None:
+    def registration_rejected(self) -> None:
         """Reject waiting requests: the worker was not registered, so it has no tasks for now."""
         for task_id in list(self._pending_lookups):
-            self._refuse(self._pending_lookups.release(task_id), _unknown_task_error(task_id))
+            self._reject(self._pending_lookups.release(task_id), _unknown_task_error(task_id))
 
-    def _remember(self, task_id: int, finished: _FinishedTask) -> None:
-        self._finished_tasks[task_id] = finished
-        while len(self._finished_tasks) > _MAX_FINISHED_TASKS:
-            del self._finished_tasks[next(iter(self._finished_tasks))]
+    def _remember(self, task_id: int, finished: _EndedTask) -> None:
+        self._ended_tasks[task_id] = finished
+        while len(self._ended_tasks) > _MAX_ENDED_TASKS:
+            del self._ended_tasks[next(iter(self._ended_tasks))]
 
 
 def _unknown_task_error(task_id: int) -> CancelledError:

@@ -92,10 +92,10 @@ class TaskThread(ABC, Generic[SinkT]):
         assert open_plan is not None
         return open_plan(self.flush)
 
-    def _count_splits(self, state: State, begun_end: int) -> None:
+    def _count_splits(self, state: State, started_end: int) -> None:
         """Count the splits that are complete at a state, and those that were started before it."""
-        begun = count_started_splits(state)
+        num_started = count_started_splits(state)
         self._done_to = count_complete_splits(state, self._done_to)
         self._delivered_end = max(
-            self._delivered_end, self._done_to, begun_end if begun is None else begun
+            self._delivered_end, self._done_to, started_end if num_started is None else num_started
         )

@@ -132,7 +132,7 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
         for task_id, task in [*self._active_tasks.items()]:
             if task_id in self._listed_workers.keys() | self._redeliverable_tasks:
                 continue
-            if task.problem:
+            if task.connection_error:
                 # The task is finished, so all its rounds arrived.
                 self._task_ended(task_id, task.received_rounds)
             elif self._iteration_finished:
@@ -143,7 +143,7 @@ class CoordinatedReadSession(IterationSession[RoundTaskReader]):
         # Last, because all tasks up to this horizon are known now.
         self._round_order.extend_horizon(math.inf if self._iteration_finished else update.horizon)
         waits = bool(self._unreachable or self._unreported_losses) or any(
-            task.problem
+            task.connection_error
             or not (task_id in self._active_tasks or self._round_order.has_round_count(task_id))
             for task_id, task in self._tasks.items()
         )

@@ -101,7 +101,7 @@ class RoundTaskReader(TaskReader):
         """End the delay of `retry_at`; after a lost connection, resend all unanswered requests."""
         if self.retry_at:
             self.retry_at = 0.0
-            if self.problem:
+            if self.connection_error:
                 self.unsent = sorted(self.requested)
                 self._reported_rounds, self._has_progress_request = -1, False
 

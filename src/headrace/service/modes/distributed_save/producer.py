@@ -32,8 +32,8 @@ from headrace.service.worker.client_errors import format_error
 from headrace.service.worker.producer_channel import ResultSink
 from headrace.service.worker.result_batch import ResultBatch
 from headrace.service.worker.task_iterator import (
-    count_begun_splits,
     count_yielded_splits,
+    max_started_splits,
     state_after,
 )
 from headrace.service.worker.task_thread import TaskThread
@@ -163,7 +163,7 @@ class FileProducer(TaskThread[FileSink]):
     ) -> int:
         """Write a chunk; return its size in bytes."""
         # Outside the lock: reading a state may wait for a thread that holds another lock.
-        state, begun_at_most = state_after(chunk), count_begun_splits(iterator)
+        state, begun_at_most = state_after(chunk), max_started_splits(iterator)
         size = frame_bytes(chunk)
         with self._put_lock:
             writer.append(chunk)

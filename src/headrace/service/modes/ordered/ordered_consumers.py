@@ -286,7 +286,7 @@ def make_consumer_source(
         consumer_index=None,
         remainder="drop",
         group=options.job_name or "",
-        group_terms="\n".join(terms),
+        group_options="\n".join(terms),
     )
 
     ordered_partition = OrderedPartition(plan)

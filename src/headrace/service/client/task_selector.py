@@ -22,7 +22,7 @@ from headrace.errors import FailedPreconditionError, InvalidArgumentError
 from headrace.service.messages import ClientHeartbeatReply, OpenIterationReply, TaskAddress
 from headrace.transport import inprocess
 
-__all__ = ["COLOCATED", "TargetWorkers"]
+__all__ = ["COLOCATED", "TaskSelector"]
 
 COLOCATED = "COLOCATED"
 """Tag of a worker that is reserved for the training process on its machine; case-insensitive."""
@@ -30,11 +30,11 @@ COLOCATED = "COLOCATED"
 M = TypeVar("M", OpenIterationReply, ClientHeartbeatReply)
 
 
-class TargetWorkers:
-    """Selection of one client.
+class TaskSelector:
+    """Selects the tasks that one client reads.
 
     Args:
-        name: "AUTO", "ANY" or "LOCAL".
+        target_workers: "AUTO", "ANY" or "LOCAL".
         static_policy: Name of the static sharding policy if the client does not choose the workers
             (`OpenIterationReply.deployment_mode`); otherwise empty.
         uses_tags: Whether AUTO uses tags; False if all clients read the same rounds.
@@ -44,24 +44,24 @@ class TargetWorkers:
 
     def __init__(
         self,
-        name: str = "ANY",
+        target_workers: str = "ANY",
         *,
         static_policy: str = "",
         uses_tags: bool = True,
         is_copy: bool = True,
     ) -> None:
-        self.is_local = name == "LOCAL"
+        self.is_local = target_workers == "LOCAL"
         """Whether only workers of this process are read."""
         self.is_copy = is_copy
         self._static_policy = static_policy
-        self._uses_tags = name == "AUTO" and uses_tags
+        self._uses_tags = target_workers == "AUTO" and uses_tags
         #: Whether any task was selected so far.
         self._has_read = False
         self.skipped_workers: tuple[str, ...] = ()
         """Addresses of tagged workers that were skipped in the last update."""
 
-    def select_opened(self, reply: OpenIterationReply) -> OpenIterationReply:
-        """Return the reply to an opened iteration with the selected tasks.
+    def select_initial(self, reply: OpenIterationReply) -> OpenIterationReply:
+        """Return the reply to `OpenIteration` with the selected tasks.
 
         Raises:
             FailedPreconditionError: If only local workers may be read and there are none.

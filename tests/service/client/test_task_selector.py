@@ -6,7 +6,7 @@ import pytest
 
 from headrace.errors import FailedPreconditionError
 from headrace.service.client.heartbeat_schedule import describe_missing
-from headrace.service.client.target_workers import TargetWorkers
+from headrace.service.client.task_selector import TaskSelector
 from headrace.service.messages import ClientHeartbeatReply, OpenIterationReply, TaskAddress
 
 
@@ -29,32 +29,32 @@ def opened(*tasks: TaskAddress) -> OpenIterationReply:
 
 
 def test_auto_skips_tagged_workers_and_ends_with_its_own() -> None:
-    target = TargetWorkers("AUTO")
-    assert target.select_opened(opened(task(1), task(2, "Colocated"))).tasks == (task(1),)
+    target = TaskSelector("AUTO")
+    assert target.select_initial(opened(task(1), task(2, "Colocated"))).tasks == (task(1),)
     assert target.skipped_workers == ("h:2",)
     reply = target.select(update(task(2, "Colocated")))
     assert (reply.tasks, reply.finished) == ((), True)
 
 
 def test_auto_waits_until_it_has_read_a_task() -> None:
-    target = TargetWorkers("AUTO")
-    reply = target.select_opened(opened(task(2, "COLOCATED")))
+    target = TaskSelector("AUTO")
+    reply = target.select_initial(opened(task(2, "COLOCATED")))
     assert (reply.tasks, reply.finished) == ((), False)
     message = describe_missing("d:1", 0.0, (), (), 0.0, target.skipped_workers)
     assert "the only workers (h:2) run in other processes and have the tag COLOCATED" in message
 
 
 def test_any_and_readers_without_tags_read_all() -> None:
-    for target in (TargetWorkers("ANY"), TargetWorkers("AUTO", uses_tags=False)):
+    for target in (TaskSelector("ANY"), TaskSelector("AUTO", uses_tags=False)):
         assert len(target.select(update(task(1), task(2, "COLOCATED"))).tasks) == 2
 
 
 def test_local_without_a_local_worker_is_an_error() -> None:
     with pytest.raises(FailedPreconditionError, match="no local worker is found"):
-        TargetWorkers("LOCAL").select_opened(opened(task(1)))
+        TaskSelector("LOCAL").select_initial(opened(task(1)))
 
 
 def test_an_unchanged_update_is_returned_as_is() -> None:
     same = ClientHeartbeatReply(tasks=(), finished=False, unchanged=True)
-    assert TargetWorkers("AUTO").select(same) is same
-    assert TargetWorkers("LOCAL").select(same) is same
+    assert TaskSelector("AUTO").select(same) is same
+    assert TaskSelector("LOCAL").select(same) is same
