@@ -301,7 +301,7 @@ def test_a_path_that_cannot_be_written_is_in_the_error(
     tmp_path: Path, cluster: LocalCluster
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(FailedPreconditionError, match="a part of the path is a file"):
+    with pytest.raises(FailedPreconditionError, match="a parent of it is a file"):
         distributed_save(Dataset.range(3), tmp_path / "file" / "d", cluster.target)
 
 
