@@ -22,6 +22,21 @@ unbatches and batches again. If the client stage needs several streams, an order
 anyway; the same holds for an `enumerate` over splits of a fixed number of elements
 (`range(n).map(f)`), whose numbers are those of a single process.
 
+Example: `range(4).shuffle(4).flat_map(load).filter(keep).batch(2)`. In canonical form the shuffle
+orders indices of the range:
+
+    Indices(4) -> Shuffle -> GatherIndices -> Interleave(load) -> Filter(keep) -> Batch(2)
+
+There are four splits, one per shuffled index. Split 2 contains the kept elements of `load(x)` for
+the third index x of the shuffled order; their element ids are (2, 0), (2, 1), ...
+
+    mode        worker stage                                       client stage
+    ordered     Indices ... Filter -> PartitionBoundary            ReadSplits -> Batch
+    unordered   Indices ... Filter -> PartitionBoundary -> Batch   ReadSplits
+
+The ordered state after five elements, if splits 0 and 1 have two each, is split 2, ordinal 1. In
+unordered mode a batch has the ids of its rows, and the state is the set of delivered ids.
+
 Rule 1. Both sides partition identically: the result depends only on the plan and on the mode.
 Rule 2. Both stages together have the elements of the plan; in ordered modes, bit for bit in its
         order.

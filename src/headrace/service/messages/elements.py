@@ -71,7 +71,13 @@ class SkippedElements(Message, frozen=True):
 
 
 class GetElementsReply(Message, frozen=True):
-    """Reply to `GetElements`, with the chunk in its buffers (`element.wire`)."""
+    """Reply to `GetElements`, with the chunk in its buffers (`element.wire`).
+
+    With exactly-once reading, the splits of a task in assignment order are after this reply:
+
+        0            num_done           done_from          done_to          delivered_end
+        |acknowledged| complete earlier | complete with it | partly delivered | none delivered ...
+    """
 
     first_element: int
     """Number of the chunk's first element within the task."""
