@@ -148,8 +148,8 @@ def test_each_shard_has_its_own_cache_file(files, tmp_path, shard):
         assert shard(cached(), 4) == records(4, 9)
     assert read == records(0, 5, 4, 9)
     assert {path.name for path in tmp_path.glob("kept*")} == {
-        "kept.share-0-of-5",
-        "kept.share-4-of-5",
+        "kept.shard-0-of-5",
+        "kept.shard-4-of-5",
     }
 
 

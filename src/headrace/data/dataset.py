@@ -351,7 +351,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
 
         Args:
             filename: File on a local disk; empty keeps the elements in memory. Workers with
-                dataset shards (FILE, HINT) append the shard to the name: NAME.share-0-of-2.
+                dataset shards (FILE, HINT) append the shard to the name: NAME.shard-0-of-2.
         """
         name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
         return self._append_step(Cache, filename=name)

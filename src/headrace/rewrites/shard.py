@@ -97,7 +97,7 @@ def _shard_inputs(node: Node, inputs: list[Node], num_shards: int, index: int) -
     result = node.with_inputs(inputs)
     if isinstance(result, Cache) and result is not node:
         # A shard has different elements, so it needs a separate cache.
-        suffix = f".share-{index}-of-{num_shards}" if result.filename else ""
+        suffix = f".shard-{index}-of-{num_shards}" if result.filename else ""
         return result.with_parameters(
             key=result.key.shard_key(num_shards, index), shard_suffix=suffix
         )
