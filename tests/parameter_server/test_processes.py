@@ -82,7 +82,7 @@ def test_requests_wait_for_a_paused_server(strategy, processes):
     thread.join(0.3)
     assert thread.is_alive()
     processes[1].resume()
-    thread.join(10)
+    thread.join(60)
     assert v.read().tolist() == [1, 1, 1, 1]
 
 
