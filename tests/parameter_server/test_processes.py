@@ -117,7 +117,7 @@ def test_requests_wait_for_a_killed_server_to_be_restored(processes, killable, c
             time.sleep(0.2)
             assert not found.done(), "it waits for the server"
             killable.start()
-            assert found.result(20) == [1, 11, 21, 31, 5, 6, 7, 8]
+            assert found.result(60) == [1, 11, 21, 31, 5, 6, 7, 8]
     assert f"parameter server 0 at {killable.address} was restarted" in caplog.text
 
 
