@@ -89,7 +89,7 @@ def test_a_leader_that_missed_a_takeover_is_rejected_and_restored(
         with pytest.raises(DataLossError) as caught:
             n.read()
         # A write sent before the pause is executed after the server resumes.
-        has = rf"server 1 at {second.address} had 10[12] updates of store 0, but 199 were acknowl"
+        has = rf"server 1 at {second.address} had 10\d updates of store 0, but (199|20\d) were ack"
         assert re.search(has, str(caught.value))
         assert "CheckpointManager" in str(caught.value)
         with pytest.raises(DataLossError, match="acknowledged"):
