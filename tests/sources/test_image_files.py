@@ -140,6 +140,12 @@ def test_shuffle_continues_after_a_file_that_is_no_image(folder: Path) -> None:
     assert (sorted(found), failures) == ([0, 0, 1, 1, 2], 1)
 
 
+def test_shuffle_reads_the_files_in_its_order(folder: Path) -> None:
+    plan = hr.Dataset.from_image_folder(folder).shuffle(100).explain().partition("as executed")[2]
+
+    assert -1 < plan.find("Map") < plan.find("GatherIndices") < plan.find("Shuffle")
+
+
 def test_file_that_is_no_image_fails_in_its_turn(folder: Path) -> None:
     write(folder, "b/1a.txt", b"no image")
     write(folder, "c c/broken.jpg", image_bytes("x.jpg")[:-20])

@@ -68,7 +68,6 @@ _USE_LIST_FILES = "Dataset.list_files(...).interleave(...) over a generator that
 #: Names that users look up in a module: those of tf.data, tf.io and the like.
 MODULE_ALTERNATIVES: dict[str, dict[str, str]] = {
     "headrace": {
-        "ArrayRecordDataset": "IndexedSource: a class with `size` and `gather`",
         "AutoShardPolicy": "hr.service.ShardingPolicy",
         "Counter": "hr.Dataset.counter()",
         "CsvDataset": "hr.TextLineDataset(...).skip(1).map(parse)",

@@ -3,6 +3,7 @@
 memory        range, counter, from_tensor_slices, from_tensors, random, the elements of a window
 generator     from_generator
 signature     conversion of values to an output signature
+array_record  ArrayRecord files
 images        decoding, encoding and resizing of images
 image_libraries  the libraries that do it
 image_files   image files in a folder per class
