@@ -78,6 +78,16 @@ def test_source_conforms(folder: Path) -> None:
     )
 
 
+def test_classes_are_sorted_by_name(folder: Path) -> None:
+    for name in ("b-2", "b 2", "a.2", "B"):  # characters before and after the slash
+        write(folder, f"{name}/0.png", image_bytes("x"))
+
+    source = ImageFilesSource.from_directory(folder, None)
+
+    classes = list(dict.fromkeys(name.partition("/")[0] for name in source.names))
+    assert classes == ["B", "a", "a.2", "b", "b 2", "b-2", "c c"]
+
+
 def test_labels_follow_the_given_class_names(folder: Path) -> None:
     dataset = hr.Dataset.from_image_folder(str(folder), class_names=["c c", "b"])
 

@@ -50,27 +50,28 @@ class ImageFilesSource(IndexedSource):
         found = as_names("directory", directory)
         if len(found) != 1:
             raise ValueError(f"`directory` must be a single directory, but got {len(found)} names")
-        files: dict[str, list[str]] = {}
+        listed: dict[str, list[str]] = {}
         for name in open_folder(found[0]).list_tree():
             folder, *below = name.split("/")
             if below and not any(part.startswith(".") for part in (folder, *below)):
-                files.setdefault(folder, []).append(name)
-        if class_names is not None:
-            files = {name: files.get(name, []) for name in _check_class_names(class_names)}
-            missing = [name for name, listed in files.items() if not listed]
-            if missing:
+                listed.setdefault(folder, []).append(name)
+        if class_names is None:
+            classes = tuple(sorted(listed))
+        else:
+            classes = _check_class_names(class_names)
+            if missing := [name for name in classes if name not in listed]:
                 raise NotFoundError(
                     f"the class folders {missing!r} in {found[0]!r} do not exist or have no files"
                 )
-        if not files:
+        if not classes:
             raise NotFoundError(
                 f"{found[0]!r} has no folders with files; images are expected in one folder per "
                 "class, as DIRECTORY/CLASS/FILE"
             )
         return cls(
             found[0],
-            tuple(name for listed in files.values() for name in listed),
-            tuple(map(len, files.values())),
+            tuple(name for each in classes for name in listed[each]),
+            tuple(len(listed[each]) for each in classes),
         )
 
     @property

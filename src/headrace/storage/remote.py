@@ -102,7 +102,8 @@ class RemoteFolder(Folder):
         with self._convert_errors(""):
             self._system.invalidate_cache()
             found = self._system.find(self._root)
-        return sorted(str(path).removeprefix(f"{self._root}/") for path in found)
+        names = [str(path).removeprefix(f"{self._root}/") for path in found]
+        return sorted(name for name in names if not name.endswith("/"))  # markers of empty folders
 
     def read(self, name: str) -> bytes:
         """Return the contents of a file."""
