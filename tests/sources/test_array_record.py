@@ -109,7 +109,7 @@ def test_damaged_file_is_an_error_when_the_dataset_is_created(
     for damaged in (b"", b"some text", content[:-10], content[: len(content) // 2]):
         path = tmp_path / "damaged"
         path.write_bytes(damaged)
-        with pytest.raises(DataLossError, match=r"or damaged \(\d+ bytes\): [A-Zn]"):
+        with pytest.raises(DataLossError, match=r"or damaged \(\d+ bytes\): \w"):
             hr.ArrayRecordDataset([files[0], path])
 
 

@@ -22,6 +22,7 @@ _MAX_OPEN_FILES = 64
 _MAX_THREADS = 16
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 """Options for random access."""
+_UNKNOWN_FAILURE = "array_record gives no reason; the file is probably truncated"
 
 
 class _OpenFiles:
@@ -101,8 +102,8 @@ def _failure_of(reader: Any) -> str:
     try:
         reader.close()
     except RuntimeError as error:
-        return str(error) or "no reason given"
-    return "no reason given"
+        return str(error) or _UNKNOWN_FAILURE
+    return _UNKNOWN_FAILURE
 
 
 def _count_records(name: str) -> int:
