@@ -18,12 +18,12 @@ from headrace import storage
 from tests.docs.public_names import public_packages
 
 TOP = {
-    "AUTOTUNE", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk", "Dataset",
-    "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource",
-    "Lookup", "Optional", "Options", "Reader", "Source", "TFRecordDataset", "TextLineDataset",
-    "UNKNOWN_CARDINALITY", "Variable", "checkpoints_iterator", "coordinator", "distribute",
-    "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers", "service", "testing",
-    "torch",
+    "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
+    "Dataset", "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices",
+    "IndexedSource", "Lookup", "Optional", "Options", "Reader", "Source", "TFRecordDataset",
+    "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "checkpoints_iterator", "coordinator",
+    "distribute", "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers",
+    "service", "testing", "torch",
 }  # fmt: skip
 KERAS = {
     "BestModelExporter", "DatasetCreator", "DistributedEmbedding", "Embedding", "KerasDataset",
@@ -57,8 +57,8 @@ OPTIMIZERS = {
 DATASET = {
     "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",
     "choose_from_datasets", "concatenate", "counter", "element_spec", "enumerate", "explain",
-    "filter", "flat_map", "from_generator", "from_pipeline", "from_random_access", "from_source",
-    "from_tensor_slices", "from_tensors",
+    "filter", "flat_map", "from_generator", "from_image_folder", "from_pipeline",
+    "from_random_access", "from_source", "from_tensor_slices", "from_tensors",
     "group_by_window", "interleave", "list_files", "load", "map", "options", "padded_batch", "plan",
     "prefetch", "random", "range", "repeat", "sample_from_datasets", "save", "scan", "shard",
     "shuffle", "skip", "take", "take_while", "unbatch", "with_options", "zip",
@@ -74,7 +74,8 @@ def test_public_names_are_as_listed():
     assert set(hr.optimizers.__all__) == OPTIMIZERS
     assert {name for name in dir(hr.Dataset) if not name.startswith("_")} == DATASET
     assert set(hr.io.__all__) == {
-        "FixedLenFeature", "TFRecordWriter", "VarLenFeature", "encode_example", "parse_example",
+        "FixedLenFeature", "TFRecordWriter", "VarLenFeature", "decode_image", "decode_jpeg",
+        "decode_png", "encode_example", "encode_jpeg", "encode_png", "parse_example", "resize",
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from headrace.lazy_imports import lazy_attributes
 if TYPE_CHECKING:
     from headrace import coordinator, distribute, errors, io, service, testing
     from headrace.adapters import jax, keras, torch
+    from headrace.data.array_records import ArrayRecordDataset
     from headrace.data.dataset import Dataset
     from headrace.data.file_datasets import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
@@ -36,6 +37,7 @@ else:
             "AUTOTUNE": "headrace.plan.node",
             "INFINITE_CARDINALITY": "headrace.plan.source:INFINITE",
             "UNKNOWN_CARDINALITY": "headrace.plan.source:UNKNOWN",
+            "ArrayRecordDataset": "headrace.data.array_records",
             "ArraySpec": "headrace.element.spec",
             "Checkpoint": "headrace.parameter_server.checkpoints",
             "CheckpointManager": "headrace.parameter_server.checkpoints",
@@ -74,6 +76,7 @@ __all__ = [
     "AUTOTUNE",
     "INFINITE_CARDINALITY",
     "UNKNOWN_CARDINALITY",
+    "ArrayRecordDataset",
     "ArraySpec",
     "Checkpoint",
     "CheckpointManager",

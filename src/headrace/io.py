@@ -1,4 +1,4 @@
-"""Files and records outside a pipeline: TFRecord files and tf.Example."""
+"""Files, records and images outside a pipeline: TFRecord files, tf.Example, JPEG and PNG."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ from typing import TYPE_CHECKING, Any
 from headrace.data.missing_names import missing_name_message
 from headrace.sources.example import parse_example
 from headrace.sources.features import FixedLenFeature, VarLenFeature, encode_example
+from headrace.sources.images import (
+    decode_image,
+    decode_jpeg,
+    decode_png,
+    encode_jpeg,
+    encode_png,
+    resize,
+)
 from headrace.sources.tfrecord import TFRecordWriter
 
 __all__ = [
     "FixedLenFeature",
     "TFRecordWriter",
     "VarLenFeature",
+    "decode_image",
+    "decode_jpeg",
+    "decode_png",
     "encode_example",
+    "encode_jpeg",
+    "encode_png",
     "parse_example",
+    "resize",
 ]
 
 

@@ -69,6 +69,24 @@ def test_published_and_unpublished_files_can_be_removed(folder: Folder) -> None:
     assert (folder.list_published(), folder.list_unpublished()) == ([], [])
 
 
+def test_tree_lists_the_files_in_all_folders(folder: Folder) -> None:
+    for below, name in (("", "b"), ("a", "1"), ("a/b c", "2"), ("", "a-0")):
+        # A file by its own name, without the rules of publishing.
+        path = folder.path(below).removeprefix("file://")
+        system = fsspec.core.url_to_fs(path)[0]
+        system.makedirs(path, exist_ok=True)
+        system.pipe_file(f"{path.rstrip('/')}/{name}", b"x")
+
+    assert folder.list_tree() == ["a-0", "a/1", "a/b c/2", "b"]
+    assert folder.read("a/b c/2") == b"x"
+
+
+def test_missing_folder_has_no_tree(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"No such file: .*no'"):
+        open_folder(tmp_path / "no").list_tree()
+    assert open_folder("memory://no-such-folder").list_tree() == []
+
+
 def test_folder_can_be_pickled(folder: Folder) -> None:
     folder.write("record", b"data")
 

@@ -17,6 +17,7 @@ from headrace.plan.node import Node, call_site
 from headrace.plan.ordering import Shuffle
 from headrace.plan.source import Source, validate_source
 from headrace.sources.generator import GeneratorSource
+from headrace.sources.image_files import ImageFilesSource, ReadImage
 from headrace.sources.memory import RandomSource, RangeSource, SlicesSource, TensorsSource
 from headrace.sources.text_files import FileNamesSource
 from headrace.storage.names import FileName
@@ -191,6 +192,51 @@ class SourceMethods(metaclass=MissingNamesMeta):
         """
         dataset: Dataset[Any] = from_pipeline(cls, pipeline)
         return dataset
+
+    @classmethod
+    def from_image_folder(
+        cls,
+        directory: FileName,
+        size: tuple[int, int] | None = None,
+        class_names: Sequence[str] | None = None,
+        channels: int = 3,
+        num_parallel_calls: int | None = None,
+    ) -> Dataset[Any]:
+        """Return a dataset of the images in DIRECTORY/CLASS/FILE and the numbers of their classes.
+
+        Elements are `{"image": uint8 array (height, width, channels), "label": int64}`, class by
+        class; `shuffle` draws from the file names, so it may have a large buffer. Needs Pillow
+        (`pip install 'headrace[images]'`) or OpenCV.
+
+        >>> import os
+        >>> for name in ("cats", "dogs"):
+        ...     os.makedirs(f"animals/{name}")
+        ...     with open(f"animals/{name}/1.png", "wb") as file:
+        ...         _ = file.write(hr.io.encode_png(np.zeros((5, 4, 3), np.uint8)))
+        >>> images = hr.Dataset.from_image_folder("animals", size=(8, 8)).batch(2)
+        >>> for batch in images:
+        ...     print(batch["image"].shape, batch["label"])
+        (2, 8, 8, 3) [0 1]
+
+        Args:
+            directory: Path or fsspec URL. Files in folders within those of the classes are images,
+                too. Names that start with a dot, and files beside the folders, are ignored.
+            size: Height and width to which images are resized (bilinear), so that they can be
+                batched; None keeps theirs.
+            class_names: Folders to read, in the order of the labels 0, 1, ...; None for all,
+                sorted by name.
+            channels: 1 for grey, 3 for RGB, 4 for RGBA; 0 for those of each image.
+            num_parallel_calls: Threads that read and decode images, or `AUTOTUNE`; None uses the
+                reading thread.
+
+        Raises:
+            NotFoundError: If there are no class folders, or if one of `class_names` has no files.
+                While reading, a file that is damaged or no image raises a DataLossError with its
+                path; the next call of `next` continues after it.
+        """
+        files = ImageFilesSource.from_directory(directory, class_names)
+        read_image = ReadImage(files.directory, size, channels)
+        return cls.from_source(files).map(read_image, num_parallel_calls=num_parallel_calls)
 
     @classmethod
     def list_files(

@@ -122,9 +122,9 @@ def _with_options_of(plan: Node, canonical: CanonicalPlan) -> Node:
 
 
 def _reads_files(node: Node) -> bool:
-    if isinstance(node, ReadIndices):
-        return node.source.index_kind == "file"
-    return isinstance(node, GatherIndices) and isinstance(node.source, FileNamesSource)
+    if not isinstance(node, ReadIndices | GatherIndices):
+        return False
+    return node.source.index_kind == "file" or isinstance(node.source, FileNamesSource)
 
 
 class _FileLists:

@@ -3,6 +3,10 @@
 memory        range, counter, from_tensor_slices, from_tensors, random, the elements of a window
 generator     from_generator
 signature     conversion of values to an output signature
+array_record  ArrayRecord files
+images        decoding, encoding and resizing of images
+image_libraries  the libraries that do it
+image_files   image files in a folder per class
 text_files    names of files, and lines of text files
 record_files  readers of files of records in any format
 framed_records  large records of local files, read one by one

@@ -60,6 +60,14 @@ class Folder(ABC):
         """Return the sorted names of created files that may be unpublished."""
 
     @abstractmethod
+    def list_tree(self) -> list[str]:
+        """Return the sorted names of all files in the folder and below: `"name"`, `"sub/name"`.
+
+        Raises:
+            NotFoundError: If the folder does not exist, where the file system has empty folders.
+        """
+
+    @abstractmethod
     def read(self, name: str) -> bytes:
         """Return the contents of a file.
 
@@ -120,6 +128,15 @@ class LocalFolder(Folder):
         """Return the sorted names of created but unpublished files."""
         return sorted(n.removesuffix(_PARTIAL) for n in self._list_names() if n.endswith(_PARTIAL))
 
+    def list_tree(self) -> list[str]:
+        """Return the sorted names of all files in the folder and below."""
+        names = []
+        with _convert_errors(self.url):
+            for parent, _, files in os.walk(self.url, onerror=_raise_error, followlinks=True):
+                below = os.path.relpath(parent, self.url)
+                names += files if below == "." else [f"{below}/{name}" for name in files]
+        return sorted(names)
+
     def read(self, name: str) -> bytes:
         """Return the contents of a file."""
         path = self.path(name)
@@ -171,6 +188,10 @@ class LocalFolder(Folder):
                 return os.listdir(self.url)
         except NotFoundError:
             return []
+
+
+def _raise_error(error: OSError) -> None:
+    raise error
 
 
 def _flush(path: str) -> None:

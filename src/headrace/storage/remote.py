@@ -97,6 +97,14 @@ class RemoteFolder(Folder):
         """Return the sorted names under which files were created, published or not."""
         return sorted(n for n in self._list_names() if not n.endswith(_PUBLISHED_SUFFIX))
 
+    def list_tree(self) -> list[str]:
+        """Return the sorted names of all files in the folder and below."""
+        with self._convert_errors(""):
+            self._system.invalidate_cache()
+            found = self._system.find(self._root)
+        names = [str(path).removeprefix(f"{self._root}/") for path in found]
+        return sorted(name for name in names if not name.endswith("/"))  # markers of empty folders
+
     def read(self, name: str) -> bytes:
         """Return the contents of a file."""
         with self._convert_errors(name):
