@@ -193,6 +193,21 @@ def test_old_headers_with_signed_checksums_are_read(tmp_path: Path) -> None:
     assert list(hr.WebDataset(tmp_path / "x.tar")) == [{"__key__": "ä", "txt": b"x"}]
 
 
+def test_folders_between_samples_belong_to_no_part(tmp_path: Path) -> None:
+    path = str(tmp_path / "x.tar")
+    with tarfile.open(path, "w") as tar:
+        for name, data in numbered_files(range(30)):
+            for member_name, content in ((f"d{name}/", None), (name, data)):
+                member = tarfile.TarInfo(member_name)
+                member.type = tarfile.REGTYPE if content else tarfile.DIRTYPE
+                member.size = len(content or b"")
+                tar.addfile(member, io.BytesIO(content or b""))
+    source = source_of(path)
+
+    assert source.size > 3
+    check_source(source, reference(path))
+
+
 @pytest.mark.parametrize("suffix", ["tar.gz", "tgz"])
 def test_compressed_archives_are_one_part(tmp_path: Path, suffix: str) -> None:
     path = write_tar(tmp_path / f"x.{suffix}", numbered_files(range(30)), mode="w:gz")
@@ -338,6 +353,41 @@ def test_file_that_changed_after_its_index_was_built_is_reported(shards: list[st
         state = iterator.get_state()
     with pytest.raises(FailedPreconditionError, match="its arguments have changed"):
         iter(hr.Dataset.from_source(source_of(shards[0]))).set_state(state)
+
+
+def test_archive_rewritten_with_the_same_size_is_reported(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", numbered_files(range(20)))
+    source = source_of(path)
+    size = os.path.getsize(path)
+    for content in (numbered_files(range(2)), [("1.bin", bytes(size - 3000))]):
+        write_tar(tmp_path / "x.tar", content)
+        os.truncate(path, size)
+
+        errors = outcomes(hr.Dataset.from_source(source))[-source.size :]
+
+        assert {type(error) for error in errors} <= {DataLossError, str}
+        assert f"no tar header at byte {source.shards[0].starts[1]}" in str(errors)
+
+
+def test_error_is_raised_again_after_a_restore(shards: list[str]) -> None:
+    path = Path(shards[0])
+    archive = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        at = tar.getmembers()[15].offset  # the first file of sample 5
+    archive[at] ^= 1
+    path.write_bytes(archive)
+    source = source_of(*shards[:2])
+    reader = source.open(0, source.size)
+
+    chunk = reader.read(100)
+    assert chunk is not None
+    assert chunk.size == 4
+    position = reader.get_position()
+
+    for again in (reader, source.open(0, source.size, position)):
+        with pytest.raises(DataLossError, match=f"the tar header at byte {at} "):
+            again.read(1)
+        assert [row["__key__"] for row in read_all(again)] == ["0020"]
 
 
 def test_interrupted_read_is_repeated(shards: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ class Shard:
     Attributes:
         name: Path or URL.
         starts: Offset of each part; the last one extends to the end of the archive.
-        num_bytes: Size of the archive; None if it is unknown, so that it has only one part.
+        num_bytes: Size of the archive when the parts were found; None if it was not divided.
     """
 
     name: str
@@ -103,7 +103,7 @@ def index_shards(names: Sequence[str], index_dir: FileName | None) -> tuple[Shar
 def _load_or_build(name: str, index_dir: FileName) -> Shard:
     num_bytes, version = read_file_version(name)
     if num_bytes is None or num_bytes <= PART_SIZE:
-        return Shard(name, (0,), num_bytes)
+        return Shard(name)
     path = os.path.abspath(name) if is_local(name) else name
     identity = {"format": _FORMAT, "path": path, "version": version, "part_size": PART_SIZE}
     key = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
@@ -112,7 +112,7 @@ def _load_or_build(name: str, index_dir: FileName) -> Shard:
         found = json.loads(open_folder(index_dir).read(file_name))
         starts = found.pop("starts")
         if found == identity and _are_starts(starts, num_bytes):
-            return Shard(name, tuple(starts), num_bytes)
+            return _make_shard(name, starts, num_bytes)
     except (HeadraceError, OSError, ImportError, ValueError, KeyError, AttributeError, TypeError):
         pass  # missing or unusable: build it again
     starts = _find_starts(name)
@@ -121,7 +121,11 @@ def _load_or_build(name: str, index_dir: FileName) -> Shard:
         open_folder(index_dir).write(file_name, text.encode())
     except (HeadraceError, OSError, ImportError, ValueError):
         pass  # the cache only saves time
-    return Shard(name, tuple(starts), num_bytes)
+    return _make_shard(name, starts, num_bytes)
+
+
+def _make_shard(name: str, starts: list[int], num_bytes: int) -> Shard:
+    return Shard(name, tuple(starts), num_bytes) if len(starts) > 1 else Shard(name)
 
 
 def _are_starts(starts: object, num_bytes: int) -> bool:

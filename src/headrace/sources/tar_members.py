@@ -55,15 +55,23 @@ class TarMembers:
         offset: Offset of the first header to read.
         block_size: Number of bytes to read at once.
         can_seek: Whether to skip data by seeking instead of reading it.
+        stop: Offset of the header to stop before; None reads to the end of the archive.
     """
 
     def __init__(
-        self, stream: ByteStream, path: str, offset: int, block_size: int, can_seek: bool
+        self,
+        stream: ByteStream,
+        path: str,
+        offset: int,
+        block_size: int,
+        can_seek: bool,
+        stop: int | None = None,
     ) -> None:
         self._stream = stream
         self._path = path
         self._block_size = block_size
         self._can_seek = can_seek
+        self._stop = stop
         #: Data that was read, from offset `_base` on.
         self._buffer = b""
         self._base = offset
@@ -72,16 +80,24 @@ class TarMembers:
         self.offset = offset
 
     def next(self) -> Member | None:
-        """Return the next regular file, or None at the end of the archive.
+        """Return the next regular file, or None at the end.
 
         Raises:
-            DataLossError: If the archive is corrupt or truncated here.
+            DataLossError: If the archive is corrupt or truncated here, or no header begins at
+                `stop`.
             UnavailableError: If it cannot be read.
         """
         start = offset = self.offset
         long_name, long_size = None, None
         while True:
+            if start == self._stop:
+                return None
             header = self._get(offset, TAR_BLOCK)
+            if self._stop is not None and (start > self._stop or header == _ZEROS):
+                raise DataLossError(
+                    f"{self._path!r} has no tar header at byte {self._stop}, but had one when the "
+                    "dataset was created; create the dataset again"
+                )
             if header == _ZEROS:
                 return None
             if len(header) < TAR_BLOCK:
@@ -206,15 +222,18 @@ class TarMembers:
             ) from error
 
     def _fetch(self, offset: int, size: int) -> bytes:
-        """Read and return `size` bytes at an offset, of which some may be in the buffer."""
+        """Read `size` bytes at an offset; some of them may be in the buffer."""
         available = self._base + len(self._buffer) - offset
+        is_large = size - max(available, 0) >= _LARGE
         pieces: list[Any] = []
-        if available > 0:
-            pieces.append(memoryview(self._buffer)[-available:])
-        elif available < 0:
+        if available < 0:
             self._skip(-available)
-        missing = size - max(available, 0)
-        is_large = missing >= _LARGE
+        elif available > 0 and is_large and self._can_seek:
+            # To read it all again is faster than to copy it in order to join the two pieces.
+            cast(Any, self._stream).seek(offset)
+        elif available > 0:
+            pieces.append(memoryview(self._buffer)[-available:])
+        missing = size - sum(map(len, pieces))
         block_size = _HEADER_READ if self._after_large else self._block_size
         while missing > 0:
             wanted = missing if is_large else max(missing, block_size)

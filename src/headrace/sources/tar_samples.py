@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from headrace.element.chunk import Chunk
-from headrace.errors import DataLossError, FailedPreconditionError, HeadraceError
+from headrace.errors import DataLossError, FailedPreconditionError, HeadraceError, UnavailableError
 from headrace.plan.source import IndexKind, Position, Reader, Source, check_limit, check_range
 from headrace.sources.tar_decoders import find_decoder
 from headrace.sources.tar_index import Shard, is_compressed, split_name
@@ -95,7 +95,6 @@ class _TarSamplesReader:
         self._index, self._offset = _check_position(position, start, stop)
         self._members: TarMembers | None = None
         self._shard = source.shards[0]
-        self._end: int | None = None
         #: First file of the next sample, if it was read already.
         self._next: tuple[Member, str, str] | None = None
         #: Error to raise next, and the position after it.
@@ -152,37 +151,43 @@ class _TarSamplesReader:
         """Open the archive of the current index at the current offset; return False at the end."""
         if self._index >= self._stop:
             return False
-        shard, start, self._end = self._source.find_part(self._index)
+        shard, start, end = self._source.find_part(self._index)
         self._shard = shard
         offset = self._offset or start
-        if offset < start or (self._end is not None and offset > self._end):
+        if offset < start or (end is not None and offset > end):
             raise FailedPreconditionError(
                 f"byte {offset} of {shard.name!r} is not in part {self._index}, which starts at "
                 f"byte {start}; restore the state with the same data"
             )
         self._offset = offset
         compression: Compression = "GZIP" if is_compressed(shard.name) else ""
-        stream = open_file(shard.name, compression, 0 if shard.num_bytes else offset)
-        self._members = TarMembers(stream, shard.name, offset, _BLOCK_SIZE, not compression)
-        if shard.num_bytes:
+        stream = open_file(shard.name, compression, offset if shard.num_bytes is None else 0)
+        self._members = TarMembers(
+            stream, shard.name, offset, _BLOCK_SIZE, can_seek=not compression, stop=end
+        )
+        if shard.num_bytes is not None:
             self._seek(cast(Any, stream), shard.num_bytes)
         return True
 
     def _seek(self, stream: Any, expected: int) -> None:
         """Check the size of the archive, and go to the current offset."""
-        size = stream.seek(0, os.SEEK_END)
+        name, offset = self._shard.name, self._offset
+        try:
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(offset)
+        except OSError as error:
+            raise UnavailableError(f"{name!r} cannot be read at byte {offset}: {error}") from error
         if size != expected:
             raise FailedPreconditionError(
-                f"{self._shard.name!r} has {size} bytes, but had {expected} when the dataset was "
-                f"created, so no sample may begin at byte {self._offset}; create the dataset again"
+                f"{name!r} has {size} bytes, but had {expected} when the dataset was created, so "
+                f"no sample may begin at byte {offset}; create the dataset again"
             )
-        stream.seek(self._offset)
 
     def _read_file(self) -> tuple[Member, str, str] | None:
         """Return the next file of a sample with its key and extension; None at the end."""
         members = self._members
         assert members is not None
-        while members.offset != self._end and (member := members.next()) is not None:
+        while (member := members.next()) is not None:
             split = split_name(member.name)
             if split is not None:
                 return member, *split
