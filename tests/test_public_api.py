@@ -21,7 +21,8 @@ TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
     "Dataset", "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices",
     "IndexedSource", "Lookup", "Optional", "Options", "Reader", "Source", "TFRecordDataset",
-    "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "checkpoints_iterator", "coordinator",
+    "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset",
+    "checkpoints_iterator", "coordinator",
     "distribute", "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers",
     "service", "testing", "torch",
 }  # fmt: skip

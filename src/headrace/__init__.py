@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace.data.file_datasets import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
     from headrace.data.optional import Optional
+    from headrace.data.web_dataset import WebDataset
     from headrace.distribute import metrics
     from headrace.distribute.variable import Variable
     from headrace.element.chunk import Chunk
@@ -55,6 +56,7 @@ else:
             "TFRecordDataset": "headrace.data.file_datasets",
             "TextLineDataset": "headrace.data.file_datasets",
             "Variable": "headrace.distribute.variable",
+            "WebDataset": "headrace.data.web_dataset",
             "checkpoints_iterator": "headrace.parameter_server.checkpoints",
             "coordinator": "headrace.coordinator:",
             "distribute": "headrace.distribute:",
@@ -94,6 +96,7 @@ __all__ = [
     "TFRecordDataset",
     "TextLineDataset",
     "Variable",
+    "WebDataset",
     "checkpoints_iterator",
     "coordinator",
     "distribute",

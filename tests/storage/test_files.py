@@ -18,7 +18,7 @@ from headrace.errors import (
     UnavailableError,
 )
 from headrace.storage.compression import check_compression
-from headrace.storage.files import create_file, open_file
+from headrace.storage.files import create_file, open_file, read_file_version
 from headrace.storage.names import as_names, expand_braces, match_files
 
 
@@ -277,7 +277,28 @@ def test_files_that_cannot_be_opened_are_explained(folder: Path) -> None:
         open_file(str(folder / "gone"))
     with pytest.raises(FailedPreconditionError, match="is a folder"):
         open_file(str(folder))
+    with pytest.raises(NotFoundError, match=r"No such file: .*gone"):
+        read_file_version(str(folder / "gone"))
+    with pytest.raises(FailedPreconditionError, match="is a folder"):
+        read_file_version(str(folder))
     with pytest.raises(NotFoundError, match="does not exist; create it first"):
         create_file(str(folder / "gone" / "file"))
     with pytest.raises(UnavailableError, match="cannot open"):
         open_file(str(folder / ("x" * 300)))
+
+
+def test_version_of_a_file_changes_with_its_contents(tmp_path: Path) -> None:
+    file_system = fsspec.filesystem("memory")
+    for name in (str(tmp_path / "x"), "memory://file_versions/x"):
+        file_system.pipe_file("memory://file_versions/x", b"one")
+        (tmp_path / "x").write_bytes(b"one")
+        size, version = read_file_version(name)
+        assert size == 3
+        assert read_file_version(name) == (3, version)
+
+        file_system.pipe_file("memory://file_versions/x", b"four")
+        (tmp_path / "x").write_bytes(b"four")
+        assert read_file_version(name)[0] == 4
+        assert read_file_version(name)[1] != version
+    with pytest.raises(FailedPreconditionError, match="is a folder"):
+        read_file_version("memory://file_versions")

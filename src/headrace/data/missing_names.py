@@ -87,7 +87,6 @@ MODULE_ALTERNATIVES: dict[str, dict[str, str]] = {
         "SqlDataset": "hr.Dataset.from_generator(lambda: rows)",
         "TensorSpec": "hr.ArraySpec",
         "ThreadingOptions": "num_parallel_calls of map() and interleave()",
-        "WebDataset": _USE_LIST_FILES + " (tarfile)",
         "cast": "np.asarray(x, dtype), in map()",
         "constant": "np.array",
         "convert_to_tensor": "np.asarray",

@@ -11,6 +11,10 @@ text_files    names of files, and lines of text files
 record_files  readers of files of records in any format
 framed_records  large records of local files, read one by one
 tfrecord      TFRecord files, read and written
+tar_samples   samples of tar archives in the WebDataset convention
+tar_index     division of tar archives into parts, cached in files
+tar_members   members of tar archives, read from a stream
+tar_decoders  decoders of the files of a sample
 example       parsing of tf.Example
 features      features of tf.Example, and encoding of examples
 protobuf      the part of the protocol buffer encoding that tf.Example needs

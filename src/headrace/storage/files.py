@@ -19,6 +19,7 @@ import contextlib
 import io
 import os
 import re
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
@@ -33,7 +34,14 @@ from headrace.errors import (
 from headrace.storage.compression import ByteStream, Compression, InflatingStream
 from headrace.storage.names import FileName, as_names, is_local, is_pattern
 
-__all__ = ["Folder", "LocalFolder", "create_file", "open_file", "open_folder"]
+__all__ = [
+    "Folder",
+    "LocalFolder",
+    "create_file",
+    "open_file",
+    "open_folder",
+    "read_file_version",
+]
 
 
 class Folder(ABC):
@@ -276,6 +284,31 @@ def create_file(name: str) -> BinaryIO:
         raise NotFoundError(
             f"cannot write {name!r}: the folder {folder!r} does not exist; create it first"
         ) from error
+    except OSError as error:
+        raise _file_error(name, error) from error
+
+
+def read_file_version(name: str) -> tuple[int | None, str]:
+    """Return the size of a file in bytes, and a text that changes with its contents.
+
+    The size of a URL may be unknown (None).
+
+    Args:
+        name: A local path or an fsspec URL.
+
+    Raises:
+        NotFoundError: If the file does not exist.
+        FailedPreconditionError: If it is a folder, or may not be accessed.
+        UnavailableError: If its file system does not respond.
+    """
+    try:
+        path = name.removeprefix("file://")
+        if not is_local(path):
+            return storage.remote.read_url_version(path)
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(name)
+        return status.st_size, f"{status.st_size}:{status.st_mtime_ns}"
     except OSError as error:
         raise _file_error(name, error) from error
 

@@ -13,7 +13,7 @@ from headrace.errors import NotFoundError, UnavailableError
 from headrace.storage.files import Folder
 from headrace.storage.names import is_pattern
 
-__all__ = ["RemoteFolder", "match_urls", "open_url"]
+__all__ = ["RemoteFolder", "match_urls", "open_url", "read_url_version"]
 
 
 def match_urls(pattern: str) -> list[str]:
@@ -52,6 +52,19 @@ def open_url(url: str, mode: str) -> Any:
         return fsspec.open(url, mode).open()
     except (ValueError, ImportError) as error:
         raise _unknown_file_system_error(url, error) from error
+
+
+def read_url_version(url: str) -> tuple[int | None, str]:
+    """Return the size of a file (None if unknown), and a text that changes with its contents."""
+    try:
+        system, path = url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise _unknown_file_system_error(url, error) from error
+    info = system.info(path)
+    if info["type"] == "directory":
+        raise IsADirectoryError(url)
+    size = info.get("size")
+    return None if size is None else int(size), f"{size}:{system.ukey(path)}"
 
 
 def _unknown_file_system_error(url: str, error: ValueError | ImportError) -> Exception:
