@@ -20,10 +20,10 @@ from tests.docs.public_names import public_packages
 TOP = {
     "AUTOTUNE", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk", "Dataset",
     "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource",
-    "Lookup", "Optional", "Options", "Reader", "Source", "TFRecordDataset", "TextLineDataset",
-    "UNKNOWN_CARDINALITY", "Variable", "checkpoints_iterator", "coordinator", "distribute",
-    "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers", "service", "testing",
-    "torch",
+    "Lookup", "Optional", "Options", "ParquetDataset", "Reader", "Source", "TFRecordDataset",
+    "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "checkpoints_iterator", "coordinator",
+    "distribute", "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers",
+    "service", "testing", "torch",
 }  # fmt: skip
 KERAS = {
     "BestModelExporter", "DatasetCreator", "DistributedEmbedding", "Embedding", "KerasDataset",

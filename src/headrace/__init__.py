@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from headrace import coordinator, distribute, errors, io, service, testing
     from headrace.adapters import jax, keras, torch
     from headrace.data.dataset import Dataset
-    from headrace.data.file_datasets import TextLineDataset, TFRecordDataset
+    from headrace.data.file_datasets import ParquetDataset, TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
     from headrace.data.optional import Optional
     from headrace.distribute import metrics
@@ -48,6 +48,7 @@ else:
             "Lookup": "headrace.element.lookup",
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
+            "ParquetDataset": "headrace.data.file_datasets",
             "Reader": "headrace.plan.source",
             "Source": "headrace.plan.source",
             "TFRecordDataset": "headrace.data.file_datasets",
@@ -86,6 +87,7 @@ __all__ = [
     "Lookup",
     "Optional",
     "Options",
+    "ParquetDataset",
     "Reader",
     "Source",
     "TFRecordDataset",

@@ -33,7 +33,7 @@ from headrace.errors import (
 from headrace.storage.compression import ByteStream, Compression, InflatingStream
 from headrace.storage.names import FileName, as_names, is_local, is_pattern
 
-__all__ = ["Folder", "LocalFolder", "create_file", "open_file", "open_folder"]
+__all__ = ["Folder", "LocalFolder", "create_file", "file_error", "open_file", "open_folder"]
 
 
 class Folder(ABC):
@@ -225,7 +225,7 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
                 _seek(cast(BinaryIO, stream), offset, name)
             return stream
     except OSError as error:
-        raise _file_error(name, error) from error
+        raise file_error(name, error) from error
     inflating = InflatingStream(stream, compression, name)
     left = offset
     try:
@@ -256,7 +256,7 @@ def create_file(name: str) -> BinaryIO:
             f"cannot write {name!r}: the folder {folder!r} does not exist; create it first"
         ) from error
     except OSError as error:
-        raise _file_error(name, error) from error
+        raise file_error(name, error) from error
 
 
 def _open(name: str, mode: str) -> Any:
@@ -281,7 +281,8 @@ def _short_file_error(name: str, size: int, offset: int) -> DataLossError:
     )
 
 
-def _file_error(name: str, error: OSError) -> Exception:
+def file_error(name: str, error: OSError) -> Exception:
+    """Return the error to raise instead of `error` if a file cannot be opened."""
     if isinstance(error, FileNotFoundError):
         looks_so = is_pattern(name) or _LIST_IN_BRACES.search(name)
         advice = "; it looks like a pattern: use Dataset.list_files" if looks_so else ""
