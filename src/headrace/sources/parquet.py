@@ -24,7 +24,7 @@ from headrace.errors import DataLossError, FailedPreconditionError, InvalidArgum
 from headrace.plan.source import IndexKind, Position, Reader, Source, check_limit, check_range
 from headrace.saved.schema import FileSchema
 from headrace.sources.arrow_columns import find_null, to_chunk
-from headrace.sources.parquet_files import Footer, ParquetFile, read_footer
+from headrace.sources.parquet_files import Footer, ParquetFile, read_error, read_footer
 from headrace.sources.parquet_filters import (
     Filters,
     check_filters,
@@ -60,7 +60,7 @@ class ParquetSource(Source):
     filters: Filters | None
     parts: tuple[Part, ...]
     schema: FileSchema
-    #: Footers of files that were read recently, by file; they only save time.
+    #: Footers of some files, by number of the file; they only save time.
     _footers: dict[int, Footer] = field(init=False, repr=False, default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,17 +95,21 @@ class ParquetSource(Source):
                 raise ValueError(f"`columns` must be different names, but got {columns!r}")
         checked = check_filters(filters)
         first = read_footer(names[0], columns, checked)
-        source = cls(names, first.names, checked, (), first.schema)
+        whole = tuple((file, -1, -1) for file in range(len(names)))
+        source = cls(names, first.names, checked, whole, first.schema)
         if len(names) > _MAX_FILES_WITH_PARTS:
-            return replace(source, parts=tuple((file, -1, -1) for file in range(len(names))))
+            return source
         with ThreadPoolExecutor(_MAX_THREADS) as pool:
-            others = pool.map(source.footer, range(1, len(names)))
-            parts = tuple(
-                (file, group, footer.group_rows[group])
-                for file, footer in enumerate(itertools.chain([first], others))
-                for group in footer.matching
-            )
-        return replace(source, parts=parts)
+            footers = [first, *pool.map(source._read_footer, names[1:])]
+        parts = (
+            (file, group, footer.group_rows[group])
+            for file, footer in enumerate(footers)
+            for group in footer.matching
+            if footer.group_rows[group]
+        )
+        source = replace(source, parts=tuple(parts))
+        source._footers.update(enumerate(footers[:_MAX_FOOTERS]))
+        return source
 
     def with_files(self, filenames: Sequence[str]) -> ParquetSource:
         """Return the source of some of its files."""
@@ -122,8 +126,8 @@ class ParquetSource(Source):
         footer = self._footers.get(file)
         if footer is None:
             footer = self._read_footer(self.filenames[file])
-            while len(self._footers) >= _MAX_FOOTERS:
-                self._footers.pop(next(iter(self._footers)), None)
+            if len(self._footers) >= _MAX_FOOTERS:
+                self._footers.clear()
             self._footers[file] = footer
         return footer
 
@@ -223,7 +227,7 @@ class ParquetReader:
     def close(self) -> None:
         self._closed = True
         self._chunk, self._num_returned = Chunk.of_rows([]), 0
-        self._rest = None
+        self._rest = self._batches = None
         self._close_file()
 
     def _read_chunk(self) -> None:
@@ -231,8 +235,11 @@ class ParquetReader:
         self._chunk, self._num_returned = Chunk.of_rows([]), 0
         try:
             batch = self._rest or self._next_batch()
-        except Exception:
-            self._skip_part()
+        except Exception as error:
+            self._continue_after(error)
+            raise
+        except BaseException:
+            self._rewind()
             raise
         self._rest = None
         if batch is None:
@@ -255,11 +262,13 @@ class ParquetReader:
             arrays = [array.slice(0, size) for array in arrays]
         try:
             self._chunk = to_chunk(self._source.schema, arrays, size)
-        except ValueError as error:  # not valid UTF-8
-            self._skip_part()
-            raise DataLossError(
-                f"cannot read {self._describe_row(int(rows[0]))} or soon after: {error}"
-            ) from error
+        except Exception as error:  # usually text that is not valid UTF-8
+            place = f"{self._describe_row(int(rows[0]))} or soon after"
+            self._continue_after(error)
+            raise read_error(error, place) from error
+        except BaseException:
+            self._rewind()
+            raise
         self._rows = rows[:size]
 
     def _next_batch(self) -> tuple[Any, Any] | None:
@@ -310,7 +319,6 @@ class ParquetReader:
         return self._file
 
     def _close_file(self) -> None:
-        self._batches = None
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -324,11 +332,17 @@ class ParquetReader:
         self._part += 1
         self._start_row, self._batches, self._rest = 0, None, None
 
-    def _skip_part(self) -> None:
-        """Continue with the next part after an error."""
-        self._next_part()
+    def _continue_after(self, error: Exception) -> None:
+        """Continue with the next part after an error, or with the same row if memory is short."""
+        if not isinstance(error, MemoryError):
+            self._position = (self._part + 1, 0)
+        self._rewind()
+
+    def _rewind(self) -> None:
+        """Discard what was read after the position."""
+        self._part, self._start_row = self._position
+        self._rest = self._batches = None
         self._close_file()
-        self._position = (self._part, 0)
 
     def _null_error(self, row: int, column: str) -> InvalidArgumentError:
         return InvalidArgumentError(

@@ -6,6 +6,7 @@ file system fails.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,10 +25,11 @@ from headrace.sources.parquet_filters import Filters, filter_columns, matching_g
 from headrace.storage.files import file_error, open_file
 from headrace.storage.names import is_local
 
-__all__ = ["Footer", "ParquetFile", "read_footer"]
+__all__ = ["Footer", "ParquetFile", "read_error", "read_footer"]
 
 _MAX_BATCH_ROWS = 1 << 16
 _MAX_BATCH_BYTES = 4 << 20
+_BUFFER_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def read_footer(name: str, columns: Sequence[str] | None, filters: Filters | Non
             fragment = dataset.ParquetFileFormat().make_fragment(source)
             metadata, schema = fragment.metadata, fragment.physical_schema
         except Exception as error:
-            raise _read_error(error, f"the footer of {name!r} ({size} bytes)") from error
+            raise read_error(error, f"the footer of {name!r} ({size} bytes)") from error
         names = tuple(schema.names if columns is None else columns)
         for column in (*names, *filter_columns(filters)):
             count = schema.names.count(column)
@@ -125,6 +127,8 @@ class ParquetFile:
             self._file = pq.ParquetFile(
                 self._source,
                 metadata=footer.metadata,
+                # Local files: without a buffer, whole columns of a row group would be in memory.
+                buffer_size=_BUFFER_BYTES if is_local(name) else 0,
                 pre_buffer=not is_local(name),
                 page_checksum_verification=True,
             )
@@ -133,7 +137,7 @@ class ParquetFile:
             raise
         except Exception as error:
             self.close()
-            raise _read_error(error, repr(name)) from error
+            raise read_error(error, repr(name)) from error
 
     def read_batches(self, group: int, start: int) -> Iterator[tuple[int, Any]]:
         """Yield the record batches of a row group, each with the number of its first row.
@@ -153,9 +157,9 @@ class ParquetFile:
                 if row > start:
                     skipped = max(start - first, 0)
                     yield first + skipped, batch.slice(skipped)
-        except (OSError, ValueError, NotImplementedError) as error:
+        except Exception as error:
             place = f"row group {group} of {self.name!r} at row {row} or soon after"
-            raise _read_error(error, place) from error
+            raise read_error(error, place) from error
 
     def _batch_rows(self, group: int) -> int:
         """Return a number of rows of a few megabytes."""
@@ -185,18 +189,21 @@ def _open_input(name: str) -> Any:
     pa = pyarrow("reading Parquet files")
     if not is_local(name.removeprefix("file://")):
         return pa.PythonFile(cast(Any, open_file(name)), "r")
+    path = name.removeprefix("file://")
     try:
-        return pa.OSFile(name.removeprefix("file://"))
+        if os.path.isdir(path):  # for which pyarrow has no class of errors
+            raise IsADirectoryError(path)
+        return pa.OSFile(path)
     except OSError as error:
         raise file_error(name, error) from error
 
 
-def _read_error(error: Exception, place: str) -> Exception:
+def read_error(error: Exception, place: str) -> Exception:
     """Return the error to raise if reading `place` failed."""
-    if isinstance(error, HeadraceError):
+    if isinstance(error, HeadraceError | MemoryError):
         return error
     if isinstance(error, OSError) and error.errno is not None:
         return UnavailableError(f"cannot read {place}: {error}")
-    if isinstance(error, OSError | ValueError | NotImplementedError):
+    if isinstance(error, OSError | ValueError | pyarrow().ArrowException):
         return DataLossError(f"cannot read {place}: the data is damaged ({error})")
     return error
