@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -444,6 +445,15 @@ def test_files_are_read_in_turn(files: list[str]) -> None:
         assert [int(row["x"]) for row in rows] != [*range(33)]
 
 
+def test_without_pyarrow_the_extra_is_named(
+    files: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(FailedPreconditionError, match=r"reading Parquet.*headrace\[arrow\]"):
+        hr.ParquetDataset(files)
+
+
 # --- Damage ---------------------------------------------------------------------------------------
 
 
@@ -555,7 +565,7 @@ def test_an_interruption_loses_no_row(files: list[str], monkeypatch: pytest.Monk
 
 @pytest.fixture
 def cluster() -> Iterator[hr.service.LocalCluster]:
-    with hr.service.LocalCluster(num_workers=2) as cluster:
+    with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
         yield cluster
 
 

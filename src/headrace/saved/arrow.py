@@ -1,4 +1,4 @@
-"""Encoding of columns in an Arrow IPC file.
+"""Encoding of columns in an Arrow IPC file; the only file that imports pyarrow.
 
     numbers         the Arrow type of the dtype; complex as two floats; dtypes unknown to Arrow
                     (structured, bfloat16 ...) as fixed-size binary
@@ -13,6 +13,7 @@ stored as values.
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,7 @@ __all__ = [
     "arrow_schema",
     "checksum",
     "pyarrow",
+    "pyarrow_module",
     "stored_dtype",
     "to_byte_order",
 ]
@@ -69,7 +71,8 @@ def pyarrow(purpose: str = "saving and loading datasets") -> Any:
         FailedPreconditionError: If it is not installed.
     """
     try:
-        import pyarrow as package  # noqa: PLC0415 - optional dependency
+        # Optional, and used in this file only.
+        import pyarrow as package  # noqa: PLC0415
         import pyarrow.ipc  # noqa: PLC0415
     except ImportError as error:
         raise FailedPreconditionError(
@@ -77,6 +80,11 @@ def pyarrow(purpose: str = "saving and loading datasets") -> Any:
             "pip install 'headrace[arrow]'"
         ) from error
     return package
+
+
+def pyarrow_module(name: str, purpose: str) -> Any:
+    """Return a module of pyarrow such as "parquet"; arguments and errors as for `pyarrow`."""
+    return importlib.import_module(f"{pyarrow(purpose).__name__}.{name}")
 
 
 class LoneSurrogatesError(ValueError):

@@ -18,7 +18,7 @@ from headrace.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from headrace.saved.arrow import pyarrow
+from headrace.saved.arrow import pyarrow, pyarrow_module
 from headrace.saved.schema import FileSchema
 from headrace.sources.arrow_columns import infer_arrow_schema
 from headrace.sources.parquet_filters import Filters, filter_columns, matching_groups
@@ -27,6 +27,7 @@ from headrace.storage.names import is_local
 
 __all__ = ["Footer", "ParquetFile", "read_error", "read_footer"]
 
+_PURPOSE = "reading Parquet files"
 _MAX_BATCH_ROWS = 1 << 16
 _MAX_BATCH_BYTES = 4 << 20
 _BUFFER_BYTES = 1 << 18
@@ -66,7 +67,7 @@ def read_footer(name: str, columns: Sequence[str] | None, filters: Filters | Non
         DataLossError: If it is not a complete Parquet file.
         InvalidArgumentError: If a column is missing, or has a type without NumPy equivalent.
     """
-    dataset = _dataset_module()
+    dataset = pyarrow_module("dataset", _PURPOSE)
     with _open_input(name) as source:
         size = source.size()
         if not size:
@@ -111,8 +112,6 @@ class ParquetFile:
     """
 
     def __init__(self, name: str, columns: Sequence[str], footer: Footer) -> None:
-        import pyarrow.parquet as pq  # noqa: PLC0415 - optional dependency
-
         self.name = name
         self._columns = list(columns)
         self._top = set(columns)
@@ -124,12 +123,12 @@ class ParquetFile:
                     f"{name!r} has {size} bytes, but had {footer.file_bytes} when its footer "
                     "was read; create the dataset again after a file has changed"
                 )
-            self._file = pq.ParquetFile(
+            self._file = pyarrow_module("parquet", _PURPOSE).ParquetFile(
                 self._source,
                 metadata=footer.metadata,
                 # Local files: without a buffer, whole columns of a row group would be in memory.
-                buffer_size=_BUFFER_BYTES if is_local(name) else 0,
-                pre_buffer=not is_local(name),
+                buffer_size=_BUFFER_BYTES if isinstance(self._source, pyarrow().OSFile) else 0,
+                pre_buffer=isinstance(self._source, pyarrow().PythonFile),
                 page_checksum_verification=True,
             )
         except HeadraceError:
@@ -178,18 +177,11 @@ class ParquetFile:
         self._source.close()
 
 
-def _dataset_module() -> Any:
-    pyarrow("reading Parquet files")
-    import pyarrow.dataset as dataset  # noqa: PLC0415 - optional dependency
-
-    return dataset
-
-
 def _open_input(name: str) -> Any:
-    pa = pyarrow("reading Parquet files")
-    if not is_local(name.removeprefix("file://")):
-        return pa.PythonFile(cast(Any, open_file(name)), "r")
+    pa = pyarrow(_PURPOSE)
     path = name.removeprefix("file://")
+    if not is_local(path):
+        return pa.PythonFile(cast(Any, open_file(name)), "r")
     try:
         if os.path.isdir(path):  # for which pyarrow has no class of errors
             raise IsADirectoryError(path)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import InvalidArgumentError
-from headrace.saved.arrow import pyarrow
+from headrace.saved.arrow import pyarrow, pyarrow_module
 
 __all__ = ["Filters", "check_filters", "filter_columns", "matching_groups", "matching_rows"]
 
@@ -99,8 +99,7 @@ def matching_groups(name: str, fragment: Any, filters: Filters | None) -> list[i
 
 def matching_rows(rows: Any, filters: Filters) -> NDArray[np.int64]:
     """Return the indices of the matching rows of a record batch or table."""
-    import pyarrow.acero as acero  # noqa: PLC0415 - optional dependency
-
+    acero = pyarrow_module("acero", "filtering rows")
     table = rows.select(filter_columns(filters))
     if not hasattr(table, "to_batches"):
         table = pyarrow().Table.from_batches([table])
@@ -116,9 +115,8 @@ def matching_rows(rows: Any, filters: Filters) -> NDArray[np.int64]:
 
 @functools.lru_cache(16)
 def _cached_expression(filters: Filters) -> Any:
-    import pyarrow.parquet as pq  # noqa: PLC0415 - optional dependency
-
-    return pq.filters_to_expression([list(conjunction) for conjunction in filters])
+    parquet = pyarrow_module("parquet", "filtering rows")
+    return parquet.filters_to_expression([list(conjunction) for conjunction in filters])
 
 
 def _expression(filters: Filters) -> Any:
