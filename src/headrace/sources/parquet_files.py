@@ -35,7 +35,7 @@ _BUFFER_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class Footer:
-    """What the footer of a file says about the elements.
+    """Footer of a file, as far as it describes the elements.
 
     Attributes:
         names: Columns of the elements, in the order of the components.
@@ -183,7 +183,7 @@ def _open_input(name: str) -> Any:
     if not is_local(path):
         return pa.PythonFile(cast(Any, open_file(name)), "r")
     try:
-        if os.path.isdir(path):  # for which pyarrow has no class of errors
+        if os.path.isdir(path):  # pyarrow raises a plain OSError
             raise IsADirectoryError(path)
         return pa.OSFile(path)
     except OSError as error:
