@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from headrace.adapters import jax, keras, torch
     from headrace.data.array_records import ArrayRecordDataset
     from headrace.data.dataset import Dataset
-    from headrace.data.file_datasets import TextLineDataset, TFRecordDataset
+    from headrace.data.file_datasets import ParquetDataset, TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
     from headrace.data.optional import Optional
     from headrace.data.web_dataset import WebDataset
@@ -51,6 +51,7 @@ else:
             "Lookup": "headrace.element.lookup",
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
+            "ParquetDataset": "headrace.data.file_datasets",
             "Reader": "headrace.plan.source",
             "Source": "headrace.plan.source",
             "TFRecordDataset": "headrace.data.file_datasets",
@@ -91,6 +92,7 @@ __all__ = [
     "Lookup",
     "Optional",
     "Options",
+    "ParquetDataset",
     "Reader",
     "Source",
     "TFRecordDataset",

@@ -1,24 +1,26 @@
-"""Datasets of the records of text and TFRecord files."""
+"""Datasets of the records of text, TFRecord and Parquet files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.data.dataset import Dataset
 from headrace.data.missing_names import explain_unknown_arguments
 from headrace.plan.source import Source
+from headrace.sources.parquet import ParquetSource
 from headrace.sources.text_files import FileNamesSource, TextLineSource
 from headrace.sources.tfrecord import TFRecordSource
 from headrace.storage.compression import Compression
 from headrace.storage.names import as_names
 
-__all__ = ["TFRecordDataset", "TextLineDataset"]
+__all__ = ["ParquetDataset", "TFRecordDataset", "TextLineDataset"]
 
 
 def _record_dataset(
     filenames: Any, make: Callable[[Any], Source], num_parallel_reads: int | None
-) -> Dataset[bytes]:
+) -> Dataset[Any]:
     """Return the records of files named by a string, a list, or a dataset of names."""
     if isinstance(filenames, Dataset):
         return filenames.interleave(
@@ -57,6 +59,54 @@ def TFRecordDataset(  # noqa: N802 - the field's name
     return _record_dataset(
         filenames, lambda names: TFRecordSource(names, compression_type), num_parallel_reads
     )
+
+
+@explain_unknown_arguments
+def ParquetDataset(  # noqa: N802 - the field's name
+    filenames: Any,
+    columns: Sequence[str] | None = None,
+    filters: Sequence[Any] | None = None,
+    batch_size: int | None = None,
+    num_parallel_reads: int | None = None,
+) -> Dataset[dict[str, Any]]:
+    """Return a dataset of the rows of Parquet files as dicts. Requires pyarrow.
+
+    The footers of the files are read now. Each row group can be read by another worker; with more
+    than 256 files, each file, and only the first footer is read now.
+
+    Numbers keep their dtype. Dates and timestamps become datetime64, strings `str` or `bytes`,
+    lists arrays, and structs dicts. A null is NaN in a column of floats and NaT in one of dates or
+    times; elsewhere its row raises an `InvalidArgumentError`.
+
+    >>> import pyarrow
+    >>> import pyarrow.parquet
+    >>> table = pyarrow.table({"x": [1, 5, 7], "name": ["a", "b", "c"]})
+    >>> pyarrow.parquet.write_table(table, "data.parquet")
+    >>> list(hr.ParquetDataset("data.parquet", filters=[("x", ">", 3)]))
+    [{'x': np.int64(5), 'name': 'b'}, {'x': np.int64(7), 'name': 'c'}]
+    >>> next(iter(hr.ParquetDataset("data.parquet", columns=["x"], batch_size=2)))
+    {'x': array([1, 5])}
+
+    Args:
+        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
+            of them. All files must have the same columns.
+        columns: Names of the columns to read, in the order of the dicts; None reads all.
+        filters: Predicates that must all hold for a row, as for `pyarrow.parquet.read_table`, or
+            a list of such lists, of which one must hold. Row groups whose statistics exclude a
+            match are not read. None reads all rows.
+        batch_size: Number of rows per element, as for `Dataset.batch`; None makes each row an
+            element.
+        num_parallel_reads: Number of files to read at once, in turn; None reads them in order.
+    """
+    make: Callable[[Any], ParquetSource] = partial(
+        ParquetSource.of_files, columns=columns, filters=filters
+    )
+    if not isinstance(filenames, Dataset):
+        # Read the footers once, and compare the columns of the files.
+        filenames = as_names("filenames", filenames)
+        make = make(filenames).with_files
+    rows: Dataset[Any] = _record_dataset(filenames, make, num_parallel_reads)
+    return rows if batch_size is None else rows.batch(batch_size)
 
 
 @explain_unknown_arguments

@@ -80,7 +80,6 @@ MODULE_ALTERNATIVES: dict[str, dict[str, str]] = {
         "Lookup": "a dict, in map()",
         "NumpyIterator": "hr.DatasetIterator",
         "OptimizationOptions": "nothing: plans are always rewritten; explain() shows how",
-        "ParquetDataset": _USE_LIST_FILES + " (pyarrow.parquet)",
         "RandomDataset": "hr.Dataset.random()",
         "SHARD_HINT": "hr.service.SHARD_HINT",
         "ShardingPolicy": "hr.service.ShardingPolicy",

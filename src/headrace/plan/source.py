@@ -54,8 +54,8 @@ INDEX_SPEC = ArraySpec((), np.int64)
 """Spec of an index."""
 
 IndexKind: TypeAlias = Literal["element", "file", "part"]
-"""Contents of an index: exactly one element, the elements of one file or of a part of one file, or
-any other group."""
+"""Contents of an index: exactly one element, elements of one file (all of them, or those of a part
+of the file), or any other group."""
 
 
 class Reader(Protocol):
@@ -314,12 +314,15 @@ class Source(ABC):
 
     @property
     def index_kind(self) -> IndexKind:
-        """Contents of an index: one element, or those of (a part of) a file or of another group."""
+        """Contents of an index: one element, elements of one file, or any other group."""
         return "element" if self.elements_per_index == 1 else "part"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Name of the file at each index; empty if indices are not files or parts of files."""
+        """Name of the file at each index; empty if `index_kind` is not "file".
+
+        If indices are parts of files, names repeat.
+        """
         return ()
 
 

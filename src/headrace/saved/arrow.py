@@ -13,6 +13,7 @@ stored as values.
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,7 @@ __all__ = [
     "arrow_schema",
     "checksum",
     "pyarrow",
+    "pyarrow_module",
     "stored_dtype",
     "to_byte_order",
 ]
@@ -59,8 +61,11 @@ Array: TypeAlias = Any
 """A pyarrow array."""
 
 
-def pyarrow() -> Any:
+def pyarrow(purpose: str = "saving and loading datasets") -> Any:
     """Return the package pyarrow.
+
+    Args:
+        purpose: What it is needed for.
 
     Raises:
         FailedPreconditionError: If it is not installed.
@@ -71,10 +76,15 @@ def pyarrow() -> Any:
         import pyarrow.ipc  # noqa: PLC0415
     except ImportError as error:
         raise FailedPreconditionError(
-            "saving and loading datasets requires the package pyarrow, which is not "
-            "installed; pip install 'headrace[arrow]'"
+            f"{purpose} requires the package pyarrow, which is not installed; "
+            "pip install 'headrace[arrow]'"
         ) from error
     return package
+
+
+def pyarrow_module(name: str, purpose: str) -> Any:
+    """Return a module of pyarrow such as "parquet"; arguments and errors as for `pyarrow`."""
+    return importlib.import_module(f"{pyarrow(purpose).__name__}.{name}")
 
 
 class LoneSurrogatesError(ValueError):

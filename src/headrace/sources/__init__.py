@@ -18,5 +18,9 @@ tar_decoders  decoders of the files of a sample
 example       parsing of tf.Example
 features      features of tf.Example, and encoding of examples
 protobuf      the part of the protocol buffer encoding that tf.Example needs
+parquet       rows of Parquet files
+parquet_files  their footers and record batches
+parquet_filters  filters of their rows and row groups
+arrow_columns  NumPy values of Arrow columns
 saved_chunks  finished saved datasets
 """

@@ -38,6 +38,7 @@ __all__ = [
     "Folder",
     "LocalFolder",
     "create_file",
+    "file_error",
     "open_file",
     "open_folder",
     "read_file_version",
@@ -254,14 +255,14 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
                 _seek(cast(BinaryIO, stream), offset, name)
             return stream
     except OSError as error:
-        raise _file_error(name, error) from error
+        raise file_error(name, error) from error
     inflating = InflatingStream(stream, compression, name)
     left = offset
     try:
         while left:
             skipped = inflating.read(min(left, _SKIP_BLOCK))
             if not skipped:
-                raise _short_file_error(name, offset - left, offset)
+                raise _shortfile_error(name, offset - left, offset)
             left -= len(skipped)
     except BaseException:
         inflating.close()
@@ -285,7 +286,7 @@ def create_file(name: str) -> BinaryIO:
             f"cannot write {name!r}: the folder {folder!r} does not exist; create it first"
         ) from error
     except OSError as error:
-        raise _file_error(name, error) from error
+        raise file_error(name, error) from error
 
 
 def read_file_version(name: str) -> tuple[int | None, str]:
@@ -310,7 +311,7 @@ def read_file_version(name: str) -> tuple[int | None, str]:
             raise IsADirectoryError(name)
         return status.st_size, f"{status.st_size}:{status.st_mtime_ns}"
     except OSError as error:
-        raise _file_error(name, error) from error
+        raise file_error(name, error) from error
 
 
 def _open(name: str, mode: str) -> Any:
@@ -324,18 +325,19 @@ def _seek(stream: BinaryIO, offset: int, name: str) -> None:
     size = stream.seek(0, os.SEEK_END)
     if size < offset:
         stream.close()
-        raise _short_file_error(name, size, offset)
+        raise _shortfile_error(name, size, offset)
     stream.seek(offset)
 
 
-def _short_file_error(name: str, size: int, offset: int) -> DataLossError:
+def _shortfile_error(name: str, size: int, offset: int) -> DataLossError:
     return DataLossError(
         f"{name!r} has {size} bytes, but {offset} had been read when the state was "
         "saved; restore it with the same data"
     )
 
 
-def _file_error(name: str, error: OSError) -> Exception:
+def file_error(name: str, error: OSError) -> Exception:
+    """Return the error to raise instead of `error` if a file cannot be opened."""
     if isinstance(error, FileNotFoundError):
         looks_so = is_pattern(name) or _LIST_IN_BRACES.search(name)
         advice = "; it looks like a pattern: use Dataset.list_files" if looks_so else ""
