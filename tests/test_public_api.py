@@ -20,7 +20,8 @@ from tests.docs.public_names import public_packages
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
     "Dataset", "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices",
-    "IndexedSource", "Lookup", "Optional", "Options", "ParquetDataset", "Reader", "Source", "TFRecordDataset",
+    "IndexedSource", "Lookup", "Optional", "Options", "ParquetDataset", "Reader", "Source",
+    "TFRecordDataset",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset",
     "checkpoints_iterator", "coordinator",
     "distribute", "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers",
