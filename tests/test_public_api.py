@@ -18,8 +18,9 @@ from headrace import storage
 from tests.docs.public_names import public_packages
 
 TOP = {
-    "AUTOTUNE", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk", "Dataset",
-    "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource",
+    "AUTOTUNE", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk", "CsvDataset", "Dataset",
+    "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset", "INFINITE_CARDINALITY",
+    "IndexedSlices", "IndexedSource", "JsonLinesDataset",
     "Lookup", "Optional", "Options", "Reader", "Source", "TFRecordDataset", "TextLineDataset",
     "UNKNOWN_CARDINALITY", "Variable", "checkpoints_iterator", "coordinator", "distribute",
     "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers", "service", "testing",

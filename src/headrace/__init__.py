@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
     from headrace.data.file_datasets import TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
+    from headrace.data.line_datasets import (
+        CsvDataset,
+        FixedLengthRecordDataset,
+        JsonLinesDataset,
+    )
     from headrace.data.optional import Optional
     from headrace.distribute import metrics
     from headrace.distribute.variable import Variable
@@ -40,11 +45,14 @@ else:
             "Checkpoint": "headrace.parameter_server.checkpoints",
             "CheckpointManager": "headrace.parameter_server.checkpoints",
             "Chunk": "headrace.element.chunk",
+            "CsvDataset": "headrace.data.line_datasets",
             "Dataset": "headrace.data.dataset",
             "DatasetIterator": "headrace.data.iterator",
             "EmbeddingTable": "headrace.parameter_server.table",
+            "FixedLengthRecordDataset": "headrace.data.line_datasets",
             "IndexedSlices": "headrace.parameter_server.arrays",
             "IndexedSource": "headrace.plan.source",
+            "JsonLinesDataset": "headrace.data.line_datasets",
             "Lookup": "headrace.element.lookup",
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
@@ -78,11 +86,14 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "Chunk",
+    "CsvDataset",
     "Dataset",
     "DatasetIterator",
     "EmbeddingTable",
+    "FixedLengthRecordDataset",
     "IndexedSlices",
     "IndexedSource",
+    "JsonLinesDataset",
     "Lookup",
     "Optional",
     "Options",

@@ -18,7 +18,7 @@ __all__ = ["TFRecordDataset", "TextLineDataset"]
 
 def _record_dataset(
     filenames: Any, make: Callable[[Any], Source], num_parallel_reads: int | None
-) -> Dataset[bytes]:
+) -> Dataset[Any]:
     """Return the records of files named by a string, a list, or a dataset of names."""
     if isinstance(filenames, Dataset):
         return filenames.interleave(

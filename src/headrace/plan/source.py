@@ -54,7 +54,8 @@ INDEX_SPEC = ArraySpec((), np.int64)
 """Spec of an index."""
 
 IndexKind: TypeAlias = Literal["element", "file", "part"]
-"""Contents of an index: exactly one element, the elements of one file, or any other group."""
+"""Contents of an index: exactly one element, the elements of one file or of a part of it, or any
+other group."""
 
 
 class Reader(Protocol):
@@ -313,12 +314,15 @@ class Source(ABC):
 
     @property
     def index_kind(self) -> IndexKind:
-        """Contents of an index: one element, the elements of one file, or any other group."""
+        """Contents of an index: one element, those of a file or part of it, or another group."""
         return "element" if self.elements_per_index == 1 else "part"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Name of the file at each index; empty if indices are not files."""
+        """Name of the file at each index; empty if indices are not files or parts of files.
+
+        A file that is divided into parts is named once for each of them.
+        """
         return ()
 
 

@@ -33,7 +33,14 @@ from headrace.errors import (
 from headrace.storage.compression import ByteStream, Compression, InflatingStream
 from headrace.storage.names import FileName, as_names, is_local, is_pattern
 
-__all__ = ["Folder", "LocalFolder", "create_file", "open_file", "open_folder"]
+__all__ = [
+    "Folder",
+    "LocalFolder",
+    "create_file",
+    "find_file_size",
+    "open_file",
+    "open_folder",
+]
 
 
 class Folder(ABC):
@@ -238,6 +245,21 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
         inflating.close()
         raise
     return inflating
+
+
+def find_file_size(name: str) -> int | None:
+    """Return the size of a file in bytes, or None if it cannot be determined.
+
+    Args:
+        name: A local path or an fsspec URL.
+    """
+    path = name.removeprefix("file://")
+    try:
+        if is_local(path):
+            return os.stat(path).st_size
+        return storage.remote.find_url_size(path)
+    except OSError:
+        return None
 
 
 def create_file(name: str) -> BinaryIO:

@@ -13,7 +13,7 @@ from headrace.errors import NotFoundError, UnavailableError
 from headrace.storage.files import Folder
 from headrace.storage.names import is_pattern
 
-__all__ = ["RemoteFolder", "match_urls", "open_url"]
+__all__ = ["RemoteFolder", "find_url_size", "match_urls", "open_url"]
 
 
 def match_urls(pattern: str) -> list[str]:
@@ -52,6 +52,16 @@ def open_url(url: str, mode: str) -> Any:
         return fsspec.open(url, mode).open()
     except (ValueError, ImportError) as error:
         raise _unknown_file_system_error(url, error) from error
+
+
+def find_url_size(url: str) -> int | None:
+    """Return the size of a file in bytes, or None if its file system does not tell it."""
+    try:
+        system, path = url_to_fs(url)
+        size = system.info(path).get("size")
+    except (ValueError, ImportError) as error:
+        raise _unknown_file_system_error(url, error) from error
+    return size if type(size) is int else None
 
 
 def _unknown_file_system_error(url: str, error: ValueError | ImportError) -> Exception:
