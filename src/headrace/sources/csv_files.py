@@ -130,6 +130,8 @@ class CsvFormat(RecordFormat):
         Raises:
             _InvalidRowError: If a row cannot be parsed.
         """
+        if self._syntax.ends_inside_quotes(block):
+            raise _InvalidRowError(_OPEN_QUOTE)
         try:
             table = _read_table(block, self._file_columns, self._syntax, self._convert_options)
         except _pyarrow().ArrowInvalid as error:
@@ -151,6 +153,12 @@ class CsvFormat(RecordFormat):
                 # Arrow's memory is read-only.
                 columns[name] = array.astype(dtype, copy=not array.flags.writeable)
         return Chunk.of_columns(columns, size)
+
+
+_OPEN_QUOTE = (
+    "a quoted value has no end on its line; pass newlines_in_values=True if values contain line "
+    "breaks"
+)
 
 
 class _InvalidRowError(Exception):
@@ -264,7 +272,7 @@ def _check_lines(block: bytes, num_rows: int) -> None:
     if num_rows < num_lines:
         num_lines = sum(1 for line in block.split(b"\n") if line not in (b"", b"\r"))
     if num_rows < num_lines:
-        raise _InvalidRowError("a quoted value contains a line break; pass newlines_in_values=True")
+        raise _InvalidRowError(_OPEN_QUOTE)
 
 
 def _pyarrow() -> Any:

@@ -51,6 +51,27 @@ class CsvSyntax:
         )
         return tuple(next(rows, []))
 
+    def ends_inside_quotes(self, block: bytes) -> bool:
+        """Return whether the last value of complete records has an opening quote only."""
+        quote = self.quote.encode()
+        if not quote or quote not in block:
+            return False
+        if self.newlines_in_values:
+            return block.count(quote) % 2 == 1
+        line = block[block.rfind(b"\n", 0, -1) + 1 :]
+        position = 0
+        while True:
+            if line.startswith(quote, position):
+                # A doubled quote continues the value.
+                position = line.find(quote, position + 1)
+                while line.startswith(quote, position + 1) and position >= 0:
+                    position = line.find(quote, position + 2)
+                if position < 0:
+                    return True
+            position = line.find(self.delimiter.encode(), position) + 1
+            if not position:
+                return False
+
 
 def _check_character(name: str, value: object) -> None:
     if not isinstance(value, str):

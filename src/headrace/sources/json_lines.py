@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ class JsonLinesSource(ByteRangeSource):
         columns: Keys of the elements, in this order; None keeps all keys of each object.
     """
 
+    block_bytes: int = 256 << 10  # the objects of a block fit into the processor's cache
     columns: tuple[str, ...] | None = None
 
     def make_format(self) -> RecordFormat:
@@ -51,15 +53,42 @@ class JsonLinesFormat(RecordFormat):
         lines = block.split(b"\n")
         if not lines[-1]:
             lines.pop()
-        rows: list[Any]
         try:
-            rows = list(map(self._loads, lines))
-            chunk = self._convert(rows)
+            chunk = self._decode_uniform(lines)
         except (ValueError, KeyError, TypeError, RecursionError):
             chunk = None
         if chunk is not None:
             return DecodedBlock(chunk, len(block))
         return self._decode_each(lines, len(block), name, offset)
+
+    def _decode_uniform(self, lines: list[bytes]) -> Chunk | None:
+        """Return the elements of lines; None if their keys differ, or they have none.
+
+        Raises:
+            ValueError, KeyError, TypeError, RecursionError: If a line is not an object, lacks a
+                key, or has a value that cannot be converted.
+        """
+        keys, all_keys = self._columns, self._columns is None
+        if keys is None:
+            keys = tuple(self._loads(lines[0]))
+        values: list[list[Any]] = [[] for _ in keys]
+        pairs = [(column, itemgetter(key)) for column, key in zip(values, keys, strict=True)]
+        for start in range(0, len(lines), _LINES_AT_ONCE):
+            rows = list(map(self._loads, lines[start : start + _LINES_AT_ONCE]))
+            if set(map(type, rows)) != {dict}:
+                return None
+            if all_keys and set(map(len, rows)) != {len(keys)}:
+                return None
+            for column, get in pairs:
+                column += map(get, rows)
+        columns = list(map(_convert_column, values))
+        if not keys:
+            return None
+        if all(isinstance(column, np.ndarray) for column in columns):
+            return Chunk.of_columns(dict(zip(keys, columns, strict=True)), len(lines))
+        return Chunk.of_rows(
+            [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
+        )
 
     def _decode_each(
         self, lines: list[bytes], num_bytes: int, name: str, offset: int
@@ -108,29 +137,6 @@ class JsonLinesFormat(RecordFormat):
             raise InvalidArgumentError(f"{where} cannot be an element: {error}") from error
         return result
 
-    def _convert(self, rows: list[dict[str, Any]]) -> Chunk | None:
-        """Return the elements of parsed lines; None if their keys differ.
-
-        Raises:
-            ValueError, KeyError, TypeError: If a line is not an object, lacks a key, or has a
-                value that cannot be converted.
-        """
-        if set(map(type, rows)) != {dict}:
-            return None
-        keys = self._columns
-        if keys is None:
-            keys = tuple(rows[0])
-            if set(map(len, rows)) != {len(keys)}:
-                return None
-        columns = [_convert_column(list(map(itemgetter(key), rows))) for key in keys]
-        if not keys:
-            return Chunk.of_rows(rows)
-        if all(isinstance(column, np.ndarray) for column in columns):
-            return Chunk.of_columns(dict(zip(keys, columns, strict=True)), len(rows))
-        return Chunk.of_rows(
-            [dict(zip(keys, values, strict=True)) for values in zip(*columns, strict=True)]
-        )
-
 
 def _find_parser() -> Callable[[bytes], Any]:
     try:
@@ -142,7 +148,10 @@ def _find_parser() -> Callable[[bytes], Any]:
 
 
 _JSON_NAMES = {list: "array", str: "string", bool: "boolean", type(None): "null"}
+_LINES_AT_ONCE = 256
+"""Number of lines to hold as dicts: so few that they cause no garbage collection."""
 _DTYPES: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, str: object}
+_TYPE_CODES: dict[type, Literal["q", "d"]] = {int: "q", float: "d"}
 
 
 def _convert_column(values: list[Any]) -> NDArray[Any] | list[Any]:
@@ -154,28 +163,29 @@ def _convert_column(values: list[Any]) -> NDArray[Any] | list[Any]:
     types = set(map(type, values))
     if len(types) == 1:
         (only,) = types
-        if only is list:
-            array = _stack_lists(values)
-            if array is not None:
-                return array
-        elif only in _DTYPES:
-            try:
+        try:
+            if only is list:
+                return _convert_lists(values)
+            if only in _DTYPES:
                 return np.array(values, _DTYPES[only])
-            except OverflowError:
-                pass  # an integer that needs uint64
+        except (LookupError, TypeError, ValueError, OverflowError):
+            pass  # values that `normalize` accepts, such as large integers, or an error from it
     return [normalize(value) for value in values]
 
 
-def _stack_lists(values: list[Any]) -> NDArray[Any] | None:
-    """Return lists as one array; None if they differ in shape or type, or are no numbers."""
-    try:
-        array = np.array(values)
-    except ValueError:
-        return None
-    items = values
-    for _ in range(array.ndim - 1):
-        items = chain.from_iterable(items)  # type: ignore[assignment]
-    # Each list must have the dtype that it would have alone.
-    types = set(map(type, items))
-    is_uniform = len(types) == 1 and _DTYPES.get(types.pop()) is array.dtype.type
-    return array if is_uniform else None
+def _convert_lists(values: list[list[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
+    """Return lists of numbers as one array, or as several if their lengths differ.
+
+    Raises:
+        LookupError, TypeError, OverflowError: If lists are empty, or not of int64 or float64 alone.
+    """
+    # A list that begins with a float is one of float64, as if it were converted alone.
+    (first_type,) = set(map(type, map(itemgetter(0), values)))
+    # Unlike NumPy, `array` accepts numbers only.
+    items = array(_TYPE_CODES[first_type], list(chain.from_iterable(values)))
+    data = np.frombuffer(items, _DTYPES[first_type])
+    lengths = list(map(len, values))
+    if len(set(lengths)) == 1:
+        return data.reshape(len(values), lengths[0])
+    ends = accumulate(lengths)
+    return [data[end - length : end] for length, end in zip(lengths, ends, strict=True)]
