@@ -1,4 +1,4 @@
-"""Encoding of columns in an Arrow IPC file; the only file that imports pyarrow.
+"""Encoding of columns in an Arrow IPC file.
 
     numbers         the Arrow type of the dtype; complex as two floats; dtypes unknown to Arrow
                     (structured, bfloat16 ...) as fixed-size binary
@@ -59,20 +59,22 @@ Array: TypeAlias = Any
 """A pyarrow array."""
 
 
-def pyarrow() -> Any:
+def pyarrow(purpose: str = "saving and loading datasets") -> Any:
     """Return the package pyarrow.
+
+    Args:
+        purpose: What it is needed for.
 
     Raises:
         FailedPreconditionError: If it is not installed.
     """
     try:
-        # Optional, and used in this file only.
-        import pyarrow as package  # noqa: PLC0415
+        import pyarrow as package  # noqa: PLC0415 - optional dependency
         import pyarrow.ipc  # noqa: PLC0415
     except ImportError as error:
         raise FailedPreconditionError(
-            "saving and loading datasets requires the package pyarrow, which is not "
-            "installed; pip install 'headrace[arrow]'"
+            f"{purpose} requires the package pyarrow, which is not installed; "
+            "pip install 'headrace[arrow]'"
         ) from error
     return package
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,10 @@ from headrace.element.chunk import Chunk
 from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import (
     DataLossError,
-    FailedPreconditionError,
     HeadraceError,
     InvalidArgumentError,
 )
+from headrace.saved.arrow import pyarrow
 from headrace.sources.byte_ranges import BLOCK_SIZE, ByteRangeSource, DecodedBlock, RecordFormat
 from headrace.sources.csv_syntax import (
     CsvSyntax,
@@ -70,7 +71,7 @@ class CsvFormat(RecordFormat):
         self._dtypes = dtypes
         self._syntax = syntax
         types = map(_find_arrow_type, dtypes)
-        self._convert_options = _pyarrow().csv.ConvertOptions(
+        self._convert_options = _pyarrow_csv().ConvertOptions(
             column_types=dict(zip(columns, types, strict=True)), include_columns=list(columns)
         )
         self._file = ""
@@ -276,15 +277,17 @@ def _check_lines(block: bytes, num_rows: int) -> None:
 
 
 def _pyarrow() -> Any:
-    try:
-        import pyarrow as package  # noqa: PLC0415 - optional dependency
-        import pyarrow.csv  # noqa: PLC0415
-    except ImportError as error:
-        raise FailedPreconditionError(
-            "reading CSV files requires the package pyarrow, which is not installed; pip install "
-            "'headrace[arrow]'"
-        ) from error
-    return package
+    """Return the package pyarrow.
+
+    Raises:
+        FailedPreconditionError: If it is not installed.
+    """
+    return pyarrow("reading CSV files")
+
+
+def _pyarrow_csv() -> Any:
+    _pyarrow()
+    return importlib.import_module("pyarrow.csv")
 
 
 def _find_arrow_type(dtype: np.dtype[Any]) -> Any:
@@ -312,13 +315,13 @@ def _read_table(
     invalid_row_handler: Any = None,
 ) -> Any:
     """Return complete records as an Arrow table of one chunk."""
-    package = _pyarrow()
-    return package.csv.read_csv(
-        package.BufferReader(block),
-        package.csv.ReadOptions(
+    package = _pyarrow_csv()
+    return package.read_csv(
+        _pyarrow().BufferReader(block),
+        package.ReadOptions(
             use_threads=False, block_size=len(block) + 1, column_names=list(columns)
         ),
-        package.csv.ParseOptions(
+        package.ParseOptions(
             delimiter=syntax.delimiter,
             quote_char=syntax.quote or False,
             newlines_in_values=syntax.newlines_in_values,
