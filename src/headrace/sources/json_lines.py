@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from array import array
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,17 +148,17 @@ def _find_parser() -> Callable[[bytes], Any]:
 
 
 _JSON_NAMES = {list: "array", str: "string", bool: "boolean", type(None): "null"}
-_LINES_AT_ONCE = 256
+_LINES_AT_ONCE = 128
 """Number of lines to hold as dicts: so few that they cause no garbage collection."""
 _DTYPES: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, str: object}
-_TYPE_CODES: dict[type, Literal["q", "d"]] = {int: "q", float: "d"}
+_TYPE_CODES = {int: "q", float: "d"}
 
 
 def _convert_column(values: list[Any]) -> NDArray[Any] | list[Any]:
     """Return values as an array if their types and shapes are equal, else as a list of leaves.
 
     Raises:
-        ValueError, TypeError: If a value cannot be converted.
+        ValueError, InvalidElementError: If a value cannot be converted.
     """
     types = set(map(type, values))
     if len(types) == 1:
@@ -168,7 +168,7 @@ def _convert_column(values: list[Any]) -> NDArray[Any] | list[Any]:
                 return _convert_lists(values)
             if only in _DTYPES:
                 return np.array(values, _DTYPES[only])
-        except (LookupError, TypeError, ValueError, OverflowError):
+        except (LookupError, ValueError, OverflowError, struct.error):
             pass  # values that `normalize` accepts, such as large integers, or an error from it
     return [normalize(value) for value in values]
 
@@ -177,13 +177,14 @@ def _convert_lists(values: list[list[Any]]) -> NDArray[Any] | list[NDArray[Any]]
     """Return lists of numbers as one array, or as several if their lengths differ.
 
     Raises:
-        LookupError, TypeError, OverflowError: If lists are empty, or not of int64 or float64 alone.
+        LookupError, ValueError, struct.error: If lists are empty, or not of int64 or float64 alone.
     """
     # A list that begins with a float is one of float64, as if it were converted alone.
     (first_type,) = set(map(type, map(itemgetter(0), values)))
-    # Unlike NumPy, `array` accepts numbers only.
-    items = array(_TYPE_CODES[first_type], list(chain.from_iterable(values)))
-    data = np.frombuffer(items, _DTYPES[first_type])
+    items = list(chain.from_iterable(values))
+    data = np.empty(len(items), _DTYPES[first_type])
+    # Unlike NumPy, `struct` accepts numbers only.
+    struct.pack_into(f"{len(items)}{_TYPE_CODES[first_type]}", data.data, 0, *items)
     lengths = list(map(len, values))
     if len(set(lengths)) == 1:
         return data.reshape(len(values), lengths[0])
