@@ -15,12 +15,8 @@ import headrace as hr
 from headrace.element.chunk import Chunk
 from headrace.errors import DataLossError, FailedPreconditionError, NotFoundError
 from headrace.sources import byte_ranges
-from headrace.sources.byte_ranges import (
-    ByteRangeSource,
-    DecodedBlock,
-    RecordFormat,
-    count_parts,
-)
+from headrace.sources.byte_range_reader import DecodedBlock, RecordFormat
+from headrace.sources.byte_ranges import ByteRangeSource, count_parts
 from headrace.storage.files import find_file_size
 from headrace.testing.conformance import check_source, read_all
 

@@ -18,7 +18,8 @@ from headrace.errors import (
     InvalidArgumentError,
 )
 from headrace.saved.arrow import pyarrow
-from headrace.sources.byte_ranges import BLOCK_SIZE, ByteRangeSource, DecodedBlock, RecordFormat
+from headrace.sources.byte_range_reader import DecodedBlock, RecordFormat
+from headrace.sources.byte_ranges import BLOCK_SIZE, ByteRangeSource
 from headrace.sources.csv_syntax import (
     CsvSyntax,
     find_last_record_end,

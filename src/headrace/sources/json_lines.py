@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from headrace.element.chunk import Chunk
 from headrace.element.normalize import normalize
 from headrace.errors import DataLossError, HeadraceError, InvalidArgumentError, InvalidElementError
-from headrace.sources.byte_ranges import ByteRangeSource, DecodedBlock, RecordFormat
+from headrace.sources.byte_range_reader import DecodedBlock, RecordFormat
+from headrace.sources.byte_ranges import ByteRangeSource
 
 __all__ = ["JsonLinesFormat", "JsonLinesSource"]
 
