@@ -19,13 +19,12 @@ from tests.docs.public_names import public_packages
 
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
-    "Dataset", "DatasetIterator", "EmbeddingTable", "INFINITE_CARDINALITY", "IndexedSlices",
-    "IndexedSource", "Lookup", "Optional", "Options", "ParquetDataset", "Reader", "Source",
-    "TFRecordDataset",
-    "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset",
-    "checkpoints_iterator", "coordinator",
-    "distribute", "errors", "initializers", "io", "jax", "keras", "metrics", "optimizers",
-    "service", "testing", "torch",
+    "CsvDataset", "Dataset", "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset",
+    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset", "Lookup",
+    "Optional", "Options", "ParquetDataset", "Reader", "Source", "TFRecordDataset",
+    "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
+    "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",
+    "optimizers", "service", "testing", "torch",
 }  # fmt: skip
 KERAS = {
     "BestModelExporter", "DatasetCreator", "DistributedEmbedding", "Embedding", "KerasDataset",

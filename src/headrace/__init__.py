@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
     from headrace.data.file_datasets import ParquetDataset, TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
+    from headrace.data.line_datasets import (
+        CsvDataset,
+        FixedLengthRecordDataset,
+        JsonLinesDataset,
+    )
     from headrace.data.optional import Optional
     from headrace.data.web_dataset import WebDataset
     from headrace.distribute import metrics
@@ -43,11 +48,14 @@ else:
             "Checkpoint": "headrace.parameter_server.checkpoints",
             "CheckpointManager": "headrace.parameter_server.checkpoints",
             "Chunk": "headrace.element.chunk",
+            "CsvDataset": "headrace.data.line_datasets",
             "Dataset": "headrace.data.dataset",
             "DatasetIterator": "headrace.data.iterator",
             "EmbeddingTable": "headrace.parameter_server.table",
+            "FixedLengthRecordDataset": "headrace.data.line_datasets",
             "IndexedSlices": "headrace.parameter_server.arrays",
             "IndexedSource": "headrace.plan.source",
+            "JsonLinesDataset": "headrace.data.line_datasets",
             "Lookup": "headrace.element.lookup",
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
@@ -84,11 +92,14 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "Chunk",
+    "CsvDataset",
     "Dataset",
     "DatasetIterator",
     "EmbeddingTable",
+    "FixedLengthRecordDataset",
     "IndexedSlices",
     "IndexedSource",
+    "JsonLinesDataset",
     "Lookup",
     "Optional",
     "Options",

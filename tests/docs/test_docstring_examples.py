@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.csv
 import pytest
 
 import headrace as hr
@@ -42,6 +43,8 @@ def _frameworks() -> None:
     for path, framework in FRAMEWORKS.items():
         if not is_missing(path):
             importlib.import_module(framework)
+    # The first call opens a pipe for signals.
+    pyarrow.csv.read_csv(pyarrow.BufferReader(b"a\n1\n"))
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # torch, by Keras

@@ -3,7 +3,7 @@
 format       contents of a directory: names of files, and the records in them
 directory    one directory: started, filled by several streams, finished or failed, read
 schema       mapping of the elements of one file to columns
-arrow        encoding of columns in an Arrow file; the only file that imports pyarrow
+arrow        encoding of columns in an Arrow file
 record_batches  record batches of such a file, as views of its memory
 chunk_file   reader of a chunk file, sequential or by rows
 writer       writer of one stream of chunk files, which waits for space on a full disk

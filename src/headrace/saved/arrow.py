@@ -1,4 +1,4 @@
-"""Encoding of columns in an Arrow IPC file; the only file that imports pyarrow.
+"""Encoding of columns in an Arrow IPC file.
 
     numbers         the Arrow type of the dtype; complex as two floats; dtypes unknown to Arrow
                     (structured, bfloat16 ...) as fixed-size binary
@@ -71,8 +71,7 @@ def pyarrow(purpose: str = "saving and loading datasets") -> Any:
         FailedPreconditionError: If it is not installed.
     """
     try:
-        # Optional, and used in this file only.
-        import pyarrow as package  # noqa: PLC0415
+        import pyarrow as package  # noqa: PLC0415 - optional dependency
         import pyarrow.ipc  # noqa: PLC0415
     except ImportError as error:
         raise FailedPreconditionError(

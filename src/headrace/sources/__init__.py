@@ -10,6 +10,12 @@ image_files   image files in a folder per class
 text_files    names of files, and lines of text files
 record_files  readers of files of records in any format
 framed_records  large records of local files, read one by one
+byte_ranges   parts of text files, which workers read independently
+byte_range_reader  reader of the records of such parts, in any format
+json_lines    files of JSON objects, one on each line
+csv_files     CSV files
+csv_syntax    headers of CSV files, and the ends of their records
+fixed_length  files of records of one length
 tfrecord      TFRecord files, read and written
 tar_samples   samples of tar archives in the WebDataset convention
 tar_index     division of tar archives into parts, cached in files

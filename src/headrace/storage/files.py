@@ -39,6 +39,7 @@ __all__ = [
     "LocalFolder",
     "create_file",
     "file_error",
+    "find_file_size",
     "open_file",
     "open_folder",
     "read_file_version",
@@ -268,6 +269,18 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
         inflating.close()
         raise
     return inflating
+
+
+def find_file_size(name: str) -> int | None:
+    """Return the size of a file in bytes, or None if it cannot be determined.
+
+    Args:
+        name: A local path or an fsspec URL.
+    """
+    try:
+        return read_file_version(name)[0]
+    except (FailedPreconditionError, NotFoundError, UnavailableError):
+        return None
 
 
 def create_file(name: str) -> BinaryIO:
