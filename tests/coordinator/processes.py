@@ -16,7 +16,7 @@ from typing import Self
 ROOT = Path(__file__).parents[2]
 
 _SUPERVISOR = """
-import signal, subprocess, sys
+import os, signal, subprocess, sys
 child = None
 for line in sys.stdin:
     if line == "start\\n":
@@ -27,6 +27,9 @@ for line in sys.stdin:
         print("killed", flush=True)
     else:
         child.send_signal(getattr(signal, line.strip()))
+        while line == "SIGSTOP\\n" and not os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1]):
+            pass
+        print("sent", flush=True)
 if child is not None:
     child.kill()
     child.wait()
@@ -93,10 +96,14 @@ class Task:
         assert self._receive() == self.address
 
     def pause(self) -> None:
+        """Stop it (SIGSTOP), once it is ready, and wait until it has stopped."""
         self._send("SIGSTOP")
+        assert self._receive() == "sent"
 
     def resume(self) -> None:
+        """Continue it (SIGCONT)."""
         self._send("SIGCONT")
+        assert self._receive() == "sent"
 
     def kill(self) -> None:
         """Kill it (SIGKILL), once it is ready, and wait for its end."""
