@@ -24,7 +24,7 @@ __all__ = [
 
 
 _TREND_FACTOR = 1.1
-"""Ratio of a rate to the previous one from which it is marked as rising or falling."""
+"""Smallest ratio of a rate to the previous one that is marked as rising or falling."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 

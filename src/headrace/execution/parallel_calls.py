@@ -7,12 +7,12 @@ elsewhere. Each thread takes a *grain*: elements worth about `_GRAIN_SECONDS` of
 Results are delivered element by element. Read-ahead is limited to a few milliseconds of work per
 thread, and to `_MAX_BYTES` of inputs and results.
 
-No thread is woken for a single element, which costs more than many functions: the reader thread
-waits until there is space for several elements, and the consumer for as many results as it
-requested, up to half of the read-ahead: the threads work on the other half meanwhile.
+Waking a thread for a single element would cost more than many functions. The reader thread
+therefore waits for space for several elements. The consumer waits for all results that it
+requested, up to half of the read-ahead, while the threads work on the other half.
 
 Locking. The reader thread and the consumer hold `reader_thread.lock` for everything here. The
-threads hold no lock while they work. Each writes `rows` and `results` of its own chunk, and appends
+threads hold no lock while they work. Each writes `rows` and `results` of one chunk, and appends
 to `completed` and `_timings`, which is atomic in CPython. They read `is_stopped` and the chunk that
 the consumer awaits without the lock; a thread may see a change too late, so the consumer checks
 again after it has announced that it waits, and periodically afterwards.

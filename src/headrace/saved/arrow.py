@@ -65,7 +65,7 @@ def pyarrow(purpose: str = "saving and loading datasets") -> Any:
     """Return the package pyarrow.
 
     Args:
-        purpose: What it is needed for.
+        purpose: Action that requires it, for the error message.
 
     Raises:
         FailedPreconditionError: If it is not installed.
