@@ -206,7 +206,7 @@ def check_element(spec: Spec, element: Element) -> None:
         if found.dtype != want.dtype and not _is_empty_string_array(leaf, want):
             raise InvalidElementError(
                 f"{describe_component(path)} has dtype {_dtype_name(found.dtype)}, but the spec "
-                f"has dtype {want}; convert it with astype, or change the spec"
+                f"is {want}; convert it with astype, or change the spec"
             )
         if len(found.shape) != len(want.shape) or any(
             n is not None and n != m for m, n in zip(found.shape, want.shape, strict=True)
