@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         FixedLengthRecordDataset,
         JsonLinesDataset,
     )
+    from headrace.data.mds_dataset import MDSDataset
     from headrace.data.optional import Optional
     from headrace.data.web_dataset import WebDataset
     from headrace.distribute import metrics
@@ -57,6 +58,7 @@ else:
             "IndexedSource": "headrace.plan.source",
             "JsonLinesDataset": "headrace.data.line_datasets",
             "Lookup": "headrace.element.lookup",
+            "MDSDataset": "headrace.data.mds_dataset",
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
             "ParquetDataset": "headrace.data.file_datasets",
@@ -101,6 +103,7 @@ __all__ = [
     "IndexedSource",
     "JsonLinesDataset",
     "Lookup",
+    "MDSDataset",
     "Optional",
     "Options",
     "ParquetDataset",

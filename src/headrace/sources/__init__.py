@@ -4,6 +4,8 @@ memory        range, counter, from_tensor_slices, from_tensors, random, the elem
 generator     from_generator
 signature     conversion of values to an output signature
 array_record  ArrayRecord files
+mds_samples   samples of MDS shards
+mds_columns   decoders of their columns
 images        decoding, encoding and resizing of images
 image_libraries  the libraries that do it
 image_files   image files in a folder per class
