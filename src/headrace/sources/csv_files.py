@@ -253,6 +253,8 @@ def _infer_dtypes(
     block = block[: find_last_record_end(block, syntax, name, start)] or block
     if not block.strip():
         return {key: np.dtype("U") for key in columns or file_columns}, False
+    # pyarrow prints a traceback for each row that it skips and cannot decode.
+    block = block.decode(errors="replace").encode()
     try:
         table = _read_table(block, file_columns, syntax, None, lambda row: "skip")
     except _pyarrow().ArrowInvalid as error:
