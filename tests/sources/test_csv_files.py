@@ -301,7 +301,7 @@ def test_types_are_inferred_silently_beside_rows_that_are_not_utf8(
     path.write_bytes(b"a,b\n1,2\n3\xff\n5,6\n")
     iterator = iter(hr.CsvDataset(path))
     assert next(iterator) == {"a": 1, "b": 2}
-    with pytest.raises(hr.errors.DataLossError, match="damaged.csv"):
+    with pytest.raises(hr.errors.DataLossError, match=r"damaged\.csv"):
         next(iterator)
     assert next(iterator) == {"a": 5, "b": 6}
     assert not capfd.readouterr().err
