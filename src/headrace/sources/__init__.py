@@ -29,6 +29,7 @@ protobuf      the part of the protocol buffer encoding that tf.Example needs
 parquet       rows of Parquet files
 parquet_files  their footers and record batches
 parquet_filters  filters of their rows and row groups
+hugging_face  rows of Hugging Face datasets, read from their tables and files
 arrow_columns  NumPy values of Arrow columns
 saved_chunks  finished saved datasets
 """

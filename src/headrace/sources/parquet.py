@@ -121,6 +121,13 @@ class ParquetSource(Source):
         ]
         return replace(self, filenames=tuple(filenames), parts=tuple(sorted(parts)))
 
+    def may_have_nulls(self) -> bool:
+        """Return whether the statistics of the files do not exclude nulls."""
+        numbers = range(len(self.filenames))
+        return len(numbers) > _MAX_FOOTERS or any(
+            self.footer(number).may_have_nulls() for number in numbers
+        )
+
     def footer(self, file: int) -> Footer:
         """Return the footer of a file, after comparing its columns with those of the source."""
         footer = self._footers.get(file)

@@ -53,6 +53,16 @@ class Footer:
     file_bytes: int
     metadata: Any
 
+    def may_have_nulls(self) -> bool:
+        """Return whether the statistics do not exclude nulls in the file."""
+        groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
+        statistics = (
+            group.column(number).statistics
+            for group in groups
+            for number in range(group.num_columns)
+        )
+        return any(found is None or found.null_count != 0 for found in statistics)
+
 
 def read_footer(name: str, columns: Sequence[str] | None, filters: Filters | None) -> Footer:
     """Read the footer of a file.
