@@ -23,7 +23,7 @@ pytestmark = pytest.mark.system
 
 PLANS: dict[str, Any] = {
     "rows": lambda: hr.Dataset.range(200).shuffle(200).map(slowly).batch(4),
-    "a filter": lambda: hr.Dataset.range(200).shuffle(200).filter(lambda x: x % 3 > 0).batch(4),
+    "a filter": lambda: hr.Dataset.range(240).shuffle(240).filter(lambda x: x % 3 > 0).batch(4),
 }
 
 
