@@ -170,7 +170,7 @@ def test_balanced_rows_are_delivered_although_a_worker_is_killed() -> None:
 
 @pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("count", [4, 8])
-def test_costs_of_lognormal_lengths_differ_by_at_most_five_percent(
+def test_highest_cost_of_lognormal_lengths_is_within_two_percent_of_the_mean(
     count: int, power: int, service: str
 ) -> None:
     lengths = np.random.default_rng(0).lognormal(6.0, 0.5, 2048).astype(np.int64)
@@ -187,7 +187,7 @@ def test_costs_of_lognormal_lengths_differ_by_at_most_five_percent(
     after = np.array([total_costs(each) for each in datasets]).T
     assert (before.sum(1) == after.sum(1)).all()
     assert (before.max(1) / before.mean(1)).mean() > 1.1
-    assert (after.max(1) / after.mean(1)).max() <= 1.05
+    assert (after.max(1) / after.mean(1)).max() <= 1.02
 
 
 def packed_cost(row: dict[str, Any]) -> int:

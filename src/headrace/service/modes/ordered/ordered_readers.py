@@ -44,7 +44,7 @@ class ConsumerConfig:
     cost_fn: bytes = b""
     """Pickled plan of the cost function by which rows are redistributed; empty for none."""
     num_readers: int = 1
-    """Number of processes that read this consumer's elements, each with a job of its own."""
+    """Number of processes that read this consumer's elements, each through another job."""
 
 
 class RaisedErrors(NamedTuple):
