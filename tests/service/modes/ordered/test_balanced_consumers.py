@@ -15,6 +15,7 @@ from headrace.errors import AlreadyExistsError, InvalidArgumentError, UserFuncti
 from headrace.service import LocalCluster, ShardingPolicy, distribute
 from headrace.service.modes.coordinated_reads.balance import balance_rows
 from headrace.service.modes.coordinated_reads.round_shaping import redistribute_rows
+from tests.service.counting_functions import CALLS, note
 from tests.service.reading import slowly
 
 pytestmark = pytest.mark.system
@@ -255,6 +256,25 @@ def test_an_error_of_the_cost_function_takes_the_place_of_its_round(
         with iter(again) as iterator:
             iterator.set_state(json.loads(json.dumps(state)))
             assert as_lists(iterator) == rest
+
+
+def interrupts_once(row: dict[str, Any]) -> int:
+    note("cost of an interrupted round")
+    if CALLS["cost of an interrupted round"] == 12:
+        raise KeyboardInterrupt
+    return squared_length(row)
+
+
+def test_an_interrupt_of_the_cost_function_loses_no_round() -> None:
+    dataset = PLANS["one batch"]().take(4)
+    with LocalCluster(num_workers=2, processes=False) as cluster:
+        first, second = consumers(dataset, cluster.target, "job", 2, cost_fn=interrupts_once)
+        with iter(first) as iterator:
+            found = [next(iterator)]
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+            found += iterator
+        assert [as_lists(found), as_lists(second)] == expected_elements(list(dataset), 2)
 
 
 def test_rows_of_different_shapes_are_rejected_in_their_round(service: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headrace.element.chunk import Chunk
@@ -41,7 +41,7 @@ class ConsumerConfig:
     index: int
     num_consumers: int
     remainder: str
-    cost_fn: bytes = b""
+    cost_fn: bytes = field(default=b"", repr=False)
     """Pickled plan of the cost function by which rows are redistributed; empty for none."""
     num_readers: int = 1
     """Number of processes that read this consumer's elements, each through another job."""
@@ -130,7 +130,7 @@ class FullStreamReader:
             positions: List to append it to.
         """
         batches, consumer = self._round, self._consumer
-        self._begin_round(position)
+        self._begin_round(position)  # also if an error takes the place of its element
         positions.append(position)
         shaped = shape_round(batches, consumer.num_consumers, consumer.remainder, self._balancer)
         return [shaped[consumer.index]]
