@@ -133,7 +133,7 @@ def test_remainder_option_applies_after_the_last_balanced_round(remainder: Any) 
 
 
 @pytest.mark.parametrize("plan", ["rows", "files"])
-def test_a_state_of_each_round_resumes_with_other_consumers(plan: str) -> None:
+def test_states_between_rounds_resume_with_other_consumers(plan: str) -> None:
     dataset = PLANS[plan]()
     batches = list(dataset)
     rounds = len(batches) // 2
