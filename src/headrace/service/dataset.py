@@ -78,6 +78,8 @@ def distribute(
     ordered: bool = False,
     remainder: Remainder = "drop",
     cost_fn: Callable[..., object] | None = None,
+    readers_per_consumer: int | None = None,
+    reader_index: int | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -137,7 +139,11 @@ def distribute(
             "drop" (they are dropped), "pad" (the other consumers receive batches without rows) or
             "end_together" (their rows are shared evenly).
         cost_fn: Returns the cost of a row, such as its length. The rows of a round's batches are
-            then shared so that consumers have equally many rows at similar costs. Runs on workers.
+            then shared so that consumers have equally many rows at similar costs. Runs on workers;
+            with `ordered` in each consumer, for all rows of a round.
+        readers_per_consumer: Number of processes that each read all elements of the same consumer
+            in the same order, such as the ranks that share a model replica. Requires `ordered`.
+        reader_index: Index of this process among them, from 0.
         modules: Modules, or their names, that are sent with the dataset, so that workers need not
             have them. A package includes everything in it. Other modules are referenced by name.
         wait_timeout: Seconds without a live worker that could deliver, or without a dispatcher when
@@ -176,6 +182,8 @@ def distribute(
             ordered=ordered,
             remainder=remainder,
             cost_fn=cost_fn,
+            readers_per_consumer=readers_per_consumer,
+            reader_index=reader_index,
             wait_timeout=wait_timeout,
             security=security,
             on_data_loss=on_data_loss,
@@ -219,6 +227,8 @@ def from_dataset_id(
     ordered: bool = False,
     remainder: Remainder = "drop",
     cost_fn: Callable[..., object] | None = None,
+    readers_per_consumer: int | None = None,
+    reader_index: int | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -246,6 +256,8 @@ def from_dataset_id(
         target_workers: As in `distribute`.
         remainder: As in `distribute`.
         cost_fn: As in `distribute`.
+        readers_per_consumer: As in `distribute`.
+        reader_index: As in `distribute`.
         visitation: As in `distribute`.
         ordered: As in `distribute`.
         modules: Modules of functions given here; those of the dataset are sent when it is
@@ -272,6 +284,8 @@ def from_dataset_id(
             target_workers=target_workers,
             remainder=remainder,
             cost_fn=cost_fn,
+            readers_per_consumer=readers_per_consumer,
+            reader_index=reader_index,
             visitation=visitation,
             ordered=ordered,
             wait_timeout=wait_timeout,
