@@ -20,8 +20,9 @@ from tests.docs.public_names import public_packages
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
     "CsvDataset", "Dataset", "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset",
-    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset", "Lookup",
-    "MDSDataset", "Optional", "Options", "ParquetDataset", "Reader", "Source", "TFRecordDataset",
+    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset", "LanceDataset",
+    "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset", "Reader", "Source",
+    "TFRecordDataset",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
     "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",
     "optimizers", "service", "testing", "torch",
