@@ -56,7 +56,8 @@ OPTIMIZERS = {
     "Optimizer", "RMSprop", "RowWiseAdagrad", "SGD", "schedules",
 }  # fmt: skip
 DATASET = {
-    "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",
+    "apply", "as_numpy_iterator", "batch", "batch_by_cost", "bucket_by_sequence_length", "cache",
+    "cardinality", "pack_sequences",
     "choose_from_datasets", "concatenate", "counter", "element_spec", "enumerate", "explain",
     "filter", "flat_map", "from_generator", "from_image_folder", "from_pipeline",
     "from_random_access", "from_source", "from_tensor_slices", "from_tensors",
