@@ -196,9 +196,9 @@ PIPELINES = {
         .map(lambda x: {"x": ragged(x), "y": ragged(x + 1)})
         .pack_sequences({"x": 7, "y": 9}, "best_fit", 2)
     ),
-    "packed rows of one array": lambda: (
-        Dataset.from_tensor_slices(np.arange(40).reshape(20, 2)).pack_sequences(5, num_bins=3)
-    ),
+    "packed rows of one array": lambda: Dataset.from_tensor_slices(
+        np.arange(40).reshape(20, 2)
+    ).pack_sequences(5, num_bins=3),
     "concatenated and split": lambda: (
         Dataset.range(60).map(sequences).pack_sequences(3, "concat_then_split")
     ),

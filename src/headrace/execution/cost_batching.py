@@ -35,7 +35,9 @@ class CostBatchIterator(ElementIterator):
         self._step = step_name(node)
         self._cost_of = UserFunction(node.cost_fn, self._step, context.contain_exits)
         self._padding = Padding(node.padded_shapes, node.padding_values)
-        self._input = HeldInput(make_iterator(node.input, context), self._step, self._held_ordinals)
+        self._input = HeldInput(
+            make_iterator(node.input, context), context, self._step, self._held_ordinals
+        )
         self._reset()
 
     def _reset(self) -> None:

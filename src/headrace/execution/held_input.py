@@ -15,7 +15,9 @@ from headrace.element.chunk import Chunk
 from headrace.element.metadata import concatenate_metadata, group_metadata
 from headrace.element.ownership import copy_element
 from headrace.element.structure import Element
+from headrace.execution.context import Context
 from headrace.execution.element_numbers import IdColumn
+from headrace.execution.input_buffer import LazyRowStream
 from headrace.execution.iterator import ElementIterator, State, element_position
 from headrace.execution.replayable_input import ReplayableInput, ReplayMark
 
@@ -61,21 +63,35 @@ class HeldInput:
     """Reads an input; `row` is the next element until `take` or `drop`.
 
     Args:
-        input_: The input.
+        input_: The input, made with `context`.
+        context: The context of the step.
         step: Name of the step, for errors.
         held_ordinals: Returns the ordinals of the elements that the step holds.
     """
 
     def __init__(
-        self, input_: ElementIterator, step: str, held_ordinals: Callable[[], Iterable[int]]
+        self,
+        input_: ElementIterator,
+        context: Context,
+        step: str,
+        held_ordinals: Callable[[], Iterable[int]],
     ) -> None:
         self._input = ReplayableInput(input_, step, _MARK_INTERVAL)
         self._held_ordinals = held_ordinals
+        #: Whether elements have no metadata, which lazy rows lack.
+        self._allows_lazy_rows = not (
+            context.wants_element_numbers
+            or context.tracks_splits
+            or context.split_provider is not None
+            or context.split_source is not None
+        )
         self._reset(0)
 
     def _reset(self, num_taken: int) -> None:
         self._chunk: Chunk | None = None
-        self._rows: list[Element] = []
+        self._lazy_rows: LazyRowStream | None = None
+        self._num_lazy_rows = 0  # rows read from the stream since the last mark
+        self._rows: list[Element] = []  # of the chunk, or a lazy row
         self._offset = 0
         self._limit = 1
         self._num_taken = num_taken  # including dropped elements
@@ -89,23 +105,27 @@ class HeldInput:
     @property
     def is_buffered(self) -> bool:
         """Whether the next element was read."""
-        return self._chunk is not None
+        return self._offset < len(self._rows)
 
     def read(self) -> bool:
         """Read at least the next element, unless it was; return False at the end."""
-        if self._chunk is not None:
+        if self._offset < len(self._rows):
             return True
+        if self._lazy_rows is not None and self._num_lazy_rows < _MARK_INTERVAL:
+            return self._read_lazy_row(self._lazy_rows) or self.read()
+        if self._num_taken >= self._prune_at:
+            self._prune()
         input_ = self._input.input
+        if self._lazy_rows is not None or (
+            self._allows_lazy_rows and input_.has_lazy_rows and not input_.can_read_ahead
+        ):
+            self._lazy_rows, self._num_lazy_rows = self._input.lazy_rows(), 0
+            return self._lazy_rows is not None and self.read()
         if input_.can_read_ahead:
             limit = self._limit
             self._limit = min(2 * limit, _MARK_INTERVAL)
         else:
             limit = input_.preferred_limit
-        if self._num_taken >= self._prune_at:
-            held = list(self._held_ordinals())
-            self._input.discard_unused_marks(held)
-            # The interval grows with the number of held elements.
-            self._prune_at = self._num_taken + max(4 * _MARK_INTERVAL, len(held))
         chunk = self._input.read_chunk(limit)
         if chunk is None:
             return False
@@ -113,6 +133,28 @@ class HeldInput:
         # A row that is a view of a column would keep the whole column in memory.
         self._rows = list(map(copy_element, chunk.rows())) if chunk.is_columnar else chunk.rows()
         return True
+
+    def _read_lazy_row(self, lazy_rows: LazyRowStream) -> bool:
+        """Read the next lazy row; return False after the last."""
+        try:
+            for row in lazy_rows.rows:
+                self._input.record_taken(lazy_rows, 1)
+                self._num_lazy_rows += 1
+                self._chunk, self._rows, self._offset = None, [row], 0
+                return True
+        except Exception:
+            self._lazy_rows = None
+            self._input.end_lazy_rows(failed=True)
+            raise
+        self._lazy_rows = None
+        self._input.end_lazy_rows(failed=False)
+        return False
+
+    def _prune(self) -> None:
+        held = list(self._held_ordinals())
+        self._input.discard_unused_marks(held)
+        # The interval grows with the number of held elements.
+        self._prune_at = self._num_taken + max(4 * _MARK_INTERVAL, len(held))
 
     @property
     def row(self) -> Element:
@@ -122,25 +164,25 @@ class HeldInput:
     @property
     def error_position(self) -> int:
         """Position of the next element, for its error."""
-        assert self._chunk is not None
-        return element_position(self._chunk.state_at(self._offset), self._num_taken)
+        if self._chunk is not None:
+            return element_position(self._chunk.state_at(self._offset), self._num_taken)
+        assert self._lazy_rows is not None
+        return element_position(self._lazy_rows.states(-1), self._num_taken)
 
     def take(self, value: Any) -> HeldElement:
         """Take the next element, from which the step has made `value`."""
-        assert self._chunk is not None
-        metadata = self._chunk.metadata
+        metadata = None if self._chunk is None else self._chunk.metadata
         if metadata is not None:
             metadata = metadata[self._offset : self._offset + 1]
         element = HeldElement(value, self._num_taken, metadata)
-        self.drop()
+        self._num_taken += 1
+        self._offset += 1
         return element
 
     def drop(self) -> None:
         """Drop the next element, which failed or is empty."""
         self._num_taken += 1
         self._offset += 1
-        if self._offset >= len(self._rows):
-            self._chunk, self._rows = None, []
 
     def position(self) -> InputPosition:
         """Return the position before the next element."""
@@ -167,7 +209,7 @@ class HeldInput:
 
     def close(self) -> None:
         """Close the input."""
-        self._chunk, self._rows = None, []
+        self._reset(self._num_taken)
         self._input.close()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from operator import ge, sub
+from operator import attrgetter, ge, sub
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -64,7 +64,9 @@ class _PackingIterator(ElementIterator):
         self._length = node.length
         self._step = step_name(node)
         self._lengths: dict[tuple[str, ...], list[int]] = {}  # of rows, by names of components
-        self._input = HeldInput(make_iterator(node.input, context), self._step, self._held_ordinals)
+        self._input = HeldInput(
+            make_iterator(node.input, context), context, self._step, self._held_ordinals
+        )
 
     @property
     def can_read_ahead(self) -> bool:
@@ -149,7 +151,7 @@ class _PackingIterator(ElementIterator):
 
     def _build_chunk(self, rows: Sequence[_PackedRow]) -> Chunk:
         layout = _layout(rows[0].parts[0])
-        if all(_layout(row.parts[0]) == layout for row in rows):
+        if len(rows) > 1 and all(_layout(row.parts[0]) == layout for row in rows):
             return Chunk.of_columns(self._build_columns([row.parts for row in rows]), len(rows))
         elements = [self._build_columns([row.parts]) for row in rows]
         return Chunk.of_rows([{n: v[0] for n, v in element.items()} for element in elements])
@@ -219,14 +221,20 @@ def _match_layout(sequences: Sequences, held: Sequences) -> Sequences:
     Raises:
         InvalidElementError: If components or dtypes differ.
     """
-    if sequences.keys() != held.keys() or any(
-        sequences[name].dtype != array.dtype for name, array in held.items()
-    ):
+    if len(held) == len(sequences) == 1:
+        (name,) = sequences
+        if name in held and sequences[name].dtype == held[name].dtype:
+            return sequences
+    if _layout(sequences) != _layout(held):
+        if sequences.keys() == held.keys():
+            sequences = {name: sequences[name] for name in held}
+            if _layout(sequences) == _layout(held):
+                return sequences
         raise InvalidElementError(
             f"the element has {_describe(sequences)}, but an element before it has "
             f"{_describe(held)}; convert all elements to the same components and dtypes with map()"
         )
-    return sequences if len(held) == 1 else {name: sequences[name] for name in held}
+    return sequences
 
 
 def _describe(sequences: Sequences) -> str:
@@ -239,15 +247,26 @@ def _describe(sequences: Sequences) -> str:
 class _Bin:
     """An open row."""
 
-    __slots__ = ("elements", "free", "opened")
+    __slots__ = ("elements", "free", "opened", "total_free")
 
-    def __init__(self, free: list[int], opened: int) -> None:
-        #: Free length for each component.
-        self.free = free
+    def __init__(self, capacities: list[int], opened: int) -> None:
+        #: Free length of each component.
+        self.free = capacities
+        self.total_free = sum(capacities)
         #: Number of rows that were finished before it was opened.
         self.opened = opened
         #: Sequences in it. Append-only.
         self.elements: list[HeldElement] = []
+
+    def add(self, element: HeldElement, sizes: list[int]) -> bool:
+        """Add an element with these numbers of tokens; return whether the bin is full."""
+        self.elements.append(element)
+        self.total_free -= sum(sizes)
+        self.free = list(map(sub, self.free, sizes))
+        return not all(self.free)
+
+
+_total_free = attrgetter("total_free")
 
 
 @make_iterator.register(PackSequences)
@@ -281,27 +300,31 @@ class BinPackingIterator(_PackingIterator):
                 return self._finish(self._choose_bin())
             bin_ = _Bin(capacities, self._num_finished)
             self._bins.append(bin_)
-        bin_.elements.append(self._input.take(sequences))
-        bin_.free = list(map(sub, bin_.free, sizes))
-        return None if all(bin_.free) else self._finish(bin_)
+        is_full = bin_.add(self._input.take(sequences), sizes)
+        return self._finish(bin_) if is_full else None
 
     def _find_bin(self, sizes: list[int]) -> _Bin | None:
         """Return the bin for a sequence, or None if it fits in none."""
         if len(sizes) == 1:
             size = sizes[0]
-            fitting = (bin_ for bin_ in self._bins if bin_.free[0] >= size)
+            if not self._best_fit:
+                for bin_ in self._bins:
+                    if bin_.total_free >= size:
+                        return bin_
+                return None
+            fitting = [bin_ for bin_ in self._bins if bin_.total_free >= size]
         else:
-            fitting = (bin_ for bin_ in self._bins if all(map(ge, bin_.free, sizes)))
+            fitting = [bin_ for bin_ in self._bins if all(map(ge, bin_.free, sizes))]
         if self._best_fit:
-            return min(fitting, key=_free_length, default=None)
-        return next(fitting, None)
+            return min(fitting, key=_total_free, default=None)
+        return fitting[0] if fitting else None
 
     def _choose_bin(self) -> _Bin:
         """Return the bin to finish."""
         oldest = self._bins[0]
         if self._num_finished - oldest.opened >= _MAX_AGE * self._num_bins:
             return oldest
-        return min(self._bins, key=_free_length)
+        return min(self._bins, key=_total_free)
 
     def _finish(self, bin_: _Bin) -> _PackedRow:
         self._bins.remove(bin_)
@@ -338,22 +361,15 @@ class BinPackingIterator(_PackingIterator):
             for element in elements.values():
                 element.value = _match_layout(_check_sequences(element.value), first_bin)
         for age, ordinals in contents:
-            bin_ = _Bin([], -age)
-            bin_.elements = [elements[ordinal] for ordinal in ordinals]
-            names = bin_.elements[0].value
-            bin_.free = [
-                capacity - sum(len(element.value[name]) for element in bin_.elements)
-                for name, capacity in zip(names, self._lengths_of(names), strict=True)
-            ]
+            held = [elements[ordinal] for ordinal in ordinals]
+            bin_ = _Bin(self._lengths_of(held[0].value), -age)
+            for element in held:
+                bin_.add(element, list(map(len, element.value.values())))
             self._bins.append(bin_)
 
     def close(self) -> None:
         self._bins = []
         super().close()
-
-
-def _free_length(bin_: _Bin) -> int:
-    return sum(bin_.free)
 
 
 def _too_long(sequences: Sequences, lengths: Sequence[int]) -> InvalidElementError:
