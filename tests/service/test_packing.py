@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def tokens(elements: list) -> list[int]:
 ALL_TOKENS = np.repeat(np.arange(len(LENGTHS)) + 1, LENGTHS).tolist()
 
 
-def distributed(name: str, service: str, mode: str, **options: bool) -> hr.Dataset:
+def distributed(name: str, service: str, mode: str, **options: Any) -> hr.Dataset:
     return STEPS[name](sequences()).apply(hr.service.distribute(mode, service, **options))
 
 
@@ -88,3 +89,25 @@ def test_split_sequences_without_order_have_no_state(service: str) -> None:
         next(iterator)
         with pytest.raises(FailedPreconditionError, match=r"concat_then_split .*ordered=True"):
             iterator.get_state()
+
+
+@pytest.mark.parametrize("name", ["best fit", "concat then split", "cost"])
+def test_ordered_consumers_share_the_rows_of_one_process(name: str) -> None:
+    expected = list(STEPS[name](sequences()))
+    middle, end = 2, len(expected) // 2
+
+    def consumer(index: int, job: str) -> hr.DatasetIterator:
+        options = {"job_name": job, "consumer_index": index, "num_consumers": 2}
+        return iter(distributed(name, cluster.target, "distributed_epoch", ordered=True, **options))
+
+    with LocalCluster(num_workers=2, processes=False) as cluster:
+        with consumer(0, "a") as first, consumer(1, "a") as second:
+            found = [[next(each) for _ in range(middle)] for each in (first, second)]
+            states = [json.loads(json.dumps(each.get_state())) for each in (first, second)]
+        with consumer(0, "b") as first, consumer(1, "b") as second:
+            for index, iterator in enumerate((first, second)):
+                iterator.set_state(states[index])
+                found[index] += [next(iterator) for _ in range(end - middle)]
+    for index in range(2):
+        rows = [row["tokens"].tolist() for row in found[index]]
+        assert rows == [row["tokens"].tolist() for row in expected[index : 2 * end : 2]]
