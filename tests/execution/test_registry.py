@@ -12,6 +12,7 @@ from headrace.plan import (
     elementwise,
     options,
     ordering,
+    packing,
     partition_nodes,
     windows,
 )
@@ -24,6 +25,7 @@ ITERATOR_MODULES = {
     "input_selection": "combining",
     "interleave": "combining",
     "caching": "buffering",
+    "cost_batching": "packing",
     "reading": "elements",
     "boundary_iterators": "partition_nodes",
     "read_splits": "partition_nodes",
@@ -38,6 +40,7 @@ PACKAGES = [
     elementwise,
     options,
     ordering,
+    packing,
     partition_nodes,
     windows,
 ]
