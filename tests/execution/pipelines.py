@@ -270,6 +270,14 @@ STEPS = {
     "group_by_window": lambda ds: ds.group_by_window(
         lambda x: x % 3, lambda key, window: window.shuffle(2), window_size=3
     ),
+    "packed": lambda ds: (
+        ds.map(lambda x: np.full(int(x) % 3 + 1, x))
+        .pack_sequences(4, num_bins=2)
+        .map(lambda row: row["tokens"].sum())
+    ),
+    "batch by cost": lambda ds: ds.batch_by_cost(4, lambda x: int(x) % 3 + 1).map(
+        lambda batch: batch.sum() if len(batch) > 1 else batch[0]
+    ),
     "sample": lambda ds: Dataset.sample_from_datasets([ds, Dataset.range(5)], [0.7, 0.3]),
     "batch": lambda ds: ds.batch(3).map(lambda batch: batch.sum() if len(batch) > 1 else batch[0]),
     "unbatch": lambda ds: ds.batch(3).unbatch(),
