@@ -35,6 +35,7 @@ class PackSequences(Node):
 
     kind: ClassVar[str] = "pack_sequences"
     propagates_ids: ClassVar[bool] = True
+    is_read_only: ClassVar[bool] = True
     rereads_input: ClassVar[bool] = True
 
     input: Node
@@ -58,6 +59,7 @@ class ConcatThenSplit(Node):
     """Concatenate all sequences and split the result into rows."""
 
     kind: ClassVar[str] = "concat_then_split"
+    is_read_only: ClassVar[bool] = True
     rereads_input: ClassVar[bool] = True
 
     input: Node
