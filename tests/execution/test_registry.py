@@ -25,6 +25,7 @@ ITERATOR_MODULES = {
     "input_selection": "combining",
     "interleave": "combining",
     "caching": "buffering",
+    "concat_then_split": "packing",
     "cost_batching": "packing",
     "reading": "elements",
     "boundary_iterators": "partition_nodes",

@@ -98,7 +98,7 @@ class PackingMethods(metaclass=MissingNamesMeta):
         """Stack consecutive elements into batches whose cost is at most `max_cost`.
 
         The cost of a batch is the sum of the costs of its elements, such as their numbers of
-        tokens. A batch ends before the element with which it would exceed `max_cost`. Components
+        tokens. A batch ends before an element that would raise it above `max_cost`. Components
         of different shapes are padded as by `padded_batch`.
 
         >>> import headrace as hr

@@ -20,7 +20,7 @@ Steps, by the file in `plan/` that describes them:
     ordering         ordering, shuffle with shuffle_buffer
     batching         batching, padded or not
     windows          windows (datasets of windows, buckets) with window_collector
-    packing          packing, cost_batching
+    packing          packing (whole sequences), concat_then_split, with packed_rows; cost_batching
     combining        combining; interleave with interleave_order (cycle order, states) and
                      open_datasets, nested_dataset; input_selection (sampling, choices) with
                      input_selector

@@ -19,6 +19,7 @@ from headrace.execution import (  # noqa: F401
     buffering,
     caching,
     combining,
+    concat_then_split,
     cost_batching,
     elements,
     elementwise,

@@ -170,7 +170,7 @@ class HeldInput:
         return element_position(self._lazy_rows.states(-1), self._num_taken)
 
     def take(self, value: Any) -> HeldElement:
-        """Take the next element, from which the step has made `value`."""
+        """Take the next element; the step holds `value` for it."""
         metadata = None if self._chunk is None else self._chunk.metadata
         if metadata is not None:
             metadata = metadata[self._offset : self._offset + 1]

@@ -26,12 +26,12 @@ __all__ = [
 ]
 
 PACKED_KINDS = "biufc"
-"""Kinds of dtypes that can be packed: those for which zero is padding."""
+"""Kinds of dtypes that can be packed; padding is their zero."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PackSequences(Node):
-    """Pack whole sequences into rows, several of which are open at a time."""
+    """Pack whole sequences into rows; up to `num_bins` rows are open at a time."""
 
     kind: ClassVar[str] = "pack_sequences"
     propagates_ids: ClassVar[bool] = True
