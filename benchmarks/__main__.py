@@ -21,6 +21,7 @@ BENCHMARKS = (
     "scalar_map",
     "distributed_input",
     "interleave",
+    "packing",
     "tfrecord",
     "jpeg",
     "service_scalars",

@@ -20,8 +20,9 @@ from tests.docs.public_names import public_packages
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
     "CsvDataset", "Dataset", "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset",
-    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset", "Lookup",
-    "MDSDataset", "Optional", "Options", "ParquetDataset", "Reader", "Source", "TFRecordDataset",
+    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset", "LanceDataset",
+    "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset", "Reader", "Source",
+    "TFRecordDataset",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
     "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",
     "optimizers", "service", "testing", "torch",
@@ -56,7 +57,8 @@ OPTIMIZERS = {
     "Optimizer", "RMSprop", "RowWiseAdagrad", "SGD", "schedules",
 }  # fmt: skip
 DATASET = {
-    "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",
+    "apply", "as_numpy_iterator", "batch", "batch_by_cost", "bucket_by_sequence_length", "cache",
+    "cardinality", "pack_sequences",
     "choose_from_datasets", "concatenate", "counter", "element_spec", "enumerate", "explain",
     "filter", "flat_map", "from_generator", "from_image_folder", "from_pipeline",
     "from_random_access", "from_source", "from_tensor_slices", "from_tensors",

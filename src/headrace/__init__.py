@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
     from headrace.data.file_datasets import ParquetDataset, TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
+    from headrace.data.lance_dataset import LanceDataset
     from headrace.data.line_datasets import (
         CsvDataset,
         FixedLengthRecordDataset,
@@ -57,6 +58,7 @@ else:
             "IndexedSlices": "headrace.parameter_server.arrays",
             "IndexedSource": "headrace.plan.source",
             "JsonLinesDataset": "headrace.data.line_datasets",
+            "LanceDataset": "headrace.data.lance_dataset",
             "Lookup": "headrace.element.lookup",
             "MDSDataset": "headrace.data.mds_dataset",
             "Optional": "headrace.data.optional",
@@ -102,6 +104,7 @@ __all__ = [
     "IndexedSlices",
     "IndexedSource",
     "JsonLinesDataset",
+    "LanceDataset",
     "Lookup",
     "MDSDataset",
     "Optional",

@@ -94,12 +94,25 @@ def test_shuffled_batches_resume_at_each_position(rows: datasets.Dataset) -> Non
         next(iterator)
 
 
-@pytest.mark.parametrize("change", ["nulls", "ragged", "format", "image", "transform"])
+def test_lists_of_different_lengths_are_arrays() -> None:
+    tokens = [[number] * (number % 5) for number in range(30)]
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("int32"))})
+    rows = datasets.Dataset.from_dict({"tokens": tokens}, features=features)
+    assert HuggingFaceRows.of_dataset(rows) is not None
+    found = [row["tokens"] for row in hr.Dataset.from_pipeline(rows)]
+    assert {array.dtype for array in found} == {np.dtype(np.int32)}
+    assert [array.tolist() for array in found] == tokens
+    found[3][:] = 0  # they belong to the caller
+    shuffled = hr.Dataset.from_pipeline(rows).shuffle(30, seed=1)
+    assert sorted(row["tokens"].tolist() for row in shuffled) == sorted(tokens)
+
+
+@pytest.mark.parametrize("change", ["nulls", "text lists", "format", "image", "transform"])
 def test_values_that_datasets_must_make_are_made_by_it(rows: datasets.Dataset, change: str) -> None:
     if change == "nulls":
         rows = datasets.Dataset.from_dict({"text": ["a", None]})
-    elif change == "ragged":
-        rows = datasets.Dataset.from_dict({"tokens": [[1], [2, 3]]})
+    elif change == "text lists":
+        rows = datasets.Dataset.from_dict({"words": [["a"], ["b", "c"]]})
     elif change == "format":
         rows = rows.with_format("numpy")
     elif change == "transform":

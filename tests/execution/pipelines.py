@@ -48,6 +48,11 @@ def ragged(x):
     return np.full(int(x) % 5, x)
 
 
+def sequences(x):
+    """Fail for some elements; others have up to 6 tokens, two are longer than rows."""
+    return {"x": np.full(12 if failing(x) % 28 == 9 else int(x) % 7, x)}
+
+
 def random_window(key, window):
     """Return a dataset of a window that draws, fails for some elements, and is read by batches."""
     return window.shuffle(3).map(lambda x: failing(x) + key).batch(2)
@@ -184,6 +189,30 @@ PIPELINES = {
     "whole buckets": lambda: Dataset.range(50).bucket_by_sequence_length(
         lambda x: failing(x) % 7, [2, 4], [3, 5, 2], no_padding=True, drop_remainder=True
     ),
+    "packed": lambda: Dataset.range(60).map(sequences).pack_sequences(9, num_bins=3),
+    "packed, best fit": lambda: (
+        Dataset.range(60)
+        .map(failing, num_parallel_calls=2)
+        .map(lambda x: {"x": ragged(x), "y": ragged(x + 1)})
+        .pack_sequences({"x": 7, "y": 9}, "best_fit", 2)
+    ),
+    "packed rows of one array": lambda: Dataset.from_tensor_slices(
+        np.arange(40).reshape(20, 2)
+    ).pack_sequences(5, num_bins=3),
+    "concatenated and split": lambda: (
+        Dataset.range(60).map(sequences).pack_sequences(3, "concat_then_split")
+    ),
+    "batches by cost": lambda: (
+        Dataset.range(50)
+        .map(failing)
+        .map(ragged)
+        .batch_by_cost(9, lambda x: failing(len(x) * 2) if len(x) < 4 else 10 * len(x) % 39)
+    ),
+    "batches by padded cost": lambda: (
+        Dataset.range(50)
+        .map(ragged)
+        .batch_by_cost(7.5, len, drop_remainder=True, count_padding=True)
+    ),
     "sample": lambda: Dataset.sample_from_datasets(
         [Dataset.range(9), Dataset.range(20, 32).map(odd_or_half), Dataset.range(50, 53)],
         [0.2, 0.5, 0.3],
@@ -240,6 +269,14 @@ STEPS = {
     "scan": lambda ds: ds.scan(0, lambda total, x: (total + x, x + total % 3)),
     "group_by_window": lambda ds: ds.group_by_window(
         lambda x: x % 3, lambda key, window: window.shuffle(2), window_size=3
+    ),
+    "packed": lambda ds: (
+        ds.map(lambda x: np.full(int(x) % 3 + 1, x))
+        .pack_sequences(4, num_bins=2)
+        .map(lambda row: row["tokens"].sum())
+    ),
+    "batch by cost": lambda ds: ds.batch_by_cost(4, lambda x: int(x) % 3 + 1).map(
+        lambda batch: batch.sum() if len(batch) > 1 else batch[0]
     ),
     "sample": lambda ds: Dataset.sample_from_datasets([ds, Dataset.range(5)], [0.7, 0.3]),
     "batch": lambda ds: ds.batch(3).map(lambda batch: batch.sum() if len(batch) > 1 else batch[0]),

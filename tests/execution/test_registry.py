@@ -12,6 +12,7 @@ from headrace.plan import (
     elementwise,
     options,
     ordering,
+    packing,
     partition_nodes,
     windows,
 )
@@ -24,6 +25,8 @@ ITERATOR_MODULES = {
     "input_selection": "combining",
     "interleave": "combining",
     "caching": "buffering",
+    "concat_then_split": "packing",
+    "cost_batching": "packing",
     "reading": "elements",
     "boundary_iterators": "partition_nodes",
     "read_splits": "partition_nodes",
@@ -38,6 +41,7 @@ PACKAGES = [
     elementwise,
     options,
     ordering,
+    packing,
     partition_nodes,
     windows,
 ]

@@ -63,6 +63,14 @@ class Recorder:
             .map(fn)
             .bucket_by_sequence_length(lambda x: x, [7], [1, 1], no_padding=True)
         ),
+        lambda fn: Dataset.range(5000).batch_by_cost(1, lambda x: fn(x) * 0 + 1),
+        lambda fn: Dataset.range(5000).map(fn).map(lambda x: [x]).pack_sequences(1),
+        lambda fn: (
+            Dataset.range(5000)
+            .map(fn)
+            .map(lambda x: [x])
+            .pack_sequences(1, strategy="concat_then_split")
+        ),
         lambda fn: Dataset.sample_from_datasets([Dataset.range(5000).map(fn)] * 2),
         lambda fn: Dataset.choose_from_datasets(
             [Dataset.range(5000)], Dataset.range(1).repeat().map(fn)

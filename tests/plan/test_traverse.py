@@ -162,6 +162,8 @@ def steps() -> dict[str, Node]:
         numbers.scan(0, lambda total, x: (total, x)).take_while(bool).padded_batch(2),
         numbers.group_by_window(kept, lambda key, window: window, 2),
         numbers.bucket_by_sequence_length(kept, [3], [2, 2]),
+        numbers.batch(2).pack_sequences(3).batch_by_cost(3, len),
+        numbers.batch(2).pack_sequences(3, "concat_then_split"),
         Dataset.sample_from_datasets([numbers, numbers]),
         Dataset.choose_from_datasets([numbers, numbers], numbers),
     ).with_options(hr.Options(seed=1))

@@ -51,7 +51,6 @@ METHOD_ALTERNATIVES = {
     "output_classes": "element_spec",
     "output_shapes": "element_spec",
     "output_types": "element_spec",
-    "pack_sequences": _USE_A_GENERATOR,
     "ragged_batch": "padded_batch(), with the lengths beside it: map(lambda x: (x, len(x)))",
     "random_map": "map() with np.random.default_rng([seed, number]); enumerate() gives the number",
     "rebatch": "unbatch().batch(batch_size)",

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from headrace.sources.arrow_rows import ArrowRows, DecodeLists
 from headrace.sources.hugging_face import HuggingFaceRows, find_parquet_rows
 
-__all__ = ["from_pipeline", "from_random_access"]
+__all__ = ["from_arrow_rows", "from_pipeline", "from_random_access"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,9 +36,15 @@ def from_random_access(make: Any, sequence: Any, num_parallel_calls: int | None 
     if _is_instance_by_name(sequence, "datasets", "Dataset"):
         rows = HuggingFaceRows.of_dataset(sequence)
         if rows is not None:
-            return make.from_source(rows)
+            return from_arrow_rows(make, rows)
     indices = make.range(len(sequence))
     return indices.map(_GetItem(sequence), num_parallel_calls=num_parallel_calls)
+
+
+def from_arrow_rows(make: Any, rows: ArrowRows) -> Any:
+    """Return the rows of a table as a dataset of class `make`."""
+    dataset = make.from_source(rows)
+    return dataset if rows.schema.is_fixed else dataset.map(DecodeLists(rows.schema))
 
 
 def from_pipeline(make: Any, pipeline: Any) -> Any:

@@ -9,6 +9,7 @@ Building blocks of steps:
     input_buffer     reads an input in exact amounts; adapts the number of elements per read
     step_iterator    base classes of steps over one input; a `RowStepIterator` takes five lines
     replayable_input  finds the elements that a step holds again after a restore
+    held_input       reads element by element for a step that holds some of them
     element_numbers  numbers of elements; merges parts of several chunks
     threads          read-ahead thread, job threads, waits that log what they wait for
 
@@ -19,6 +20,7 @@ Steps, by the file in `plan/` that describes them:
     ordering         ordering, shuffle with shuffle_buffer
     batching         batching, padded or not
     windows          windows (datasets of windows, buckets) with window_collector
+    packing          packing (whole sequences), concat_then_split, with packed_rows; cost_batching
     combining        combining; interleave with interleave_order (cycle order, states) and
                      open_datasets, nested_dataset; input_selection (sampling, choices) with
                      input_selector

@@ -11,6 +11,7 @@ Steps:
     ordering         shuffle, repeat, take, skip, shard, enumerate
     batching         batch, padded_batch, unbatch
     windows          group_by_window, bucket_by_sequence_length
+    packing          pack_sequences (whole or split sequences), batch_by_cost
     combining        zip, concatenate, interleave, sample_from_datasets, choose_from_datasets
     buffering        prefetch, cache
     options          with_options

@@ -29,6 +29,8 @@ protobuf      the part of the protocol buffer encoding that tf.Example needs
 parquet       rows of Parquet files
 parquet_files  their footers and record batches
 parquet_filters  filters of their rows and row groups
+arrow_rows    rows of Arrow tables, read by index
+lance         rows of Lance datasets
 hugging_face  rows of Hugging Face datasets, read from their tables and files
 arrow_columns  NumPy values of Arrow columns
 saved_chunks  finished saved datasets

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.element.spec import Spec
-from headrace.element.structure import flatten, unflatten
 from headrace.errors import InvalidArgumentError, UnavailableError
-from headrace.plan.source import IndexedSource
 from headrace.saved.schema import FileSchema
-from headrace.sources.arrow_columns import infer_arrow_schema, to_chunk
+from headrace.sources.arrow_columns import find_null
+from headrace.sources.arrow_rows import ArrowRows, infer_row_schema
 from headrace.sources.parquet import ParquetSource
 
 __all__ = ["HuggingFaceRows", "find_parquet_rows"]
@@ -28,7 +26,7 @@ _PLAIN_FEATURES = frozenset({"ClassLabel", "LargeList", "List", "Sequence", "Val
 
 
 @dataclass(frozen=True)
-class HuggingFaceRows(IndexedSource):
+class HuggingFaceRows(ArrowRows):
     """Rows of a map-style Hugging Face dataset as dicts; an index is a row.
 
     Args:
@@ -43,40 +41,33 @@ class HuggingFaceRows(IndexedSource):
     def of_dataset(cls, dataset: Any) -> HuggingFaceRows | None:
         """Return the rows of a dataset; None if its values must be made by `datasets`.
 
-        This is so if it has a format, columns without NumPy equivalent or of different lengths,
-        features that decode values, or nulls.
+        This is so if it has a format, columns without NumPy equivalent, features that decode
+        values, or nulls.
         """
         if dataset.format["type"] is not None or not _is_plain(dataset.features):
             return None
         table = dataset.data.table.select(dataset.column_names)
         try:
-            schema = infer_arrow_schema(table.schema)
+            schema = infer_row_schema(table.schema)
         except InvalidArgumentError:
             return None
-        if not schema.is_fixed or any(column.null_count for column in table.columns):
-            return None
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if column.null_count or any(find_null([name], [chunk]) for chunk in column.chunks):
+                return None
         return cls(dataset.with_format("arrow"), schema)
 
     @property
     def size(self) -> int:
         return len(self.dataset)
 
-    @property
-    def element_spec(self) -> Spec | None:
-        return self.schema.spec(None)
+    def take(self, indices: NDArray[np.int64]) -> Any:
+        is_range = indices.size > 0 and bool((np.diff(indices) == 1).all())
+        if is_range:  # a slice of the table, without copying
+            return self.dataset[int(indices[0]) : int(indices[-1]) + 1]
+        return self.dataset[indices.tolist()]
 
-    def gather(self, indices: NDArray[np.int64]) -> Any:
-        flat = np.asarray(indices).ravel()
-        is_range = flat.size > 0 and bool((np.diff(flat) == 1).all())
-        rows: Any = range(int(flat[0]), int(flat[-1]) + 1) if is_range else flat.tolist()
-        table = self.dataset[rows].combine_chunks()
-        arrays = [column.chunk(0) for column in table.columns]
-        leaves, structure = flatten(to_chunk(self.schema, arrays, flat.size).columns())
-        shape = np.shape(indices)
-        # Numbers are still views of the table.
-        return unflatten(
-            structure, [leaf.reshape(*shape, *leaf.shape[1:]).copy() for leaf in leaves]
-        )
+    def describe_row(self, index: int) -> str:
+        return f"row {index} of {self.dataset!r:.40}"
 
 
 def find_parquet_rows(stream: Any) -> ParquetSource | None:
