@@ -13,6 +13,8 @@ from headrace.plan import (
     options,
     ordering,
     partition_nodes,
+    ragged,
+    unique,
     windows,
 )
 from headrace.plan.node import Node
@@ -39,6 +41,8 @@ PACKAGES = [
     options,
     ordering,
     partition_nodes,
+    ragged,
+    unique,
     windows,
 ]
 

@@ -18,6 +18,8 @@ Steps, by the file in `plan/` that describes them:
     elementwise      elementwise (whole columns), scanning, parallel_map with parallel_calls
     ordering         ordering, shuffle with shuffle_buffer
     batching         batching, padded or not
+    ragged           ragged, a batching iterator
+    unique           unique
     windows          windows (datasets of windows, buckets) with window_collector
     combining        combining; interleave with interleave_order (cycle order, states) and
                      open_datasets, nested_dataset; input_selection (sampling, choices) with

@@ -24,9 +24,11 @@ from headrace.execution import (  # noqa: F401
     input_selection,
     interleave,
     ordering,
+    ragged,
     reading,
     scanning,
     shuffle,
+    unique,
     windows,
 )
 from headrace.execution import read_splits as _read_splits  # noqa: F401
