@@ -33,6 +33,7 @@ class ElementKeys:
         #: Numbers of the structures with dtypes seen so far. Shapes, of which there may be as many
         #: as elements, are not part of them.
         self._forms: dict[Hashable, bytes] = {}
+        self._text_forms: dict[type, bytes] = {}
 
     def of_chunk(self, chunk: Chunk, start: int = 0) -> list[bytes]:
         """Return the keys of the elements of a chunk from index `start` on."""
@@ -40,7 +41,7 @@ class ElementKeys:
             leaves, structure = flatten(chunk.slice(start, chunk.size).columns())
             if leaves and not any(leaf.dtype.hasobject for leaf in leaves):
                 return self._of_columns(leaves, structure)
-        return [self._of_element(row) for row in chunk.rows()[start:]]
+        return list(map(self.of_element, chunk.rows()[start:]))
 
     def _of_columns(self, leaves: Sequence[Any], structure: Structure) -> list[bytes]:
         size = len(leaves[0])
@@ -59,7 +60,13 @@ class ElementKeys:
             return [head + row for row in rows]
         return [blake2b(head + row, digest_size=16).digest() for row in rows]
 
-    def _of_element(self, element: Any) -> bytes:
+    def of_element(self, element: Any) -> bytes:
+        """Return the key of an element."""
+        kind = type(element)
+        if kind is str or kind is bytes:
+            text = _encode_text(element) if kind is str else element
+            head = self._text_forms.get(kind) or self._text_form(kind)
+            return _shorten(head + len(text).to_bytes(8, "little") + text)
         leaves, structure = flatten(element)
         forms: list[Hashable] = []
         lengths: list[bytes] = []
@@ -82,6 +89,11 @@ class ElementKeys:
                 lengths.append(_lengths(leaf.shape))
                 values.append(leaf.tobytes())
         return _shorten(b"".join((self._form(structure, forms), *lengths, *values)))
+
+    def _text_form(self, kind: type) -> bytes:
+        """Return the form of a bare str or bytes."""
+        form = self._text_forms[kind] = self._form(flatten("")[1], [kind])
+        return form
 
     def _form(self, structure: Structure, forms: Sequence[Hashable]) -> bytes:
         form = (structure, *forms)

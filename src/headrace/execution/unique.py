@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from headrace.element.chunk import Chunk, States
 from headrace.element.keys import ElementKeys
 from headrace.errors import DataLossError
 from headrace.execution.context import Context
-from headrace.execution.input_buffer import InputBuffer
-from headrace.execution.iterator import ElementIterator, State, make_iterator
+from headrace.execution.input_buffer import InputBuffer, LazyRowStream
+from headrace.execution.iterator import ElementIterator, LazyRows, State, make_iterator
 from headrace.plan.unique import Unique
 from headrace.plan.user_function import step_name
 
@@ -27,6 +30,7 @@ class UniqueIterator(ElementIterator):
     def __init__(self, node: Unique, context: Context) -> None:
         self._step = step_name(node)
         self._input_buffer = InputBuffer(make_iterator(node.input, context))
+        self.has_lazy_rows = self._input_buffer.input.has_lazy_rows
         self._start_state: State = None
         self._has_started = False
         self._reset()
@@ -91,6 +95,41 @@ class UniqueIterator(ElementIterator):
         if self._input_buffer.chunk is None:
             self._keyed_chunk, self._keys = None, []
         return indices
+
+    def lazy_rows(self) -> LazyRows | None:
+        self._start()
+        try:
+            stream = self._input_buffer.lazy_rows()
+        except Exception:
+            self._num_failed += 1
+            raise
+        if stream is None:
+            return None
+        num_failed, start_state = self._num_failed, self._start_state
+        after = [self._num_read]  # input elements read up to each element
+
+        def states_at(index: int) -> State:
+            # Before an element that is not found yet, the position is after the previous one.
+            found = index + 1 < len(after)
+            return _state(after[index + 1] - 1 if found else after[index], num_failed, start_state)
+
+        return self._new_rows(stream, after), states_at
+
+    def _new_rows(self, stream: LazyRowStream, after: list[int]) -> Iterator[Any]:
+        key_of, seen = self._element_keys.of_element, self._seen
+        try:
+            for row in stream.rows:
+                self._num_read += 1
+                key = key_of(row)
+                if key not in seen:
+                    seen.add(key)
+                    after.append(self._num_read)
+                    yield row
+        except Exception:
+            self._num_failed += 1
+            self._input_buffer.end_lazy_rows()
+            raise
+        self._input_buffer.end_lazy_rows()
 
     # --- state ----------------------------------------------------------------------------------
 
