@@ -42,7 +42,7 @@ S = TypeVar("S")
 ResultT = TypeVar("ResultT", bound="Dataset[Any]")
 
 
-class Dataset(SourceMethods, SelectionMethods, WindowMethods, SequenceMethods, Generic[T_co]):
+class Dataset(SourceMethods, SelectionMethods, WindowMethods, SequenceMethods[T_co], Generic[T_co]):
     """A sequence of elements that can be read any number of times.
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or

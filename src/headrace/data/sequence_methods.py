@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from headrace.arguments import check_callable
+from headrace.data.element_type import T_co
 from headrace.data.missing_names import MissingNamesMeta
 from headrace.element.normalize import normalize
 from headrace.element.ownership import copy_element
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["SequenceMethods"]
 
 
-class SequenceMethods(metaclass=MissingNamesMeta):
+class SequenceMethods(Generic[T_co], metaclass=MissingNamesMeta):
     """Methods that drop repeated elements, change batch sizes, or read the whole dataset."""
 
     if TYPE_CHECKING:
@@ -40,11 +41,11 @@ class SequenceMethods(metaclass=MissingNamesMeta):
             self, step: Callable[..., Node], *, name: str | None = None, **arguments: Any
         ) -> Dataset[Any]: ...
 
-        def __iter__(self) -> DatasetIterator[Any]: ...
+        def __iter__(self) -> DatasetIterator[T_co]: ...
 
         def unbatch(self, *, name: str | None = None) -> Dataset[Any]: ...  # noqa: D102
 
-    def unique(self, *, name: str | None = None) -> Dataset[Any]:
+    def unique(self, *, name: str | None = None) -> Dataset[T_co]:
         """Drop each element that equals an earlier one.
 
         Elements are equal if their structures, dtypes, shapes and bits are: NaN equals NaN, and 1
@@ -118,7 +119,7 @@ class SequenceMethods(metaclass=MissingNamesMeta):
     def reduce(
         self,
         initial_state: Any,
-        reduce_func: Callable[[Any, Any], Any],
+        reduce_func: Callable[[Any, T_co], Any],
         *,
         name: str | None = None,
     ) -> Any:
@@ -155,7 +156,7 @@ class SequenceMethods(metaclass=MissingNamesMeta):
                     )
         return state
 
-    def get_single_element(self, *, name: str | None = None) -> Any:
+    def get_single_element(self, *, name: str | None = None) -> T_co:
         """Return the only element.
 
         >>> import headrace as hr
@@ -169,7 +170,7 @@ class SequenceMethods(metaclass=MissingNamesMeta):
             InvalidArgumentError: If there is not exactly one element.
         """
         with iter(self) as elements:
-            found: list[Any] = []
+            found: list[T_co] = []
             for element in elements:
                 if found:
                     raise InvalidArgumentError(
