@@ -14,7 +14,6 @@ from headrace.element.normalize import normalize
 from headrace.element.ownership import copy_element
 from headrace.element.ragged import find_fixed_lengths
 from headrace.errors import InvalidArgumentError, InvalidElementError
-from headrace.plan.fingerprint import fingerprint
 from headrace.plan.node import Node
 from headrace.plan.ragged import RaggedBatch
 from headrace.plan.source import INFINITE
@@ -198,4 +197,7 @@ class SequenceMethods(Generic[T_co], metaclass=MissingNamesMeta):
         >>> bool(first.fingerprint() == first.take(1).fingerprint())
         False
         """
+        # Imports cloudpickle, which a program without a data service does not need.
+        from headrace.plan.fingerprint import fingerprint  # noqa: PLC0415
+
         return np.uint64(int(fingerprint(self.plan)[:16], 16))

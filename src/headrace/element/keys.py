@@ -25,13 +25,13 @@ class ElementKeys:
     """Computes keys of at most 16 bytes; only keys of one instance can be compared.
 
     The data of an element are a number for its structure and dtypes, the lengths of all axes and
-    strings, and the values. Data of more than 15 bytes are represented by a digest, of which two
-    are as unlikely to be equal as random 128-bit numbers.
+    strings, and the values. Data of more than 15 bytes are replaced by a digest of 16 bytes. Equal
+    digests of different data are as unlikely as equal random 128-bit numbers.
     """
 
     def __init__(self) -> None:
-        #: Numbers of the structures with dtypes seen so far. Shapes, of which there may be as many
-        #: as elements, are not part of them.
+        #: Numbers of the structures with dtypes seen so far. They exclude shapes, because there may
+        #: be as many shapes as elements.
         self._forms: dict[Hashable, bytes] = {}
         self._text_forms: dict[type, bytes] = {}
 
