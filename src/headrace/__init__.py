@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.distribute.variable import Variable
     from headrace.element.chunk import Chunk
     from headrace.element.lookup import Lookup
+    from headrace.element.ragged import RaggedArray
     from headrace.element.spec import ArraySpec
     from headrace.parameter_server import initializers, optimizers
     from headrace.parameter_server.arrays import IndexedSlices
@@ -64,6 +65,7 @@ else:
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
             "ParquetDataset": "headrace.data.file_datasets",
+            "RaggedArray": "headrace.element.ragged",
             "Reader": "headrace.plan.source",
             "Source": "headrace.plan.source",
             "TFRecordDataset": "headrace.data.file_datasets",
@@ -110,6 +112,7 @@ __all__ = [
     "Optional",
     "Options",
     "ParquetDataset",
+    "RaggedArray",
     "Reader",
     "Source",
     "TFRecordDataset",

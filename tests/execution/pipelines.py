@@ -44,6 +44,10 @@ def summed(total, x):
     return total, total
 
 
+def odd_rows(batch):
+    return {"x": batch[batch % 2 == 1]}
+
+
 def ragged(x):
     return np.full(int(x) % 5, x)
 
@@ -157,6 +161,21 @@ PIPELINES = {
     "repeated take_while": lambda: Dataset.range(9).take_while(lambda x: x != 4).repeat(3),
     "padded_batch": lambda: Dataset.range(23).map(ragged).padded_batch(4, [7], -1),
     "failing map, padded": lambda: Dataset.range(23).map(failing).map(ragged).padded_batch(4),
+    "ragged_batch": lambda: (
+        Dataset.range(23).map(failing).map(lambda x: (ragged(x), x)).ragged_batch(4)
+    ),
+    "whole ragged batches": lambda: Dataset.range(23).map(ragged).ragged_batch(4, True),
+    "unique": lambda: Dataset.range(40).map(lambda x: x // 2 % 9).unique().repeat(2),
+    "unique rows of a shuffle": lambda: (
+        Dataset.range(60)
+        .map(failing)
+        .filter(lambda x: bool(x % 4))
+        .shuffle(5)
+        .map(lambda x: {"a": np.full(3, x % 20), "b": str(x % 10)})
+        .unique()
+    ),
+    "unique columns": lambda: Dataset.from_tensor_slices(np.arange(40) % 13).unique(),
+    "rebatch": lambda: Dataset.range(40).batch(7).map(odd_rows).rebatch(3),
     "group_by_window": lambda: Dataset.range(40).group_by_window(
         lambda x: x % 3, lambda key, window: window.batch(4), window_size=4
     ),
@@ -281,6 +300,8 @@ STEPS = {
     "sample": lambda ds: Dataset.sample_from_datasets([ds, Dataset.range(5)], [0.7, 0.3]),
     "batch": lambda ds: ds.batch(3).map(lambda batch: batch.sum() if len(batch) > 1 else batch[0]),
     "unbatch": lambda ds: ds.batch(3).unbatch(),
+    "unique": lambda ds: ds.map(lambda x: x // 2).unique(),
+    "ragged_batch": lambda ds: ds.ragged_batch(3).map(np.sum),
     "zip": lambda ds: Dataset.zip(ds, Dataset.range(12).shuffle(3)).map(lambda x, y: x + 3 * y),
     "concatenate": lambda ds: ds.concatenate(Dataset.range(4)),
     "concatenated": lambda ds: Dataset.range(4).concatenate(ds),

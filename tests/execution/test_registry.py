@@ -14,6 +14,8 @@ from headrace.plan import (
     ordering,
     packing,
     partition_nodes,
+    ragged,
+    unique,
     windows,
 )
 from headrace.plan.node import Node
@@ -43,6 +45,8 @@ PACKAGES = [
     ordering,
     packing,
     partition_nodes,
+    ragged,
+    unique,
     windows,
 ]
 

@@ -164,6 +164,7 @@ def steps() -> dict[str, Node]:
         numbers.bucket_by_sequence_length(kept, [3], [2, 2]),
         numbers.batch(2).pack_sequences(3).batch_by_cost(3, len),
         numbers.batch(2).pack_sequences(3, "concat_then_split"),
+        numbers.unique().ragged_batch(2),
         Dataset.sample_from_datasets([numbers, numbers]),
         Dataset.choose_from_datasets([numbers, numbers], numbers),
     ).with_options(hr.Options(seed=1))
@@ -207,7 +208,9 @@ def test_one_to_one_steps_preserve_the_cardinality(kind):
 @pytest.mark.parametrize("kind", ALL_STEPS)
 def test_split_sizes_pass_through_count_preserving_steps_and_grow_in_batches(kind):
     step = ALL_STEPS[kind]
-    below = {"batch": 6, "padded_batch": 6}.get(kind, 3 if step.preserves_count else None)
+    below = {"batch": 6, "padded_batch": 6, "ragged_batch": 6}.get(
+        kind, 3 if step.preserves_count else None
+    )
     assert step.input_split_size(3) == below
 
 

@@ -39,7 +39,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         def _from_plan(cls, plan: Node) -> Dataset[Any]: ...
 
     @classmethod
-    def from_source(cls, source: Source) -> Dataset[Any]:
+    def from_source(cls, source: Source, *, name: str | None = None) -> Dataset[Any]:
         """Return a dataset of the elements of a source (`headrace.plan.source`).
 
         >>> class Squares(hr.IndexedSource):
@@ -51,22 +51,24 @@ class SourceMethods(metaclass=MissingNamesMeta):
         >>> [int(x) for x in hr.Dataset.from_source(Squares())]
         [0, 1, 4]
         """
-        return cls._from_plan(FromSource(source=validate_source(source), location=call_site()))
+        return cls._from_plan(FromSource(source=validate_source(source), location=call_site(name)))
 
     @overload
     @classmethod
-    def range(cls, *args: int) -> Dataset[np.int64]: ...
+    def range(cls, *args: int, name: str | None = None) -> Dataset[np.int64]: ...
 
     @overload
     @classmethod
-    def range(cls, *args: int, output_type: type[S]) -> Dataset[S]: ...
+    def range(cls, *args: int, output_type: type[S], name: str | None = None) -> Dataset[S]: ...
 
     @overload
     @classmethod
-    def range(cls, *args: int, output_type: Any) -> Dataset[Any]: ...
+    def range(cls, *args: int, output_type: Any, name: str | None = None) -> Dataset[Any]: ...
 
     @classmethod
-    def range(cls, *args: int, output_type: Any = np.int64) -> Dataset[Any]:
+    def range(
+        cls, *args: int, output_type: Any = np.int64, name: str | None = None
+    ) -> Dataset[Any]:
         """Return a dataset of the numbers of `range(*args)`, as scalars of `output_type`.
 
         >>> [int(x) for x in hr.Dataset.range(2, 10, 3)]
@@ -74,10 +76,12 @@ class SourceMethods(metaclass=MissingNamesMeta):
         >>> next(iter(hr.Dataset.range(3, output_type=np.float32)))
         np.float32(0.0)
         """
-        return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
+        return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type), name=name)
 
     @classmethod
-    def counter(cls, start: int = 0, step: int = 1) -> Dataset[np.int64]:
+    def counter(
+        cls, start: int = 0, step: int = 1, *, name: str | None = None
+    ) -> Dataset[np.int64]:
         """Return an infinite dataset of the numbers `start`, `start + step`, ...
 
         >>> import headrace as hr
@@ -85,11 +89,11 @@ class SourceMethods(metaclass=MissingNamesMeta):
         [5, 7, 9]
         """
         return cls.from_source(
-            RangeSource(_check_bound("start", start), None, _check_bound("step", step))
+            RangeSource(_check_bound("start", start), None, _check_bound("step", step)), name=name
         )
 
     @classmethod
-    def random(cls, seed: int | None = None) -> Dataset[np.int64]:
+    def random(cls, seed: int | None = None, *, name: str | None = None) -> Dataset[np.int64]:
         """Return an infinite dataset of random int64 numbers from 0 to 2**32 - 1.
 
         >>> import headrace as hr
@@ -99,20 +103,21 @@ class SourceMethods(metaclass=MissingNamesMeta):
         Args:
             seed: Seed of the numbers, which are then the same in each epoch. None draws new numbers
                 for each iteration over the dataset; within it, a `repeat` repeats them.
+            name: Name of the step in errors and in `explain`.
         """
-        return cls.from_source(RandomSource(seed))
+        return cls.from_source(RandomSource(seed), name=name)
 
     @classmethod
-    def from_tensors(cls, x: Any) -> Dataset[Any]:
+    def from_tensors(cls, x: Any, *, name: str | None = None) -> Dataset[Any]:
         """Return a dataset of a single element, `x`.
 
         >>> list(hr.Dataset.from_tensors(np.array([1, 2, 3])))
         [array([1, 2, 3])]
         """
-        return cls.from_source(TensorsSource(x))
+        return cls.from_source(TensorsSource(x), name=name)
 
     @classmethod
-    def from_tensor_slices(cls, x: Any) -> Dataset[Any]:
+    def from_tensor_slices(cls, x: Any, *, name: str | None = None) -> Dataset[Any]:
         """Return a dataset of the rows of arrays: one element per index of their common first axis.
 
         >>> rows = hr.Dataset.from_tensor_slices({"x": np.array([[1, 2], [3, 4]]), "y": [0, 1]})
@@ -122,7 +127,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         reason = slices_error(x)
         if reason is not None:
             raise TypeError(reason)
-        return cls.from_source(SlicesSource(x))
+        return cls.from_source(SlicesSource(x), name=name)
 
     @classmethod
     def from_generator(
@@ -131,6 +136,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         *,
         args: Sequence[Any] | None = None,
         output_signature: Spec | None = None,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Return a dataset of what `generator(*args)` yields; each epoch calls it again.
 
@@ -144,8 +150,11 @@ class SourceMethods(metaclass=MissingNamesMeta):
             generator: Function that returns an iterable of elements.
             args: Arguments of the function.
             output_signature: Spec that every element must match; None uses the first element's.
+            name: Name of the step in errors and in `explain`.
         """
-        return cls.from_source(GeneratorSource(generator, tuple(args or ()), output_signature))
+        return cls.from_source(
+            GeneratorSource(generator, tuple(args or ()), output_signature), name=name
+        )
 
     @classmethod
     def from_random_access(
@@ -240,7 +249,12 @@ class SourceMethods(metaclass=MissingNamesMeta):
 
     @classmethod
     def list_files(
-        cls, patterns: Any, shuffle: bool | None = None, seed: int | None = None
+        cls,
+        patterns: Any,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[str]:
         """Return a dataset of the names of the files that match glob patterns, as `str`.
 
@@ -254,14 +268,15 @@ class SourceMethods(metaclass=MissingNamesMeta):
             patterns: A pattern, path or fsspec URL, or a list of them.
             shuffle: Whether to shuffle the names in each epoch; None is True.
             seed: Seed of the shuffle.
+            name: Name of the step in errors and in `explain`.
 
         Raises:
             NotFoundError: If a pattern matches no file.
         """
         names = FileNamesSource.from_patterns(patterns)
-        plan: Node = FromSource(source=names, location=call_site())
+        plan: Node = FromSource(source=names, location=call_site(name))
         if shuffle is not False:
-            plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site())
+            plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site(name))
         return cls._from_plan(plan)
 
     @classmethod

@@ -19,6 +19,8 @@ Steps, by the file in `plan/` that describes them:
     elementwise      elementwise (whole columns), scanning, parallel_map with parallel_calls
     ordering         ordering, shuffle with shuffle_buffer
     batching         batching, padded or not
+    ragged           ragged, a batching iterator
+    unique           unique
     windows          windows (datasets of windows, buckets) with window_collector
     packing          packing (whole sequences), concat_then_split, with packed_rows; cost_batching
     combining        combining; interleave with interleave_order (cycle order, states) and

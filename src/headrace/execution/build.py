@@ -27,9 +27,11 @@ from headrace.execution import (  # noqa: F401
     interleave,
     ordering,
     packing,
+    ragged,
     reading,
     scanning,
     shuffle,
+    unique,
     windows,
 )
 from headrace.execution import read_splits as _read_splits  # noqa: F401

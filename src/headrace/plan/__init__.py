@@ -10,6 +10,8 @@ Steps:
     elementwise      map, filter, take_while, scan
     ordering         shuffle, repeat, take, skip, shard, enumerate
     batching         batch, padded_batch, unbatch
+    ragged           ragged_batch
+    unique           unique
     windows          group_by_window, bucket_by_sequence_length
     packing          pack_sequences (whole or split sequences), batch_by_cost
     combining        zip, concatenate, interleave, sample_from_datasets, choose_from_datasets

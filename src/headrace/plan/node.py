@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-from headrace.arguments import check_flag, check_int
+from headrace.arguments import check_flag, check_int, check_string
 from headrace.element.spec import Spec
 
 __all__ = [
@@ -71,7 +71,8 @@ class Node:
     """Parameters that affect performance only, not the elements."""
 
     location: str = ""
-    """File and line of the user's call that made the step, for `explain` and errors."""
+    """File and line of the user's call that made the step, and the name given to the step, for
+    `explain` and errors."""
     number: int | None = None
     """Number among the random steps of the plan as written; set by `canonicalize`."""
 
@@ -232,14 +233,25 @@ def describe_function(fn: Callable[..., Any]) -> str:
     return f"{name}:{code.co_firstlineno}" if code is not None else str(name)
 
 
-def call_site() -> str:
-    """Return "file:line" of the nearest caller outside this package."""
+def call_site(name: str | None = None) -> str:
+    """Return "file:line" of the nearest caller outside this package.
+
+    Args:
+        name: Name that the user gave to the step, to be added in quotes.
+
+    Raises:
+        TypeError: If the name is not a str.
+    """
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("headrace."):
         if frame.f_back is None:
             return ""
         frame = frame.f_back
-    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+    location = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+    if name is None:
+        return location
+    check_string("name", name)
+    return f'{location} "{name}"'
 
 
 @dataclasses.dataclass(frozen=True)
