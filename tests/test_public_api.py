@@ -62,10 +62,10 @@ DATASET = {
     "choose_from_datasets", "concatenate", "counter", "element_spec", "enumerate", "explain",
     "filter", "fingerprint", "flat_map", "from_generator", "from_image_folder", "from_pipeline",
     "from_random_access", "from_source", "from_tensor_slices", "from_tensors",
-    "get_single_element", "group_by_window", "interleave", "list_files", "load", "map", "options",
-    "padded_batch", "plan", "prefetch", "ragged_batch", "random", "range", "rebatch", "reduce",
-    "repeat", "sample_from_datasets", "save", "scan", "shard", "shuffle", "skip", "take",
-    "take_while", "unbatch", "unique", "with_options", "zip",
+    "get_single_element", "group_by_window", "interleave", "list_files", "load", "map",
+    "options", "padded_batch", "plan", "prefetch", "ragged_batch", "random", "range", "rebatch",
+    "reduce", "repeat", "sample_from_datasets", "save", "scan", "shard", "shuffle", "skip",
+    "take", "take_while", "unbatch", "unique", "with_options", "zip", "in_processes",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.missing_names import missing_method_message
 from headrace.data.packing_methods import PackingMethods
+from headrace.data.process_methods import ProcessMethods
 from headrace.data.saving import save_dataset
 from headrace.data.sequence_methods import SequenceMethods
 from headrace.data.source_methods import SourceMethods
@@ -49,6 +50,7 @@ class Dataset(
     WindowMethods,
     PackingMethods,
     SequenceMethods[T_co],
+    ProcessMethods,
     Generic[T_co],
 ):
     """A sequence of elements that can be read any number of times.

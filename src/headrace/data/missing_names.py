@@ -39,7 +39,6 @@ METHOD_ALTERNATIVES = {
     "distribute": "dataset.apply(hr.service.distribute(...))",
     "from_list": "Dataset.from_random_access(items)",
     "ignore_errors": "catch the error in the function, return a marker, and drop it with filter()",
-    "in_processes": "hr.service.LocalCluster(), and apply(hr.service.distribute(...))",
     "iterate": "iterate over it: `for element in dataset`, or iter(dataset)",
     "make_initializable_iterator": "iter(dataset)",
     "make_one_shot_iterator": "iter(dataset)",

@@ -49,6 +49,7 @@ from headrace.service.dataset_registration import (
     check_compression,
     fetch_plan,
     register_with_service,
+    without_process_sources,
 )
 from headrace.service.messages import GetDataset
 from headrace.service.modes.ordered.consumer_options import consumer_spec
@@ -191,7 +192,7 @@ def distribute(
     check_compression(compression)
 
     def apply(pipeline: Any) -> Dataset:
-        dataset = Dataset.from_pipeline(pipeline)
+        dataset = without_process_sources(Dataset.from_pipeline(pipeline))
         if options.processing_mode is ShardingPolicy.DYNAMIC:
             _check_not_distributed(dataset)
         _check_infinite(options, traverse.cardinality(dataset.plan))

@@ -12,13 +12,13 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from headrace.arguments import check_int, check_strings
 from headrace.data.iterator_cleanup import close_iterators
 from headrace.errors import FailedPreconditionError
 from headrace.forks import register_fork_sensitive
-from headrace.process.child import ChildProcess
+from headrace.process.child import ChildCommand, ChildProcess
 from headrace.process.supervisor import (
     ProcessEvent,
     ProcessExited,
@@ -228,6 +228,14 @@ class LocalCluster:
 
     # --- starting -----------------------------------------------------------------------------
 
+    def _worker_command(self, options: Mapping[str, Any]) -> ChildCommand:
+        """Return the command of a worker process.
+
+        Args:
+            options: Arguments of `WorkerConfig`.
+        """
+        return worker_command(options, self._environment)
+
     def _add(self, count: int) -> Sequence[LocalWorker]:
         address = self.target.partition("://")[2]
         added: list[LocalWorker] = []
@@ -239,7 +247,7 @@ class LocalCluster:
                 "preload": self._preload,
                 "cross_trainer_cache_size_bytes": self._cache_bytes,
             }
-            started = self._supervisor.start([worker_command(options, self._environment)] * count)
+            started = self._supervisor.start([self._worker_command(options)] * count)
             added += [ProcessWorker(child) for _, child in started]
         else:
             config = WorkerConfig(
