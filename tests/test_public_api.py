@@ -66,6 +66,7 @@ DATASET = {
     "options", "padded_batch", "plan", "prefetch", "ragged_batch", "random", "range", "rebatch",
     "reduce", "repeat", "sample_from_datasets", "save", "scan", "shard", "shuffle", "skip",
     "take", "take_while", "unbatch", "unique", "with_options", "zip", "in_processes",
+    "ignore_errors", "random_map", "rejection_resample", "snapshot",
 }  # fmt: skip
 
 
@@ -99,6 +100,12 @@ def test_signatures_match_tf_data():
     assert arguments(hr.Dataset.interleave) == [
         "self", "map_func", "cycle_length", "block_length", "num_parallel_calls", "deterministic",
         "name",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.rejection_resample) == [
+        "self", "class_func", "target_dist", "initial_dist", "seed",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.snapshot) == [
+        "self", "path", "compression", "reader_func", "shard_func",
     ]  # fmt: skip
     assert arguments(hr.Dataset.shuffle) == [
         "self", "buffer_size", "seed", "reshuffle_each_iteration", "name",

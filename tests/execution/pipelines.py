@@ -62,6 +62,18 @@ def random_window(key, window):
     return window.shuffle(3).map(lambda x: failing(x) + key).batch(2)
 
 
+def noised(x, rng):
+    """Add a random number to an element."""
+    return x + int(rng.integers(100))
+
+
+def failing_noise(x, rng):
+    """Fail for random elements."""
+    if rng.random() < 0.2:
+        raise KeyError(int(x))
+    return x * 100 + int(rng.integers(100))
+
+
 def from_generator(x):
     return Dataset.from_generator(lambda: iter(range(int(x) % 3)))
 
@@ -265,6 +277,31 @@ PIPELINES = {
     ),
     "failing map, prefetched": lambda: Dataset.range(30).map(failing).prefetch(4),
     "failing threaded map": lambda: Dataset.range(30).map(failing, num_parallel_calls=2),
+    "random_map": lambda: Dataset.range(30).random_map(noised),
+    "threaded random_map": lambda: Dataset.range(30).random_map(noised, 2).repeat(2),
+    "random_map, shuffled": lambda: Dataset.range(30).shuffle(9).random_map(noised).batch(4),
+    "random_map of a generator": lambda: (
+        Dataset.from_generator(numbers).shuffle(5).random_map(noised, seed=3).repeat(2)
+    ),
+    "random_map of an interleave": lambda: (
+        Dataset.range(9)
+        .interleave(lambda x: nested(x).random_map(noised), cycle_length=3)
+        .random_map(failing_noise)
+    ),
+    "unordered random_map": lambda: Dataset.range(9).random_map(noised, deterministic=False),
+    "ignore_errors": lambda: Dataset.range(30).map(failing).ignore_errors(),
+    "ignore_errors of a batch": lambda: (
+        Dataset.range(30).map(failing).batch(4).ignore_errors().repeat(2)
+    ),
+    "ignore_errors of threads": lambda: (
+        Dataset.range(30).random_map(failing_noise, 2).ignore_errors().shuffle(4)
+    ),
+    "ignore_errors of an interleave": lambda: (
+        Dataset.range(9)
+        .interleave(lambda x: nested(failing(x)).map(failing), cycle_length=2)
+        .ignore_errors()
+        .prefetch(3)
+    ),
     "failing interleave": lambda: Dataset.range(9).interleave(
         lambda x: nested(failing(x)), cycle_length=2
     ),
@@ -275,6 +312,8 @@ STEPS = {
     "map": lambda ds: ds.map(odd_or_half),
     "failing map": lambda ds: ds.map(failing),
     "columns": lambda ds: ds.map(lambda x: x + 1),
+    "random_map": lambda ds: ds.random_map(noised),
+    "ignored errors": lambda ds: ds.map(failing).ignore_errors(),
     "threaded map": lambda ds: ds.map(odd_or_half, num_parallel_calls=2),
     "filter": lambda ds: ds.filter(lambda x: bool(x % 3 != 0)),
     "column filter": lambda ds: ds.filter(lambda x: x % 4 != 0),

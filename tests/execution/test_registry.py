@@ -10,11 +10,13 @@ from headrace.plan import (
     combining,
     elements,
     elementwise,
+    ignoring_errors,
     options,
     ordering,
     packing,
     partition_nodes,
     ragged,
+    random_map,
     unique,
     windows,
 )
@@ -41,12 +43,14 @@ PACKAGES = [
     combining,
     elements,
     elementwise,
+    ignoring_errors,
     options,
     ordering,
     packing,
     partition_nodes,
     ragged,
     unique,
+    random_map,
     windows,
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -331,6 +332,7 @@ class WithoutRepr:
         raise AssertionError("code of the user's ran")
 
 
+NamedPair = namedtuple("NamedPair", "a b")
 PATHS = ["data/first.jpg", "data/second.jpg"]
 
 
@@ -361,6 +363,10 @@ def test_error_of_a_function_shows_the_element(step):
         ((1, "x"), "(1, 'x')"),
         (b"\0" * 1000, f"{bytes(60)!r}..."[:200]),
         (WithoutRepr(), "<WithoutRepr>"),
+        (Path("data/a.jpg"), "'data/a.jpg'"),
+        ({WithoutRepr: 1, "b": 2}, "{<type>: 1, 'b': 2}"),  # keys that cannot be sorted
+        (dict.fromkeys(range(10**5)), "{0: None, 1: None, 2: None, 3: None, "),
+        (NamedPair("x", np.zeros(99)), "NamedPair(a='x', b=array of shape (99,), float64)"),
     ],
 )
 def test_elements_are_shown_shortened(element, shown):

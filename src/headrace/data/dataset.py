@@ -16,13 +16,16 @@ import numpy as np
 
 from headrace.data.dataset_methods import SelectionMethods, WindowMethods
 from headrace.data.element_type import T_co
+from headrace.data.error_methods import ErrorMethods
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.missing_names import missing_method_message
 from headrace.data.packing_methods import PackingMethods
 from headrace.data.process_methods import ProcessMethods
+from headrace.data.random_methods import RandomMethods
 from headrace.data.saving import save_dataset
 from headrace.data.sequence_methods import SequenceMethods
+from headrace.data.snapshot_methods import SnapshotMethods
 from headrace.data.source_methods import SourceMethods
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
@@ -51,6 +54,9 @@ class Dataset(
     PackingMethods,
     SequenceMethods[T_co],
     ProcessMethods,
+    RandomMethods,
+    ErrorMethods,
+    SnapshotMethods,
     Generic[T_co],
 ):
     """A sequence of elements that can be read any number of times.

@@ -31,6 +31,7 @@ from headrace.errors import FailedPreconditionError, OutOfRangeError
 from headrace.execution.build import build_both_stages, build_iterator, draw_seed
 from headrace.execution.context import PlanIteration
 from headrace.execution.delivered_elements import UNORDERED_STATE_MESSAGE
+from headrace.execution.error_counter import ErrorCounter
 from headrace.execution.input_buffer import ChunkSizer
 from headrace.execution.iterator import ElementIterator, LazyRows, State
 from headrace.execution.remaining_elements import build_remaining
@@ -98,6 +99,8 @@ class DatasetIterator(Generic[T_co]):
         self._replay_buffers = tuple(
             source.replay_buffers for source in sources if source.replay_buffers is not None
         )
+        #: Elements that `ignore_errors` has dropped.
+        self._ignored_errors = ErrorCounter()
         #: Why states cannot be saved; "" if they can.
         self._restore_obstacle = next((why for s in sources if (why := s.restore_obstacle)), "")
         self._restore_obstacle = self._restore_obstacle or explain_unsavable_state(plan)
@@ -268,12 +271,14 @@ class DatasetIterator(Generic[T_co]):
                 step_seeds=self._fixed_seeds,
                 epochs=epochs,
             )
+        self._ignored_errors = ErrorCounter()  # a state of the new iterator sets it
         return build_iterator(
             self._plan,
             seed=self._seed,
             step_seeds=self._fixed_seeds,
             epochs=epochs,
             iteration=self._iteration,
+            ignored_errors=self._ignored_errors,
         )
 
     def _release_replayed(self) -> None:
@@ -330,6 +335,19 @@ class DatasetIterator(Generic[T_co]):
         (0, 1)
         """
         return self._iteration.number
+
+    @property
+    def num_ignored_errors(self) -> int:
+        """Number of elements that `ignore_errors` has dropped so far, including those read ahead.
+
+        Elements dropped on workers of a data service are not included. After `set_state` the
+        number is, with the first read, that of the restored epoch.
+
+        >>> iterator = iter(hr.Dataset.range(4).map(lambda x: 1 // int(x)).ignore_errors())
+        >>> int(next(iterator)), iterator.num_ignored_errors
+        (1, 1)
+        """
+        return self._ignored_errors.count
 
     @property
     def element_spec(self) -> Spec:

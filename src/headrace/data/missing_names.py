@@ -25,7 +25,6 @@ _USE_A_GENERATOR = (
     "a generator over the dataset does it in one process: "
     "Dataset.from_generator(lambda: steps(dataset))"
 )
-_USE_SAVE = "save(path) writes the elements to a directory, and Dataset.load(path) reads them"
 _ALREADY_NUMPY = "elements are NumPy already, so leave it out"
 _USE_NDARRAY = "np.ndarray: elements are NumPy arrays"
 _USE_PADDED_BATCH = "padded_batch(), or tuples of indices and values"
@@ -38,7 +37,6 @@ METHOD_ALTERNATIVES = {
     "collate_fn": "batch(), or padded_batch()",
     "distribute": "dataset.apply(hr.service.distribute(...))",
     "from_list": "Dataset.from_random_access(items)",
-    "ignore_errors": "catch the error in the function, return a marker, and drop it with filter()",
     "iterate": "iterate over it: `for element in dataset`, or iter(dataset)",
     "make_initializable_iterator": "iter(dataset)",
     "make_one_shot_iterator": "iter(dataset)",
@@ -48,9 +46,6 @@ METHOD_ALTERNATIVES = {
     "output_classes": "element_spec",
     "output_shapes": "element_spec",
     "output_types": "element_spec",
-    "random_map": "map() with np.random.default_rng([seed, number]); enumerate() gives the number",
-    "rejection_resample": _USE_A_GENERATOR,
-    "snapshot": _USE_SAVE,
     "sparse_batch": "ragged_batch() of the indices and of the values, or padded_batch()",
     "window": "of an array np.lib.stride_tricks.sliding_window_view; else " + _USE_A_GENERATOR,
 }

@@ -29,6 +29,8 @@ class PackingMethods(metaclass=MissingNamesMeta):
         length: int | Mapping[str, int],
         strategy: Literal["first_fit", "best_fit", "concat_then_split"] = "first_fit",
         num_bins: int | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Pack sequences of different lengths into rows of one length.
 
@@ -62,6 +64,7 @@ class PackingMethods(metaclass=MissingNamesMeta):
                 must then have the same length.
             num_bins: Maximum number of open rows, 32 by default. More bins leave less padding, and
                 hold more sequences in memory. Not used by "concat_then_split".
+            name: Name of the step in errors and in `explain`.
 
         Raises:
             InvalidElementError: For a sequence longer than `length`, which "concat_then_split"
@@ -73,7 +76,7 @@ class PackingMethods(metaclass=MissingNamesMeta):
                     f"`num_bins` applies to first_fit and best_fit, but got {num_bins} with "
                     "strategy='concat_then_split', which has one open row; leave it out"
                 )
-            return self._append_step(ConcatThenSplit, length=length)
+            return self._append_step(ConcatThenSplit, length=length, name=name)
         if strategy not in ("first_fit", "best_fit"):
             raise ValueError(
                 "`strategy` must be 'first_fit', 'best_fit' or 'concat_then_split', but got "
@@ -84,6 +87,7 @@ class PackingMethods(metaclass=MissingNamesMeta):
             length=length,
             best_fit=strategy == "best_fit",
             num_bins=DEFAULT_NUM_BINS if num_bins is None else num_bins,
+            name=name,
         )
 
     def batch_by_cost(
@@ -94,6 +98,8 @@ class PackingMethods(metaclass=MissingNamesMeta):
         padded_shapes: Any = None,
         padding_values: Any = None,
         count_padding: bool = False,
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Stack consecutive elements into batches whose cost is at most `max_cost`.
 
@@ -115,6 +121,7 @@ class PackingMethods(metaclass=MissingNamesMeta):
             padding_values: As for `padded_batch`.
             count_padding: Whether the cost of a batch is its largest cost times its number of
                 elements. With lengths as costs, this limits the size of the padded batch.
+            name: Name of the step in errors and in `explain`.
 
         Raises:
             InvalidElementError: For an element whose cost alone exceeds `max_cost`, when it is
@@ -128,4 +135,5 @@ class PackingMethods(metaclass=MissingNamesMeta):
             padded_shapes=padded_shapes,
             padding_values=padding_values,
             count_padding=count_padding,
+            name=name,
         )

@@ -17,6 +17,8 @@ Steps, by the file in `plan/` that describes them:
 
     elements         elements (numbers, rows), reading (files, generators)
     elementwise      elementwise (whole columns), scanning, parallel_map with parallel_calls
+    random_map       random_map (words and generators)
+    ignoring_errors  ignoring_errors with error_counter
     ordering         ordering, shuffle with shuffle_buffer
     batching         batching, padded or not
     ragged           ragged, a batching iterator

@@ -23,11 +23,13 @@ from headrace.execution import (  # noqa: F401
     cost_batching,
     elements,
     elementwise,
+    ignoring_errors,
     input_selection,
     interleave,
     ordering,
     packing,
     ragged,
+    random_map,
     reading,
     scanning,
     shuffle,
@@ -44,6 +46,7 @@ from headrace.execution.context import (
     check_coordinated_readers,
     number_occurrences,
 )
+from headrace.execution.error_counter import ErrorCounter
 from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.split_progress import SplitProgress
 from headrace.execution.split_provider import NextSplits, PartialSplit, PositionSplitProvider
@@ -89,6 +92,7 @@ def build_iterator(
     is_read_only: bool = False,
     is_preview: bool = False,
     instrument: Instrument | None = None,
+    ignored_errors: ErrorCounter | None = None,
 ) -> ElementIterator:
     """Return an iterator over the plan's elements; nothing is opened before the first read.
 
@@ -114,6 +118,7 @@ def build_iterator(
             nested datasets.
         instrument: Wraps the iterator of each node (`InstrumentedIterator`), also in nested
             datasets. None wraps nothing.
+        ignored_errors: Counts the elements that `ignore_errors` drops, from 0.
 
     Raises:
         FailedPreconditionError: If `next_splits` is given, but the plan has no splits; if element
@@ -149,6 +154,8 @@ def build_iterator(
         borrowing_steps=find_borrowing_steps(prepared.plan) if is_read_only else frozenset(),
         contain_exits=contain_exits,
         wants_element_numbers=wants_element_numbers,
+        is_whole_pipeline=mode in (None, "unordered"),
+        ignored_errors=ignored_errors or ErrorCounter(),
         parallelism=_count_cores(),
     )
     if instrument is not None:

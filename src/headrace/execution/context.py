@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
+from headrace.execution.error_counter import ErrorCounter
 from headrace.execution.split_provider import SplitProvider
 from headrace.forks import call_in_children
 from headrace.plan.elements import FromSource
@@ -282,6 +283,8 @@ class Context:
     wants_element_numbers: bool = False
     """Whether chunks carry element numbers (`element_numbers`): a step above opens datasets for
     the elements."""
+    is_whole_pipeline: bool = True
+    """Whether steps that join streams are not repeated in a client stage, as in ordered modes."""
     tracks_splits: bool = False
     """Whether metadata contains the split, because a partition boundary above counts it."""
     options: Options = field(default_factory=Options)
@@ -309,6 +312,8 @@ class Context:
     contain_exits: bool = False
     """Whether KeyboardInterrupt, SystemExit and the like from a user's function become a
     UserFunctionError."""
+    ignored_errors: ErrorCounter = field(default_factory=ErrorCounter)
+    """Counts the elements that `ignore_errors` drops."""
     parallelism: int = 2
     """Number of threads for AUTOTUNE."""
 
@@ -325,6 +330,13 @@ class Context:
             repeat_epochs=(*self.repeat_epochs, number),
             job_epochs=job_epochs,
         )
+
+    def outside_repeats(self, count: int) -> tuple[Context, tuple[int, ...]]:
+        """Return the context outside the innermost `count` repeats, and their epoch numbers."""
+        if not count:
+            return self, ()
+        outer, inner = self.epochs[:-count], self.epochs[-count:]
+        return self._replace_fields(epochs=outer), inner
 
     def in_first_epoch(self) -> Context:
         """Return the context of the first epoch; shared jobs keep their epochs."""

@@ -30,12 +30,12 @@ class ParallelMapIterator(ElementIterator):
     undelivered elements, and the set of delivered elements after it.
     """
 
-    def __init__(self, node: Map, context: Context) -> None:
+    def __init__(self, node: Map, context: Context, call: UserFunction | None = None) -> None:
         assert node.num_parallel_calls is not None
         self._node = node
         self._context = context
         self._step = step_name(node)
-        self._function = UserFunction(node.fn, self._step, context.contain_exits)
+        self._function = call or UserFunction(node.fn, self._step, context.contain_exits)
         self._threads = context.resolve_parallelism(node.num_parallel_calls)
         self._is_ordered = id(node) not in context.unordered_steps
         self._input = make_iterator(node.input, context)

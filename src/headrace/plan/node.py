@@ -40,6 +40,8 @@ class Node:
     """Name of the step in errors and saved states, whose format it is part of: it never changes."""
     is_random: ClassVar[bool] = False
     """Whether the step draws random numbers, or opens datasets that may."""
+    uses_element_numbers: ClassVar[bool] = False
+    """Whether the step needs the element numbers (`execution.element_numbers`) of its input."""
     one_to_one: ClassVar[bool] = False
     """Whether the n-th element is made from the n-th input element alone."""
     preserves_count: ClassVar[bool] = False
@@ -67,6 +69,9 @@ class Node:
     """Whether the spec follows from the step alone; `spec()` then takes no inputs."""
     is_transparent: ClassVar[bool] = False
     """Whether the elements are the input's, and only their speed or execution differs."""
+    dynamic_sharding_obstacle: ClassVar[str] = ""
+    """Why a plan with the step cannot be read with `ShardingPolicy.DYNAMIC`, and what to do; "" if
+    it can."""
     performance_fields: ClassVar[tuple[str, ...]] = ()
     """Parameters that affect performance only, not the elements."""
 

@@ -22,6 +22,7 @@ from headrace.plan.elements import FromSource
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
+from headrace.plan.user_function import step_name
 from headrace.rewrites.partition import PlanPartition
 from headrace.service.by_value import check_modules, pickling_by_value
 from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
@@ -195,6 +196,7 @@ def distribute(
         dataset = without_process_sources(Dataset.from_pipeline(pipeline))
         if options.processing_mode is ShardingPolicy.DYNAMIC:
             _check_not_distributed(dataset)
+            _check_dynamic_steps(options, dataset.plan)
         _check_infinite(options, traverse.cardinality(dataset.plan))
         if options.ordered and options.num_consumers is not None:
             return _make_consumer_dataset(options, dataset.plan, compression, sent_modules)
@@ -460,6 +462,17 @@ def _check_not_distributed(dataset: Dataset) -> None:
             "this dataset already reads from a data service, so workers cannot divide it again; "
             "apply `distribute` only once, after the steps to run on workers"
         )
+
+
+def _check_dynamic_steps(options: ReadOptions, plan: Node) -> None:
+    if options.processing_mode is not ShardingPolicy.DYNAMIC:
+        return
+    for node in traverse.walk(plan):
+        if node.dynamic_sharding_obstacle:
+            raise FailedPreconditionError(
+                f"{step_name(node)} does not work with ShardingPolicy.DYNAMIC, because "
+                f"{node.dynamic_sharding_obstacle}"
+            )
 
 
 def _check_spec(spec: object) -> None:
