@@ -21,7 +21,7 @@ TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
     "CsvDataset", "Dataset", "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset",
     "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset", "Lookup",
-    "Optional", "Options", "ParquetDataset", "Reader", "Source", "TFRecordDataset",
+    "Optional", "Options", "ParquetDataset", "Reader", "Source", "StorageCache", "TFRecordDataset",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
     "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",
     "optimizers", "service", "testing", "torch",

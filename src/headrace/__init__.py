@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from headrace.plan.source import INFINITE as INFINITE_CARDINALITY
     from headrace.plan.source import UNKNOWN as UNKNOWN_CARDINALITY
     from headrace.plan.source import IndexedSource, Reader, Source
+    from headrace.storage.options import StorageCache
 else:
     __getattr__, __dir__ = lazy_attributes(
         __name__,
@@ -62,6 +63,7 @@ else:
             "ParquetDataset": "headrace.data.file_datasets",
             "Reader": "headrace.plan.source",
             "Source": "headrace.plan.source",
+            "StorageCache": "headrace.storage.options",
             "TFRecordDataset": "headrace.data.file_datasets",
             "TextLineDataset": "headrace.data.file_datasets",
             "Variable": "headrace.distribute.variable",
@@ -106,6 +108,7 @@ __all__ = [
     "ParquetDataset",
     "Reader",
     "Source",
+    "StorageCache",
     "TFRecordDataset",
     "TextLineDataset",
     "Variable",

@@ -16,7 +16,7 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 from headrace.element.chunk import Chunk
 from headrace.errors import DataLossError, FailedPreconditionError, HeadraceError, UnavailableError
@@ -26,6 +26,7 @@ from headrace.sources.tar_index import Shard, is_compressed, split_name
 from headrace.sources.tar_members import Member, TarMembers
 from headrace.storage.compression import Compression
 from headrace.storage.files import open_file
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["TarSamplesSource"]
 
@@ -42,11 +43,15 @@ class TarSamplesSource(Source):
         shards: The archives and their parts.
         decode: Whether to decode files by extension (`tar_decoders`).
         undecoded: Extensions that are not decoded nevertheless.
+        storage_options: Options of the file systems of URLs.
     """
+
+    performance_fields: ClassVar[tuple[str, ...]] = ("storage_options",)
 
     shards: tuple[Shard, ...]
     decode: bool = False
     undecoded: tuple[str, ...] = ()
+    storage_options: StorageOptions = field(default=NO_OPTIONS, repr=False)
     #: Number of parts in the shards up to and including each one.
     _counts: list[int] = field(init=False, repr=False, compare=False)
 
@@ -161,7 +166,8 @@ class _TarSamplesReader:
             )
         self._offset = offset
         compression: Compression = "GZIP" if is_compressed(shard.name) else ""
-        stream = open_file(shard.name, compression, offset if shard.num_bytes is None else 0)
+        first = offset if shard.num_bytes is None else 0
+        stream = open_file(shard.name, compression, first, self._source.storage_options)
         self._members = TarMembers(
             stream, shard.name, offset, _BLOCK_SIZE, can_seek=not compression, stop=end
         )
@@ -175,6 +181,8 @@ class _TarSamplesReader:
         try:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(offset)
+        except UnavailableError:
+            raise
         except OSError as error:
             raise UnavailableError(f"{name!r} cannot be read at byte {offset}: {error}") from error
         if size != expected:
