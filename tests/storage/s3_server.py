@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sys
 import urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,11 +32,19 @@ class Handler(BaseHTTPRequestHandler):
             path = self._object()
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        self._reply(200)
+        self._reply(200, headers={"ETag": f'"{hashlib.md5(data).hexdigest()}"'})
 
     def do_DELETE(self) -> None:
         self._object().unlink(missing_ok=True)
         self._reply(204)
+
+    def do_POST(self) -> None:
+        text = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        names = re.findall("<Key>(.*?)</Key>", text)
+        for name in names:
+            (self._object() / name).unlink(missing_ok=True)
+        deleted = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
+        self._reply(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
 
     def do_HEAD(self) -> None:
         self._send_object()

@@ -36,34 +36,49 @@ _FSSPEC_NAMES: dict[str, dict[str, str]] = {
 _PREFIXES = {_S3: "aws_", _GCS: "google_", _AZURE: "azure_"}
 
 
-def find_file_system(url: str, options: StorageOptions) -> tuple[Any, str]:
+def find_file_system(url: str, options: StorageOptions, *, retries: bool = True) -> tuple[Any, str]:
     """Return the fsspec file system of a URL, and the path of the URL in it.
+
+    Args:
+        url: The URL.
+        options: Options of the file system.
+        retries: Whether requests to obstore may be repeated there. False is for callers that repeat
+            them with `retry_read`.
 
     Raises:
         ValueError, ImportError: If there is no file system for the scheme, or it does not know an
             option.
     """
     try:
-        return _find(url, options)
+        return _find(url, options, retries)
     except (ValueError, ImportError) as error:
         kind = ImportError if isinstance(error, ImportError) else ValueError
         unknown = " (fsspec has no file system for this URL scheme)" * ("not known" in str(error))
         raise kind(f"{url!r}: {error}{unknown}") from error
 
 
-def _find(url: str, options: StorageOptions) -> tuple[Any, str]:
+def _find(url: str, options: StorageOptions, retries: bool) -> tuple[Any, str]:
     scheme, _, path = url.partition("://")
     kind = _KINDS.get(scheme)
     if kind is None or "::" in url:
         return _find_fsspec_system(url, options.system)
     store = _store_class()
     if store is None:
-        return _find_fsspec_system(url, _to_fsspec(kind, options.system))
-    given: dict[str, Any] = {
-        # `storage.retrying` repeats attempts, for all file systems.
-        "retry_config": {"max_retries": 0, "retry_timeout": datetime.timedelta(seconds=60)}
-    }
-    given |= _to_obstore(kind, options.system)
+        try:
+            return _find_fsspec_system(url, _to_fsspec(kind, options.system))
+        except ImportError as error:
+            if _import_store_class() is None:
+                raise ImportError(
+                    f"{error}, or obstore: pip install 'headrace[objectstore]'"
+                ) from error
+            raise ImportError(
+                f"{error}: obstore does not work in a forked process whose parent used it; start "
+                "the process with spawn or forkserver"
+            ) from error
+    given = _to_obstore(kind, options.system)
+    if not retries:
+        timeout = datetime.timedelta(seconds=60)
+        given["retry_config"] = {"max_retries": 0, "retry_timeout": timeout}
     return store(kind if scheme in ("gcs", "s3a") else scheme, **given), path
 
 

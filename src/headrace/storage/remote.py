@@ -23,7 +23,7 @@ def match_urls(pattern: str, options: StorageOptions = NO_OPTIONS) -> list[str]:
     Raises:
         UnavailableError: If they cannot be listed.
     """
-    system, path = find_file_system(pattern, options)
+    system, path = find_file_system(pattern, options, retries=False)
 
     def find() -> dict[str, Any] | None:
         if system.isfile(path):
@@ -61,7 +61,7 @@ def open_url(url: str, options: StorageOptions = NO_OPTIONS) -> RemoteStream:
         OSError: If it does not exist, or cannot be opened.
         UnavailableError: If it could not be opened before the deadline of retries.
     """
-    system, path = find_file_system(url, options)
+    system, path = find_file_system(url, options, retries=False)
     return RemoteStream(url, system, path, options.cache)
 
 
@@ -81,7 +81,7 @@ def read_url_version(url: str, options: StorageOptions = NO_OPTIONS) -> tuple[in
         OSError: If it does not exist, or is a folder.
         UnavailableError: If it could not be accessed before the deadline of retries.
     """
-    system, path = find_file_system(url, options)
+    system, path = find_file_system(url, options, retries=False)
     return read_version(url, system, path)
 
 
