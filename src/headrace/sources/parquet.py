@@ -21,7 +21,15 @@ from headrace.arguments import check_strings
 from headrace.element.chunk import Chunk
 from headrace.element.spec import Spec
 from headrace.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from headrace.plan.source import IndexKind, Position, Reader, Source, check_limit, check_range
+from headrace.plan.source import (
+    IndexKind,
+    Position,
+    Reader,
+    Source,
+    check_limit,
+    check_part_position,
+    check_range,
+)
 from headrace.saved.schema import FileSchema
 from headrace.sources.arrow_columns import find_null, to_chunk
 from headrace.sources.parquet_files import Footer, ParquetFile, read_error, read_footer
@@ -197,7 +205,7 @@ class ParquetReader:
     ) -> None:
         self._source = source
         self._stop = stop
-        self._position = _check_position(position, start, stop)
+        self._position = check_part_position(position, start, stop, "[index, row]")
         #: Columns to read: those of the elements, and those that only filters use.
         self._columns = tuple(dict.fromkeys([*source.columns, *filter_columns(source.filters)]))
         self._part, self._start_row = self._position
@@ -366,19 +374,3 @@ class ParquetReader:
             group = int(np.searchsorted(starts, row, side="right")) - 1
             row -= starts[group]
         return f"row {row} of row group {group} of {self._source.filenames[file]!r}"
-
-
-def _check_position(position: Position, start: int, stop: int) -> tuple[int, int]:
-    if position is None:
-        return start, 0
-    if (
-        not isinstance(position, list | tuple)
-        or len(position) != 2
-        or not all(type(value) is int and value >= 0 for value in position)
-        or not start <= position[0] <= stop
-    ):
-        raise ValueError(
-            f"position must be [index, row] with an index from {start} to {stop}, got {position!r}"
-        )
-    index, row = position
-    return index, row

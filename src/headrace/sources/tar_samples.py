@@ -20,7 +20,15 @@ from typing import Any, ClassVar, NoReturn, cast
 
 from headrace.element.chunk import Chunk
 from headrace.errors import DataLossError, FailedPreconditionError, HeadraceError, UnavailableError
-from headrace.plan.source import IndexKind, Position, Reader, Source, check_limit, check_range
+from headrace.plan.source import (
+    IndexKind,
+    Position,
+    Reader,
+    Source,
+    check_limit,
+    check_part_position,
+    check_range,
+)
 from headrace.sources.tar_decoders import find_decoder
 from headrace.sources.tar_index import Shard, is_compressed, split_name
 from headrace.sources.tar_members import Member, TarMembers
@@ -97,7 +105,7 @@ class _TarSamplesReader:
     def __init__(self, source: TarSamplesSource, start: int, stop: int, position: Position) -> None:
         self._source = source
         self._stop = stop
-        self._index, self._offset = _check_position(position, start, stop)
+        self._index, self._offset = check_part_position(position, start, stop, "[index, offset]")
         self._members: TarMembers | None = None
         self._shard = source.shards[0]
         #: First file of the next sample, if it was read already.
@@ -269,20 +277,3 @@ class _TarSamplesReader:
         members, self._members, self._next = self._members, None, None
         if members is not None:
             members.close()
-
-
-def _check_position(position: Position, start: int, stop: int) -> tuple[int, int]:
-    if position is None:
-        return start, 0
-    if (
-        not isinstance(position, list | tuple)
-        or len(position) != 2
-        or not all(type(value) is int and value >= 0 for value in position)
-        or not start <= position[0] <= stop
-    ):
-        raise ValueError(
-            f"position must be [index, offset] with an index from {start} to {stop}, got "
-            f"{position!r}"
-        )
-    index, offset = position
-    return index, offset
