@@ -20,9 +20,9 @@ from tests.docs.public_names import public_packages
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
     "CsvDataset", "Dataset", "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset",
-    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset", "LanceDataset",
-    "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset", "RaggedArray",
-    "Reader", "Source", "TFRecordDataset",
+    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset",
+    "LanceDataset", "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset",
+    "RaggedArray", "Reader", "Source", "TFRecordDataset", "StorageCache",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
     "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",
     "optimizers", "service", "testing", "torch",

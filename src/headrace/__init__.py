@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headrace.plan.source import INFINITE as INFINITE_CARDINALITY
     from headrace.plan.source import UNKNOWN as UNKNOWN_CARDINALITY
     from headrace.plan.source import IndexedSource, Reader, Source
+    from headrace.storage.options import StorageCache
 else:
     __getattr__, __dir__ = lazy_attributes(
         __name__,
@@ -68,6 +69,7 @@ else:
             "RaggedArray": "headrace.element.ragged",
             "Reader": "headrace.plan.source",
             "Source": "headrace.plan.source",
+            "StorageCache": "headrace.storage.options",
             "TFRecordDataset": "headrace.data.file_datasets",
             "TextLineDataset": "headrace.data.file_datasets",
             "Variable": "headrace.distribute.variable",
@@ -115,6 +117,7 @@ __all__ = [
     "RaggedArray",
     "Reader",
     "Source",
+    "StorageCache",
     "TFRecordDataset",
     "TextLineDataset",
     "Variable",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.arguments import check_strings
@@ -11,6 +11,7 @@ from headrace.data.missing_names import explain_unknown_arguments
 from headrace.errors import InvalidArgumentError
 from headrace.sources.mds_samples import DecodeSample, read_index
 from headrace.storage.names import FileName, as_names
+from headrace.storage.options import StorageOptions
 
 __all__ = ["MDSDataset"]
 
@@ -20,6 +21,7 @@ def MDSDataset(  # noqa: N802 - the field's name
     directory: FileName,
     columns: Sequence[str] | None = None,
     encoded: Sequence[str] = (),
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[dict[str, Any]]:
     """Return a dataset of the samples of MDS shards, which MosaicML Streaming writes.
 
@@ -35,6 +37,7 @@ def MDSDataset(  # noqa: N802 - the field's name
         directory: Path or URL of a directory with a file `index.json`.
         columns: Names of the columns to decode; None decodes all.
         encoded: Names of columns that remain `bytes`, such as images to decode later.
+        storage_options: Options of the file system of a URL, such as `endpoint_url` or credentials.
 
     Raises:
         NotFoundError: If there is no index, or while reading, if there is no such shard.
@@ -47,7 +50,7 @@ def MDSDataset(  # noqa: N802 - the field's name
     folders = as_names("directory", directory)
     if len(folders) != 1:
         raise ValueError(f"`directory` must be one directory, but got {len(folders)} names")
-    source, found = read_index(folders[0])
+    source, found = read_index(folders[0], StorageOptions(storage_options))
     names = [column.name for column in found]
     for name in [*(columns or ()), *encoded]:
         if name not in names:

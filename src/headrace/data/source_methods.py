@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -21,6 +21,7 @@ from headrace.sources.image_files import ImageFilesSource, ReadImage
 from headrace.sources.memory import RandomSource, RangeSource, SlicesSource, TensorsSource
 from headrace.sources.text_files import FileNamesSource
 from headrace.storage.names import FileName
+from headrace.storage.options import StorageOptions
 
 if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
@@ -210,6 +211,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         class_names: Sequence[str] | None = None,
         channels: int = 3,
         num_parallel_calls: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Dataset[Any]:
         """Return a dataset of the images in DIRECTORY/CLASS/FILE and the numbers of their classes.
 
@@ -237,14 +239,16 @@ class SourceMethods(metaclass=MissingNamesMeta):
             channels: 1 for grey, 3 for RGB, 4 for RGBA; 0 for those of each image.
             num_parallel_calls: Threads that read and decode images, or `AUTOTUNE`; None uses the
                 reading thread.
+            storage_options: Options of the file system of a URL, such as credentials.
 
         Raises:
             NotFoundError: If there are no class folders, or if one of `class_names` has no files.
                 While reading, a file that is damaged or no image raises a DataLossError with its
                 path; the next call of `next` continues after it.
         """
-        files = ImageFilesSource.from_directory(directory, class_names)
-        read_image = ReadImage(files.directory, size, channels)
+        options = StorageOptions(storage_options)
+        files = ImageFilesSource.from_directory(directory, class_names, options)
+        read_image = ReadImage(files.directory, size, channels, options)
         return cls.from_source(files).map(read_image, num_parallel_calls=num_parallel_calls)
 
     @classmethod
@@ -253,6 +257,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         patterns: Any,
         shuffle: bool | None = None,
         seed: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         *,
         name: str | None = None,
     ) -> Dataset[str]:
@@ -268,12 +273,14 @@ class SourceMethods(metaclass=MissingNamesMeta):
             patterns: A pattern, path or fsspec URL, or a list of them.
             shuffle: Whether to shuffle the names in each epoch; None is True.
             seed: Seed of the shuffle.
+            storage_options: Options of the file systems of URLs, such as credentials. Only the
+                names are part of the dataset, not the options.
             name: Name of the step in errors and in `explain`.
 
         Raises:
             NotFoundError: If a pattern matches no file.
         """
-        names = FileNamesSource.from_patterns(patterns)
+        names = FileNamesSource.from_patterns(patterns, StorageOptions(storage_options))
         plan: Node = FromSource(source=names, location=call_site(name))
         if shuffle is not False:
             plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site(name))

@@ -31,6 +31,7 @@ from headrace.plan.source import INDEX_SPEC, IndexedSource
 from headrace.sources.mds_columns import Column
 from headrace.storage.files import file_error, open_folder
 from headrace.storage.names import is_local
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["DecodeSample", "MDSSource", "read_index"]
 
@@ -52,6 +53,7 @@ class Shard:
         count: Number of samples.
         num_bytes: Size of the uncompressed file.
         compression: Name of the compression, without its level; empty if there is none.
+        options: Options of the file system of a URL.
     """
 
     directory: str
@@ -59,6 +61,7 @@ class Shard:
     count: int
     num_bytes: int
     compression: str = ""
+    options: StorageOptions = NO_OPTIONS
 
     @property
     def path(self) -> str:
@@ -145,7 +148,7 @@ def _read_shard(shard: Shard) -> _Data:
     if is_local(shard.directory) and not shard.compression:
         data = _map_file(shard.path)
     else:
-        data = _decompress(open_folder(shard.directory).read(shard.name), shard)
+        data = _decompress(open_folder(shard.directory, shard.options).read(shard.name), shard)
     if len(data) != shard.num_bytes:
         raise DataLossError(
             f"{shard.path!r} has {len(data):,} bytes, but {shard.num_bytes:,} according to "
@@ -274,7 +277,9 @@ class DecodeSample:
         return [sample[start:stop] for start, stop in itertools.pairwise(stops)]
 
 
-def read_index(directory: str) -> tuple[MDSSource, tuple[Column, ...]]:
+def read_index(
+    directory: str, options: StorageOptions = NO_OPTIONS
+) -> tuple[MDSSource, tuple[Column, ...]]:
     """Return the samples of a directory and their columns.
 
     Raises:
@@ -282,7 +287,7 @@ def read_index(directory: str) -> tuple[MDSSource, tuple[Column, ...]]:
         DataLossError: If it is no valid index.
         InvalidArgumentError: If it describes another format, or uses an unknown compression.
     """
-    folder = open_folder(directory)
+    folder = open_folder(directory, options)
     path, text = folder.path(_INDEX), folder.read(_INDEX)
     try:
         entries = json.loads(text)["shards"]
@@ -296,7 +301,7 @@ def read_index(directory: str) -> tuple[MDSSource, tuple[Column, ...]]:
         columns = {_columns_of(entry) for entry in entries}
         if len(columns) > 1:
             raise InvalidArgumentError(f"{path!r} lists shards with different columns")
-        shards = tuple(_shard_of(entry, directory, path) for entry in entries)
+        shards = tuple(_shard_of(entry, directory, path, options) for entry in entries)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
@@ -312,7 +317,9 @@ def _columns_of(entry: Mapping[str, Any]) -> tuple[Column, ...]:
     )
 
 
-def _shard_of(entry: Mapping[str, Any], directory: str, path: str) -> Shard:
+def _shard_of(
+    entry: Mapping[str, Any], directory: str, path: str, options: StorageOptions
+) -> Shard:
     compression = (entry["compression"] or "").partition(":")[0]
     if compression not in ("", "bz2", "gz", "zstd"):
         raise InvalidArgumentError(
