@@ -19,7 +19,9 @@ from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.missing_names import missing_method_message
 from headrace.data.saving import save_dataset
+from headrace.data.sliding_window_methods import SlidingWindowMethods
 from headrace.data.source_methods import SourceMethods
+from headrace.element.dataset_leaf import DatasetLeaf
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.plan import traverse
@@ -40,7 +42,14 @@ S = TypeVar("S")
 ResultT = TypeVar("ResultT", bound="Dataset[Any]")
 
 
-class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
+class Dataset(
+    SourceMethods,
+    SelectionMethods,
+    WindowMethods,
+    SlidingWindowMethods,
+    DatasetLeaf,
+    Generic[T_co],
+):
     """A sequence of elements that can be read any number of times.
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
@@ -201,6 +210,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
             num_parallel_calls: Accepted as in tf.data; stacking is one copy and needs no threads.
             deterministic: Accepted as in tf.data.
         """
+        self._refuse_windows("`batch`")
         return self._append_step(Batch, size=batch_size, drop_remainder=drop_remainder)
 
     def unbatch(self) -> Dataset[Any]:
@@ -354,6 +364,8 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
                 dataset shards (FILE, HINT) append the shard to the name: NAME.shard-0-of-2.
         """
         name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
+        if name:
+            self._refuse_windows("`cache` in a file")
         return self._append_step(Cache, filename=name)
 
     def save(self, path: FileName) -> None:
@@ -371,6 +383,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
                 pipeline.
             InvalidElementError: If an element cannot be saved; the message names the component.
         """
+        self._refuse_windows("`save`")
         save_dataset(self._plan, next(self._epochs), path)
 
     def apply(self, transformation_func: Callable[[Dataset[T_co]], ResultT]) -> ResultT:

@@ -60,7 +60,6 @@ METHOD_ALTERNATIVES = {
     "snapshot": _USE_SAVE,
     "sparse_batch": _USE_PADDED_BATCH,
     "unique": _USE_A_GENERATOR,
-    "window": "of an array np.lib.stride_tricks.sliding_window_view; else " + _USE_A_GENERATOR,
 }
 
 _USE_LIST_FILES = "Dataset.list_files(...).interleave(...) over a generator that reads a file"
@@ -70,7 +69,7 @@ MODULE_ALTERNATIVES: dict[str, dict[str, str]] = {
     "headrace": {
         "AutoShardPolicy": "hr.service.ShardingPolicy",
         "Counter": "hr.Dataset.counter()",
-        "DatasetSpec": "hr.ArraySpec, and Dataset.element_spec",
+        "DatasetSpec": "hr.ArraySpec, and Dataset.element_spec, also of a Dataset from window()",
         "DistributeOptions": _NOT_NEEDED,
         "Iterator": "hr.DatasetIterator",
         "IteratorSpec": "hr.DatasetIterator.element_spec",

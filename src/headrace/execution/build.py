@@ -27,6 +27,7 @@ from headrace.execution import (  # noqa: F401
     reading,
     scanning,
     shuffle,
+    sliding_windows,
     windows,
 )
 from headrace.execution import read_splits as _read_splits  # noqa: F401

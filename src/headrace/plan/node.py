@@ -60,6 +60,8 @@ class Node:
     needs_single_split: ClassVar[bool] = False
     """Whether the inputs cannot be divided into splits unless they are index plans. A reader of
     such a plan is assigned all of it."""
+    needs_input_order: ClassVar[bool] = False
+    """Whether the step joins consecutive elements, so that a service must not reorder them."""
     is_read_only: ClassVar[bool] = False
     """Whether the step neither passes input elements to user functions nor writes to them, so that
     they may be memory that another step owns (`traverse.find_borrowing_steps`)."""

@@ -17,6 +17,7 @@ from headrace.errors import (
     NotFoundError,
 )
 from headrace.plan import traverse
+from headrace.plan.sliding_windows import refuse_windows
 from headrace.plan.determinism import collect_default_seeds, derive_seeds
 from headrace.plan.elements import FromSource
 from headrace.plan.iteration_counter import IterationCounter
@@ -186,6 +187,7 @@ def distribute(
         dataset = Dataset.from_pipeline(pipeline)
         if options.processing_mode is ShardingPolicy.DYNAMIC:
             _check_not_distributed(dataset)
+        refuse_windows(dataset.plan, "`distribute`")
         _check_infinite(options, traverse.cardinality(dataset.plan))
         if options.ordered and options.num_consumers is not None:
             return _make_consumer_dataset(options, dataset.plan, compression, sent_modules)
