@@ -19,6 +19,7 @@ Steps, by the file in `plan/` that describes them:
     ordering         ordering, shuffle with shuffle_buffer
     batching         batching, padded or not
     windows          windows (datasets of windows, buckets) with window_collector
+    sliding_windows  sliding_windows with sliding_buffer
     combining        combining; interleave with interleave_order (cycle order, states) and
                      open_datasets, nested_dataset; input_selection (sampling, choices) with
                      input_selector

@@ -42,7 +42,7 @@ class WindowRun(NamedTuple):
     """The buffer of each component: an array, or a list if shapes or dtypes differ."""
     structure: Structure
     bounds: list[tuple[int, int]]
-    """First index and end of each window in the buffer."""
+    """First index and end of each window in the buffer; one window if there are lists."""
     ids: IdColumn | None
     """Metadata of the first element of each window, if it is tracked."""
     states: States
@@ -99,7 +99,14 @@ class SlidingBuffer:
                 return self._take(min(limit, -(-available // self._shift)))
             self._read(limit)
 
+    @property
+    def row_bytes(self) -> int:
+        """Approximate size of an element in bytes, if it is known."""
+        return sum([leaf[:1].nbytes for leaf in self._leaves if isinstance(leaf, np.ndarray)])
+
     def _take(self, count: int) -> WindowRun:
+        if not isinstance(self._leaves[0], np.ndarray):
+            count = 1  # elements may differ in shape, so that each window can fail separately
         first, shift = self._next, self._shift
         starts = range(first, first + count * shift, shift)
         offset, end = self._first, self._num_read

@@ -11,6 +11,7 @@ Steps:
     ordering         shuffle, repeat, take, skip, shard, enumerate
     batching         batch, padded_batch, unbatch
     windows          group_by_window, bucket_by_sequence_length
+    sliding_windows  window, and a flat_map that batches windows
     combining        zip, concatenate, interleave, sample_from_datasets, choose_from_datasets
     buffering        prefetch, cache
     options          with_options

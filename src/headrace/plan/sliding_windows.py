@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -12,13 +13,14 @@ from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.element.transpose import map_leaves
 from headrace.errors import FailedPreconditionError
+from headrace.plan.batching import Batch
 from headrace.plan.combining import Interleave
 from headrace.plan.node import Node, distinct_nodes
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import element_spec
 from headrace.plan.user_function import step_name
 
-__all__ = ["BatchedWindows", "Window", "refuse_windows"]
+__all__ = ["BatchedWindows", "Window", "WindowBatchProof", "refuse_windows"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -71,6 +73,39 @@ class Window(Node):
         return -(-count // self.step)
 
 
+@dataclass(frozen=True, kw_only=True)
+class WindowBatchProof:
+    """Proof that a function makes one batch of each component of a window."""
+
+    fn: types.FunctionType
+    code: types.CodeType
+    names: tuple[str, ...]
+    """Globals that the function reads."""
+    values: list[Any] | None
+    """Values of its cells and globals when it was proved."""
+    batches: tuple[Batch, ...]
+    """The batch of each component, for an argument each."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the function is still the proved one: rebinding a name changes it."""
+        return self.fn.__code__ is self.code and self.read_values() == self.values
+
+    @property
+    def drops_remainder(self) -> bool:
+        """Whether there is no batch of a window with fewer elements than the others."""
+        return any(batch.drop_remainder for batch in self.batches)
+
+    def read_values(self) -> list[Any] | None:
+        """Return the current values of cells and globals; None if one is not bound."""
+        module = self.fn.__globals__
+        try:
+            cells = [cell.cell_contents for cell in self.fn.__closure__ or ()]
+            return cells + [module[name] for name in self.names]
+        except (KeyError, ValueError):
+            return None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BatchedWindows(Node):
     """A `flat_map` over a `Window` whose function makes one batch of each window.
@@ -88,7 +123,12 @@ class BatchedWindows(Node):
     """The input of the windows."""
     window: Window
     flat_map: Interleave
-    batch_location: str
+    proof: WindowBatchProof
+
+    @property
+    def general_plan(self) -> Node:
+        """The steps that this one replaces."""
+        return self.flat_map.with_inputs([self.window.with_inputs([self.input])])
 
     def spec(self, *inputs: Spec) -> Spec | None:
         return None

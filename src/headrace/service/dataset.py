@@ -17,11 +17,11 @@ from headrace.errors import (
     NotFoundError,
 )
 from headrace.plan import traverse
-from headrace.plan.sliding_windows import refuse_windows
 from headrace.plan.determinism import collect_default_seeds, derive_seeds
 from headrace.plan.elements import FromSource
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
+from headrace.plan.sliding_windows import refuse_windows
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.rewrites.partition import PlanPartition
 from headrace.service.by_value import check_modules, pickling_by_value
