@@ -364,8 +364,7 @@ class Dataset(
                 dataset shards (FILE, HINT) append the shard to the name: NAME.shard-0-of-2.
         """
         name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
-        if name:
-            self._refuse_windows("`cache` in a file")
+        self._refuse_windows("`cache`")
         return self._append_step(Cache, filename=name)
 
     def save(self, path: FileName) -> None:

@@ -46,7 +46,7 @@ class SlidingWindowMethods(metaclass=MissingNamesMeta):
         [([0, 1], [0, 1]), ([2, 3], [4, 9])]
 
         Windows are held in memory and share the elements in which they overlap. They exist only in
-        this process: a data service, `save`, `batch` and `cache` in a file cannot take them. Their
+        this process: a data service, `save`, `batch` and `cache` cannot take them. Their
         `element_spec` has a `DatasetSpec` for each component.
 
         Args:

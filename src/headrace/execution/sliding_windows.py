@@ -223,6 +223,6 @@ def _was_read(state: State) -> bool:
     """Return whether elements of an opened window were read, which are all in one batch."""
     if isinstance(state, list):
         return any(map(_was_read, state))
-    if "input" in state:  # an error occurred
-        return True
+    if "input" in state:  # of a batch
+        return _was_read(state["input"])
     return bool(state["index"] or state["ordinal"])
