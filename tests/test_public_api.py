@@ -62,7 +62,8 @@ DATASET = {
     "from_random_access", "from_source", "from_tensor_slices", "from_tensors",
     "group_by_window", "interleave", "list_files", "load", "map", "options", "padded_batch", "plan",
     "prefetch", "random", "range", "repeat", "sample_from_datasets", "save", "scan", "shard",
-    "shuffle", "skip", "take", "take_while", "unbatch", "with_options", "zip",
+    "shuffle", "skip", "take", "take_while", "unbatch", "window", "with_options",
+    "zip",
 }  # fmt: skip
 
 

@@ -66,7 +66,7 @@ class SlidingWindowMethods(metaclass=MissingNamesMeta):
         )
 
     @property
-    def reads_window(self) -> bool:
+    def _reads_window(self) -> bool:
         """Whether the dataset is a window or made from one, and so may be an element."""
         return any(
             isinstance(node, FromSource) and isinstance(node.source, WindowSource)
@@ -74,7 +74,7 @@ class SlidingWindowMethods(metaclass=MissingNamesMeta):
         )
 
     @property
-    def known_spec(self) -> Any:
+    def _known_spec(self) -> Any:
         """Spec of the elements if it is known without reading one, else None."""
         return element_spec(self.plan)
 

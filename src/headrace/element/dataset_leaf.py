@@ -16,12 +16,12 @@ class DatasetLeaf:
     __slots__ = ()
 
     @property
-    def reads_window(self) -> bool:
+    def _reads_window(self) -> bool:
         """Whether the dataset is a window or made from one, and so may be a leaf."""
         return False
 
     @property
-    def known_spec(self) -> Any:
+    def _known_spec(self) -> Any:
         """Spec of the dataset's elements if it is known without reading one, else None."""
         return None
 
@@ -29,6 +29,7 @@ class DatasetLeaf:
 class DatasetSpec:
     """Spec of a leaf that is a dataset. Immutable and hashable.
 
+    >>> import headrace as hr
     >>> hr.Dataset.range(9).window(3).element_spec
     DatasetSpec(ArraySpec(shape=(), dtype=int64))
 

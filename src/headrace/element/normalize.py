@@ -223,7 +223,7 @@ def _normalize_other(value: Any, path: str) -> Any:
         if value.dtype.hasobject:
             raise _unsupported_type_error(value, path)
         return value
-    if isinstance(value, DatasetLeaf) and value.reads_window:
+    if isinstance(value, DatasetLeaf) and value._reads_window:
         return value
     for base, convert in _SUBCLASS_CONVERSIONS.items():
         if isinstance(value, base):

@@ -124,7 +124,7 @@ def leaf_spec(leaf: Any, path: str = "") -> Any:
         InvalidElementError: If it is not a leaf of a normal element.
     """
     if isinstance(leaf, DatasetLeaf):
-        return DatasetSpec(leaf.known_spec)
+        return DatasetSpec(leaf._known_spec)
     if isinstance(leaf, bytes):
         return ArraySpec((), BYTES)
     if isinstance(leaf, str):
