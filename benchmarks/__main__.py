@@ -21,6 +21,8 @@ BENCHMARKS = (
     "scalar_map",
     "distributed_input",
     "interleave",
+    "nested_datasets",
+    "windows",
     "tfrecord",
     "jpeg",
     "service_scalars",

@@ -241,6 +241,8 @@ ARGUMENT_ALTERNATIVES = {
 }
 
 
+import numpy as np
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -306,7 +308,7 @@ def explain_unknown_arguments(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not known.issuperset(kwargs):
+        if kwargs and not known.issuperset(kwargs):
             raise TypeError(
                 _unknown_argument_message(function, next(k for k in kwargs if k not in known))
             )
@@ -328,6 +330,8 @@ def _unknown_argument_message(function: Callable[..., Any], name: str) -> str:
 
 def slices_error(data: Any) -> str | None:
     """Return why data cannot be divided into rows, and a remedy; None if it is not known why."""
+    if type(data) is np.ndarray:
+        return None
     kind = type(data).__name__
     fix = None
     if isinstance(data, list) and data and isinstance(data[0], dict):

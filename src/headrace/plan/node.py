@@ -12,6 +12,7 @@ Rule 5. A plan may be thousands of steps deep, and a step may occur in it severa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
@@ -241,7 +242,12 @@ def call_site() -> str:
         if frame.f_back is None:
             return ""
         frame = frame.f_back
-    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+    return _format_location(frame.f_code.co_filename, frame.f_lineno)
+
+
+@functools.lru_cache(maxsize=1024)
+def _format_location(filename: str, line: int) -> str:
+    return f"{filename.rsplit('/', 1)[-1]}:{line}"
 
 
 @dataclasses.dataclass(frozen=True)
