@@ -241,8 +241,6 @@ ARGUMENT_ALTERNATIVES = {
 }
 
 
-import numpy as np
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -330,7 +328,7 @@ def _unknown_argument_message(function: Callable[..., Any], name: str) -> str:
 
 def slices_error(data: Any) -> str | None:
     """Return why data cannot be divided into rows, and a remedy; None if it is not known why."""
-    if type(data) is np.ndarray:
+    if type(data).__name__ == "ndarray":  # the usual case; this module imports no NumPy
         return None
     kind = type(data).__name__
     fix = None
