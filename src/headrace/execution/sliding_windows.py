@@ -78,7 +78,7 @@ def _element_spec(buffer: Any) -> ArraySpec | None:
 
 @make_iterator.register(BatchedWindows)
 def _make_batched(node: BatchedWindows, context: Context) -> ElementIterator:
-    if context.wants_element_numbers or context.is_instrumented:
+    if context.wants_element_numbers:
         return make_iterator(node.general_plan, context)
     return BatchedWindowsIterator(node, context)
 
