@@ -22,6 +22,8 @@ BENCHMARKS = (
     "distributed_input",
     "interleave",
     "packing",
+    "nested_datasets",
+    "windows",
     "tfrecord",
     "jpeg",
     "service_scalars",

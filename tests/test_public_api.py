@@ -66,7 +66,7 @@ DATASET = {
     "options", "padded_batch", "plan", "prefetch", "ragged_batch", "random", "range", "rebatch",
     "reduce", "repeat", "sample_from_datasets", "save", "scan", "shard", "shuffle", "skip",
     "take", "take_while", "unbatch", "unique", "with_options", "zip", "in_processes",
-    "ignore_errors", "random_map", "rejection_resample", "snapshot",
+    "ignore_errors", "random_map", "rejection_resample", "snapshot", "window",
 }  # fmt: skip
 
 
@@ -102,10 +102,10 @@ def test_signatures_match_tf_data():
         "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.rejection_resample) == [
-        "self", "class_func", "target_dist", "initial_dist", "seed",
+        "self", "class_func", "target_dist", "initial_dist", "seed", "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.snapshot) == [
-        "self", "path", "compression", "reader_func", "shard_func",
+        "self", "path", "compression", "reader_func", "shard_func", "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.shuffle) == [
         "self", "buffer_size", "seed", "reshuffle_each_iteration", "name",

@@ -244,6 +244,42 @@ PIPELINES = {
         .map(ragged)
         .batch_by_cost(7.5, len, drop_remainder=True, count_padding=True)
     ),
+    "batched windows": lambda: (
+        Dataset.range(23).window(4, shift=1).flat_map(lambda w: w.batch(4, drop_remainder=True))
+    ),
+    "batched windows, failing": lambda: (
+        Dataset.range(30)
+        .map(failing)
+        .window(4, shift=3, stride=2)
+        .flat_map(lambda window: window.batch(9))
+    ),
+    "batched windows of pairs": lambda: (
+        Dataset.range(20)
+        .map(lambda x: (x, str(x)))
+        .window(3, shift=5)
+        .flat_map(lambda a, b: hr.Dataset.zip((a.batch(3), b.batch(4))))
+    ),
+    "batched windows of different shapes": lambda: (
+        Dataset.range(23).map(lambda x: ragged(x // 2)).window(2).flat_map(lambda w: w.batch(2))
+    ),
+    "windows": lambda: (
+        Dataset.range(23).window(4, shift=2).flat_map(lambda w: w.shuffle(3).map(odd_or_half))
+    ),
+    "windows, failing": lambda: (
+        Dataset.range(40)
+        .map(failing)
+        .window(3, shift=5, stride=2)
+        .filter(lambda w: len(list(w)) < 4)
+        .interleave(lambda w: w.map(lambda x: failing(x + 1)), cycle_length=2, block_length=2)
+    ),
+    "windows in windows": lambda: (
+        Dataset.range(12)
+        .window(3, shift=2)
+        .window(2, shift=1)
+        .flat_map(lambda w: w)
+        .shuffle(2)
+        .flat_map(lambda w: w.batch(2))
+    ),
     "sample": lambda: Dataset.sample_from_datasets(
         [Dataset.range(9), Dataset.range(20, 32).map(odd_or_half), Dataset.range(50, 53)],
         [0.2, 0.5, 0.3],
@@ -335,6 +371,10 @@ STEPS = {
     ),
     "batch by cost": lambda ds: ds.batch_by_cost(4, lambda x: int(x) % 3 + 1).map(
         lambda batch: batch.sum() if len(batch) > 1 else batch[0]
+    ),
+    "windows": lambda ds: ds.window(3, 2).flat_map(lambda w: w.map(odd_or_half)),
+    "batched windows": lambda ds: (
+        ds.window(2, shift=3).flat_map(lambda w: w.batch(2)).map(lambda batch: batch[-1])
     ),
     "sample": lambda ds: Dataset.sample_from_datasets([ds, Dataset.range(5)], [0.7, 0.3]),
     "batch": lambda ds: ds.batch(3).map(lambda batch: batch.sum() if len(batch) > 1 else batch[0]),

@@ -161,6 +161,7 @@ def steps() -> dict[str, Node]:
         numbers.flat_map(Dataset.range).concatenate(Dataset.from_generator(lambda: [1])),
         numbers.scan(0, lambda total, x: (total, x)).take_while(bool).padded_batch(2),
         numbers.group_by_window(kept, lambda key, window: window, 2),
+        numbers.window(2).flat_map(lambda window: window.batch(2)),
         numbers.bucket_by_sequence_length(kept, [3], [2, 2]),
         numbers.batch(2).pack_sequences(3).batch_by_cost(3, len),
         numbers.batch(2).pack_sequences(3, "concat_then_split"),

@@ -25,8 +25,10 @@ from headrace.data.process_methods import ProcessMethods
 from headrace.data.random_methods import RandomMethods
 from headrace.data.saving import save_dataset
 from headrace.data.sequence_methods import SequenceMethods
+from headrace.data.sliding_window_methods import SlidingWindowMethods
 from headrace.data.snapshot_methods import SnapshotMethods
 from headrace.data.source_methods import SourceMethods
+from headrace.element.dataset_leaf import DatasetLeaf
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.plan import traverse
@@ -57,6 +59,8 @@ class Dataset(
     RandomMethods,
     ErrorMethods,
     SnapshotMethods,
+    SlidingWindowMethods,
+    DatasetLeaf,
     Generic[T_co],
 ):
     """A sequence of elements that can be read any number of times.
@@ -241,6 +245,7 @@ class Dataset(
             deterministic: Accepted as in tf.data.
             name: Name of the step in errors and in `explain`.
         """
+        self._refuse_windows("`batch`")
         return self._append_step(Batch, size=batch_size, drop_remainder=drop_remainder, name=name)
 
     def unbatch(self, *, name: str | None = None) -> Dataset[Any]:
@@ -409,6 +414,7 @@ class Dataset(
             name: Name of the step in errors and in `explain`.
         """
         path = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
+        self._refuse_windows("`cache`")
         return self._append_step(Cache, filename=path, name=name)
 
     def save(self, path: FileName) -> None:
@@ -426,6 +432,7 @@ class Dataset(
                 pipeline.
             InvalidElementError: If an element cannot be saved; the message names the component.
         """
+        self._refuse_windows("`save`")
         save_dataset(self._plan, next(self._epochs), path)
 
     def apply(self, transformation_func: Callable[[Dataset[T_co]], ResultT]) -> ResultT:

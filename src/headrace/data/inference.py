@@ -23,6 +23,7 @@ from headrace.plan.ignoring_errors import IgnoreErrors
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
 from headrace.plan.ragged import RaggedBatch
+from headrace.plan.sliding_windows import Window
 from headrace.plan.traverse import element_spec, find_leaves, transform, walk
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 from headrace.rewrites.optimize import prepare
@@ -96,6 +97,8 @@ def _reduce_calls(node: Node) -> Node:
             return Map(input=Enumerate(input=node.input), fn=_RepeatAsPaddedBatch(node))
         case RaggedBatch():
             return node.with_parameters(size=1, drop_remainder=False)
+        case Window():
+            return node.with_parameters(size=1, shift=1, stride=1, drop_remainder=False)
         case GroupByWindow():
             return node.with_parameters(window_size=1, window_size_func=None)
         case BucketBySequenceLength():

@@ -47,7 +47,6 @@ METHOD_ALTERNATIVES = {
     "output_shapes": "element_spec",
     "output_types": "element_spec",
     "sparse_batch": "ragged_batch() of the indices and of the values, or padded_batch()",
-    "window": "of an array np.lib.stride_tricks.sliding_window_view; else " + _USE_A_GENERATOR,
 }
 
 _USE_LIST_FILES = "Dataset.list_files(...).interleave(...) over a generator that reads a file"
@@ -57,7 +56,7 @@ MODULE_ALTERNATIVES: dict[str, dict[str, str]] = {
     "headrace": {
         "AutoShardPolicy": "hr.service.ShardingPolicy",
         "Counter": "hr.Dataset.counter()",
-        "DatasetSpec": "hr.ArraySpec, and Dataset.element_spec",
+        "DatasetSpec": "hr.ArraySpec, and Dataset.element_spec, also of a Dataset from window()",
         "DistributeOptions": _NOT_NEEDED,
         "Iterator": "hr.DatasetIterator",
         "IteratorSpec": "hr.DatasetIterator.element_spec",
@@ -293,7 +292,7 @@ def explain_unknown_arguments(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not known.issuperset(kwargs):
+        if kwargs and not known.issuperset(kwargs):
             raise TypeError(
                 _unknown_argument_message(function, next(k for k in kwargs if k not in known))
             )
@@ -315,6 +314,8 @@ def _unknown_argument_message(function: Callable[..., Any], name: str) -> str:
 
 def slices_error(data: Any) -> str | None:
     """Return why data cannot be divided into rows, and a remedy; None if it is not known why."""
+    if type(data).__name__ == "ndarray":  # the usual case; this module imports no NumPy
+        return None
     kind = type(data).__name__
     fix = None
     if isinstance(data, list) and data and isinstance(data[0], dict):

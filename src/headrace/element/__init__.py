@@ -5,6 +5,7 @@
 * `normalize`: conversion of users' return values to elements.
 * `ownership`: ownership of the memory of an element's arrays.
 * `description`: structures and dtypes as plain values that can be sent.
+* `dataset_leaf`: datasets as leaves, which windows are, and their spec.
 * `spec`: shapes and dtypes of an element's components.
 * `stack`: stacking of elements and its inverse.
 * `pad`: stacking of elements of different shapes.

@@ -25,6 +25,7 @@ Steps, by the file in `plan/` that describes them:
     unique           unique
     windows          windows (datasets of windows, buckets) with window_collector
     packing          packing (whole sequences), concat_then_split, with packed_rows; cost_batching
+    sliding_windows  sliding_windows with sliding_buffer
     combining        combining; interleave with interleave_order (cycle order, states) and
                      open_datasets, nested_dataset; input_selection (sampling, choices) with
                      input_selector

@@ -33,6 +33,7 @@ from headrace.execution import (  # noqa: F401
     reading,
     scanning,
     shuffle,
+    sliding_windows,
     unique,
     windows,
 )
@@ -55,6 +56,7 @@ from headrace.plan.determinism import collect_fixed_seeds, find_unordered_steps,
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
 from headrace.plan.options import Options
+from headrace.plan.source import IndexedSource
 from headrace.plan.traverse import find_borrowing_steps, find_leaves, fold, transform, walk
 from headrace.plan.user_function import UserFunction, step_name
 from headrace.rewrites.canonicalize import NO_OPTIONS, CanonicalPlan
@@ -63,6 +65,7 @@ from headrace.rewrites.partition import PartitionMode, PlanPartition, partition_
 from headrace.rewrites.partition_boundaries import insert_boundaries, without_boundaries
 from headrace.rewrites.shard import reads_files
 from headrace.rewrites.split_space import compute_split_space
+from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
 
 __all__ = [
     "InProcessSplitSource",
@@ -317,7 +320,11 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         plan: Its plan as written.
         context: Result of `Context.nested`.
     """
-    if not isinstance(plan, FromSource):
+    if isinstance(plan, FromSource):
+        rows = _build_rows(plan, context)
+        if rows is not None:
+            return rows
+    else:
         check_coordinated_readers(plan)
         plan = number_occurrences(plan)
     prepared = prepare(plan, is_nested=True)
@@ -328,6 +335,26 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         options = own.merged_with(context.options)
         context = dataclasses.replace(context, options=options, seed=seed)
     return make_iterator(prepared.plan, context)
+
+
+def _build_rows(plan: FromSource, context: Context) -> ElementIterator | None:
+    """Return the iterator of a plan that is one source, the usual case, without preparing it.
+
+    It is that of the canonical form, which is a `GatherIndices` over `Indices`.
+    """
+    source = plan.source
+    if (
+        type(source) not in _PLAIN_SOURCES
+        or context.is_instrumented
+        or context.split_provider is not None
+    ):
+        return None
+    assert isinstance(source, IndexedSource)
+    return elements.RowsIterator(source, 0, source.size, context, borrows=False)
+
+
+_PLAIN_SOURCES = frozenset([RangeSource, SlicesSource, TensorsSource])
+"""Sources of one element per index, without random numbers or a service."""
 
 
 def _build_detached(plan: Node, context: Context) -> ElementIterator:

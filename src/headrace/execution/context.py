@@ -139,6 +139,8 @@ def check_coordinated_readers(plan: Node) -> None:
 
 def reads_coordinated_job(plan: Node) -> bool:
     """Return whether reading the plan waits for other consumers of a coordinated job."""
+    if isinstance(plan, FromSource):  # as in most nested datasets
+        return bool(plan.source.coordinated_job)
     return any(isinstance(node, FromSource) and node.source.coordinated_job for node in walk(plan))
 
 

@@ -206,10 +206,14 @@ class OpenDatasets:
     @property
     def reads_ahead_freely(self) -> bool:
         """Whether reading ahead is free in all open datasets."""
-        datasets = [slot for slot in self.slots if slot is not None]
-        if not datasets:
-            return self._could_read_ahead  # assume that the next datasets are like the last
-        return all(slot.iterator.can_read_ahead for slot in datasets)
+        has_dataset = False
+        for slot in self.slots:
+            if slot is not None:
+                if not slot.iterator.can_read_ahead:
+                    return False
+                has_dataset = True
+        # Assume that the next datasets are like the last.
+        return has_dataset or self._could_read_ahead
 
     @property
     def num_open(self) -> int:

@@ -16,6 +16,7 @@ Steps:
     unique           unique
     windows          group_by_window, bucket_by_sequence_length
     packing          pack_sequences (whole or split sequences), batch_by_cost
+    sliding_windows  window, and a flat_map that batches windows
     combining        zip, concatenate, interleave, sample_from_datasets, choose_from_datasets
     buffering        prefetch, cache
     snapshot         snapshot

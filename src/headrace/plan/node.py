@@ -12,6 +12,7 @@ Rule 5. A plan may be thousands of steps deep, and a step may occur in it severa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
@@ -62,6 +63,8 @@ class Node:
     needs_single_split: ClassVar[bool] = False
     """Whether the inputs cannot be divided into splits unless they are index plans. A reader of
     such a plan is assigned all of it."""
+    needs_input_order: ClassVar[bool] = False
+    """Whether the step joins consecutive elements, so that a service must not reorder them."""
     is_read_only: ClassVar[bool] = False
     """Whether the step neither passes input elements to user functions nor writes to them, so that
     they may be memory that another step owns (`traverse.find_borrowing_steps`)."""
@@ -252,11 +255,16 @@ def call_site(name: str | None = None) -> str:
         if frame.f_back is None:
             return ""
         frame = frame.f_back
-    location = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+    location = _format_location(frame.f_code.co_filename, frame.f_lineno)
     if name is None:
         return location
     check_string("name", name)
     return f'{location} "{name}"'
+
+
+@functools.lru_cache(maxsize=1024)
+def _format_location(filename: str, line: int) -> str:
+    return f"{filename.rsplit('/', 1)[-1]}:{line}"
 
 
 @dataclasses.dataclass(frozen=True)

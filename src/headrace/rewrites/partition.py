@@ -364,6 +364,7 @@ class _Partitioner:
             self._needs_order |= (
                 isinstance(node, Enumerate) and parts[0].elements_per_split is not None
             )
+        self._needs_order |= node.needs_input_order
         return self._place_on_client(node, [self._close_subtree(subtree) for subtree in inputs])
 
     def _place_on_workers(self, node: Node, fragments: list[PlanFragment]) -> _Subtree | None:

@@ -21,6 +21,7 @@ from headrace.plan.determinism import collect_default_seeds, derive_seeds
 from headrace.plan.elements import FromSource
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
+from headrace.plan.sliding_windows import refuse_windows
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.user_function import step_name
 from headrace.rewrites.partition import PlanPartition
@@ -197,6 +198,7 @@ def distribute(
         if options.processing_mode is ShardingPolicy.DYNAMIC:
             _check_not_distributed(dataset)
             _check_dynamic_steps(options, dataset.plan)
+        refuse_windows(dataset.plan, "`distribute`")
         _check_infinite(options, traverse.cardinality(dataset.plan))
         if options.ordered and options.num_consumers is not None:
             return _make_consumer_dataset(options, dataset.plan, compression, sent_modules)

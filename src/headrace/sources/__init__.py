@@ -1,6 +1,7 @@
 """Sources: descriptions of data that open readers.
 
 memory        range, counter, from_tensor_slices, from_tensors, random, the elements of a window
+window        the elements of a sliding window
 generator     from_generator
 signature     conversion of values to an output signature
 array_record  ArrayRecord files
