@@ -60,9 +60,10 @@ DATASET = {
     "choose_from_datasets", "concatenate", "counter", "element_spec", "enumerate", "explain",
     "filter", "flat_map", "from_generator", "from_image_folder", "from_pipeline",
     "from_random_access", "from_source", "from_tensor_slices", "from_tensors",
-    "group_by_window", "interleave", "list_files", "load", "map", "options", "padded_batch", "plan",
-    "prefetch", "random", "range", "repeat", "sample_from_datasets", "save", "scan", "shard",
-    "shuffle", "skip", "take", "take_while", "unbatch", "with_options", "zip",
+    "group_by_window", "interleave", "iterate", "list_files", "load", "map", "options",
+    "padded_batch", "plan", "prefetch", "random", "range", "repeat", "sample_from_datasets",
+    "save", "scan", "shard", "shuffle", "skip", "take", "take_while", "unbatch",
+    "with_options", "zip",
 }  # fmt: skip
 
 

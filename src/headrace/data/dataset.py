@@ -18,6 +18,7 @@ from headrace.data.element_type import T_co
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.missing_names import missing_method_message
+from headrace.data.reading_methods import ReadingMethods
 from headrace.data.saving import save_dataset
 from headrace.data.source_methods import SourceMethods
 from headrace.element.spec import Spec
@@ -40,7 +41,7 @@ S = TypeVar("S")
 ResultT = TypeVar("ResultT", bound="Dataset[Any]")
 
 
-class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
+class Dataset(SourceMethods, SelectionMethods, WindowMethods, ReadingMethods[T_co], Generic[T_co]):
     """A sequence of elements that can be read any number of times.
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
@@ -63,6 +64,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
             )
         self._plan = plan
         self._epochs = itertools.count()
+        self._last_statistics = None
 
     @property
     def plan(self) -> Node:
@@ -463,10 +465,6 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         Batch(size=2, drop_remainder=False)...
         """
         return explain(self._plan)
-
-    def __repr__(self) -> str:
-        spec = traverse.element_spec(self._plan)
-        return f"<Dataset {type(self._plan).__name__} element_spec={spec!r}>"
 
     # --- Reading ------------------------------------------------------------------------------
 

@@ -42,7 +42,6 @@ METHOD_ALTERNATIVES = {
     "get_single_element": "next(iter(dataset))",
     "ignore_errors": "catch the error in the function, return a marker, and drop it with filter()",
     "in_processes": "hr.service.LocalCluster(), and apply(hr.service.distribute(...))",
-    "iterate": "iterate over it: `for element in dataset`, or iter(dataset)",
     "make_initializable_iterator": "iter(dataset)",
     "make_one_shot_iterator": "iter(dataset)",
     "map_with_legacy_function": "map()",

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from queue import SimpleQueue
 from typing import Any
@@ -99,8 +100,11 @@ class ParallelCalls:
         delivered_mask: int,
         *,
         is_ordered: bool,
+        owner: object = None,
     ) -> None:
         self._function = function
+        # Weak, because this object's threads would keep their iterator alive.
+        self._owner = None if owner is None else weakref.ref(owner)
         self._num_threads = threads
         self._is_ordered = is_ordered
         #: Bit i: element i after the restored position was delivered before the restore.
@@ -142,6 +146,16 @@ class ParallelCalls:
             threading.Thread(target=self._run, name="headrace-map", daemon=True)
             for _ in range(threads)
         ]
+
+    @property
+    def owner(self) -> object:
+        """Iterator for which these threads work; None if it was dropped."""
+        return None if self._owner is None else self._owner()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many elements as permitted were read ahead."""
+        return self.num_read - self.num_delivered >= self.window
 
     def start(self) -> None:
         """Start the threads. The owner must be able to close this object by now."""

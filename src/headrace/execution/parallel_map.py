@@ -45,6 +45,11 @@ class ParallelMapIterator(ElementIterator):
     can_read_ahead = False
 
     @property
+    def threads(self) -> int:
+        """Number of threads."""
+        return self._threads
+
+    @property
     def preferred_limit(self) -> int:
         # Most read-ahead elements are left to the threads, so that they never wait for the
         # consumer.
@@ -71,6 +76,7 @@ class ParallelMapIterator(ElementIterator):
                 self._threads,
                 self._delivered_at_restore,
                 is_ordered=self._is_ordered,
+                owner=self,
             )
             self._position = calls.end_position
             calls.start()

@@ -93,6 +93,11 @@ class ReadAheadThread:
                 start_thread(self._thread)
 
     @property
+    def owner(self) -> object:
+        """Object that stores the results."""
+        return getattr(self._store_result, "__self__", None)
+
+    @property
     def is_reading(self) -> bool:
         """Whether more results may follow: not stopped, no end and no BaseException."""
         return not self._has_returned and not self._is_stopped
