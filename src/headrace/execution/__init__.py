@@ -12,6 +12,8 @@ Building blocks of steps:
     element_numbers  numbers of elements; merges parts of several chunks
     threads          read-ahead thread, job threads, waits that log what they wait for
 
+    thread_tuning    number of threads for AUTOTUNE
+
 Measurement of running plans:
 
     step_registry    what a thread does, from its stack
