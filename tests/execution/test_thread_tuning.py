@@ -148,3 +148,22 @@ def test_interleave_uses_more_threads_for_datasets_that_wait():
             most = max(most, names.count("headrace-interleave"))
     assert most > 2
     assert found == [int(x) for x in fixed]
+
+
+def test_autotuned_interleave_reads_consumers_that_wait_for_each_other():
+    with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
+
+        def consumer(index):
+            distribute = hr.service.distribute(
+                "parallel_epochs",
+                cluster.target,
+                job_name="job",
+                num_consumers=4,
+                consumer_index=int(index),
+            )
+            return Dataset.range(40).batch(2).repeat().apply(distribute)
+
+        dataset = Dataset.range(4).interleave(
+            consumer, cycle_length=4, num_parallel_calls=hr.AUTOTUNE
+        )
+        assert len(list(dataset.take(24))) == 24
