@@ -66,7 +66,7 @@ DATASET = {
     "options", "padded_batch", "plan", "prefetch", "ragged_batch", "random", "range", "rebatch",
     "reduce", "repeat", "sample_from_datasets", "save", "scan", "shard", "shuffle", "skip",
     "take", "take_while", "unbatch", "unique", "with_options", "zip", "in_processes",
-    "ignore_errors", "random_map", "rejection_resample", "snapshot", "window",
+    "ignore_errors", "random_map", "rejection_resample", "snapshot", "window", "iterate",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from headrace.plan import (
     partition_nodes,
     ragged,
     random_map,
+    sliding_windows,
     unique,
     windows,
 )
@@ -49,6 +50,7 @@ PACKAGES = [
     packing,
     partition_nodes,
     ragged,
+    sliding_windows,
     unique,
     random_map,
     windows,

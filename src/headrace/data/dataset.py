@@ -23,6 +23,7 @@ from headrace.data.missing_names import missing_method_message
 from headrace.data.packing_methods import PackingMethods
 from headrace.data.process_methods import ProcessMethods
 from headrace.data.random_methods import RandomMethods
+from headrace.data.reading_methods import ReadingMethods
 from headrace.data.saving import save_dataset
 from headrace.data.sequence_methods import SequenceMethods
 from headrace.data.sliding_window_methods import SlidingWindowMethods
@@ -61,6 +62,7 @@ class Dataset(
     SnapshotMethods,
     SlidingWindowMethods,
     DatasetLeaf,
+    ReadingMethods[T_co],
     Generic[T_co],
 ):
     """A sequence of elements that can be read any number of times.
@@ -88,6 +90,7 @@ class Dataset(
             )
         self._plan = plan
         self._epochs = itertools.count()
+        self._last_statistics = None
 
     @property
     def plan(self) -> Node:
@@ -525,10 +528,6 @@ class Dataset(
         Batch(size=2, drop_remainder=False)...
         """
         return explain(self._plan)
-
-    def __repr__(self) -> str:
-        spec = traverse.element_spec(self._plan)
-        return f"<Dataset {type(self._plan).__name__} element_spec={spec!r}>"
 
     # --- Reading ------------------------------------------------------------------------------
 

@@ -37,7 +37,6 @@ METHOD_ALTERNATIVES = {
     "collate_fn": "batch(), or padded_batch()",
     "distribute": "dataset.apply(hr.service.distribute(...))",
     "from_list": "Dataset.from_random_access(items)",
-    "iterate": "iterate over it: `for element in dataset`, or iter(dataset)",
     "make_initializable_iterator": "iter(dataset)",
     "make_one_shot_iterator": "iter(dataset)",
     "map_with_legacy_function": "map()",

@@ -13,6 +13,14 @@ Building blocks of steps:
     element_numbers  numbers of elements; merges parts of several chunks
     threads          read-ahead thread, job threads, waits that log what they wait for
 
+    thread_tuning    number of threads for AUTOTUNE
+
+Measurement of running plans:
+
+    step_registry    what a thread does, from its stack
+    statistics       elements, bytes and times of each step
+    bottleneck       what limits the speed
+
 Steps, by the file in `plan/` that describes them:
 
     elements         elements (numbers, rows), reading (files, generators)

@@ -210,6 +210,7 @@ def build_both_stages(
     seed: int,
     step_seeds: Sequence[int] = (),
     epochs: tuple[int, ...] = (0,),
+    instrument: Instrument | None = None,
 ) -> ElementIterator:
     """Return an iterator that runs both stages of a plan in this process.
 
@@ -221,6 +222,7 @@ def build_both_stages(
         seed: As for `build_iterator`.
         step_seeds: As for `build_iterator`.
         epochs: As for `build_iterator`.
+        instrument: As for `build_iterator`.
     """
     partition = partition_with_mode(
         prepare(with_fixed_seeds(plan, step_seeds or collect_fixed_seeds(plan))), mode
@@ -235,12 +237,17 @@ def build_both_stages(
             next_splits=next_splits,
             with_element_ids=True,
             mode=mode,
+            instrument=instrument,
         )
         assert isinstance(iterator, AssignedPlanIterator)
         return iterator
 
     return build_client_stage(
-        partition, InProcessSplitSource(build_worker_stage), seed=seed, epochs=epochs
+        partition,
+        InProcessSplitSource(build_worker_stage),
+        seed=seed,
+        epochs=epochs,
+        instrument=instrument,
     )
 
 

@@ -317,7 +317,7 @@ class Context:
     ignored_errors: ErrorCounter = field(default_factory=ErrorCounter)
     """Counts the elements that `ignore_errors` drops."""
     parallelism: int = 2
-    """Number of threads for AUTOTUNE."""
+    """Number of processor cores, for AUTOTUNE."""
 
     @property
     def is_instrumented(self) -> bool:
@@ -419,10 +419,6 @@ class Context:
             return [3, default_seed & _MASK]
         path = (*self.outer_steps, number or 0)
         return [3, self.seed & _MASK, len(path), *path, *self.outer_numbers]
-
-    def resolve_parallelism(self, num_parallel_calls: int) -> int:
-        """Return the number of threads for `num_parallel_calls`, which may be AUTOTUNE."""
-        return self.parallelism if num_parallel_calls < 0 else num_parallel_calls
 
 
 _NO_STEPS: frozenset[int] = frozenset()

@@ -143,6 +143,11 @@ class LocalCluster:
         """All workers ever started, in order, including stopped, killed and replaced ones."""
         return tuple(self._workers)
 
+    def __repr__(self) -> str:
+        kind = "threads of this process" if self._supervisor is None else "processes"
+        running = sum([worker.is_running for worker in self._workers])
+        return f"<LocalCluster at {self.target}, workers running: {running}, as {kind}>"
+
     def add_worker(self) -> LocalWorker:
         """Start another worker; return when it has registered."""
         return self._add(1)[0]
