@@ -22,6 +22,7 @@ OPTIONAL = {
     "kubernetes",
     "lz4",
     "ml_dtypes",
+    "obstore",
     "orjson",
     "pandas",
     "pyarrow",

@@ -20,8 +20,9 @@ from tests.docs.public_names import public_packages
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
     "CsvDataset", "Dataset", "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset",
-    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset", "Lookup",
-    "Optional", "Options", "ParquetDataset", "Reader", "Source", "TFRecordDataset",
+    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset",
+    "LanceDataset", "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset",
+    "RaggedArray", "Reader", "Source", "TFRecordDataset", "StorageCache",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
     "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",
     "optimizers", "service", "testing", "torch",
@@ -56,13 +57,16 @@ OPTIMIZERS = {
     "Optimizer", "RMSprop", "RowWiseAdagrad", "SGD", "schedules",
 }  # fmt: skip
 DATASET = {
-    "apply", "as_numpy_iterator", "batch", "bucket_by_sequence_length", "cache", "cardinality",
+    "apply", "as_numpy_iterator", "batch", "batch_by_cost", "bucket_by_sequence_length", "cache",
+    "cardinality", "pack_sequences",
     "choose_from_datasets", "concatenate", "counter", "element_spec", "enumerate", "explain",
-    "filter", "flat_map", "from_generator", "from_image_folder", "from_pipeline",
+    "filter", "fingerprint", "flat_map", "from_generator", "from_image_folder", "from_pipeline",
     "from_random_access", "from_source", "from_tensor_slices", "from_tensors",
-    "group_by_window", "interleave", "list_files", "load", "map", "options", "padded_batch", "plan",
-    "prefetch", "random", "range", "repeat", "sample_from_datasets", "save", "scan", "shard",
-    "shuffle", "skip", "take", "take_while", "unbatch", "with_options", "zip",
+    "get_single_element", "group_by_window", "interleave", "list_files", "load", "map",
+    "options", "padded_batch", "plan", "prefetch", "ragged_batch", "random", "range", "rebatch",
+    "reduce", "repeat", "sample_from_datasets", "save", "scan", "shard", "shuffle", "skip",
+    "take", "take_while", "unbatch", "unique", "with_options", "zip", "in_processes",
+    "ignore_errors", "random_map", "rejection_resample", "snapshot", "window", "iterate",
 }  # fmt: skip
 
 
@@ -91,23 +95,31 @@ def test_signatures_match_tf_data():
         return list(inspect.signature(function).parameters)
 
     assert arguments(hr.Dataset.map) == [
-        "self", "map_func", "num_parallel_calls", "deterministic",
+        "self", "map_func", "num_parallel_calls", "deterministic", "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.interleave) == [
         "self", "map_func", "cycle_length", "block_length", "num_parallel_calls", "deterministic",
+        "name",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.rejection_resample) == [
+        "self", "class_func", "target_dist", "initial_dist", "seed", "name",
+    ]  # fmt: skip
+    assert arguments(hr.Dataset.snapshot) == [
+        "self", "path", "compression", "reader_func", "shard_func", "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.shuffle) == [
-        "self", "buffer_size", "seed", "reshuffle_each_iteration",
+        "self", "buffer_size", "seed", "reshuffle_each_iteration", "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.padded_batch) == [
         "self", "batch_size", "padded_shapes", "padding_values", "drop_remainder",
+        "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.group_by_window) == [
-        "self", "key_func", "reduce_func", "window_size", "window_size_func",
+        "self", "key_func", "reduce_func", "window_size", "window_size_func", "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.bucket_by_sequence_length) == [
         "self", "element_length_func", "bucket_boundaries", "bucket_batch_sizes", "padded_shapes",
-        "padding_values", "pad_to_bucket_boundary", "no_padding", "drop_remainder",
+        "padding_values", "pad_to_bucket_boundary", "no_padding", "drop_remainder", "name",
     ]  # fmt: skip
     assert arguments(hr.Dataset.sample_from_datasets) == [
         "datasets", "weights", "seed", "stop_on_empty_dataset", "rerandomize_each_iteration",
@@ -115,10 +127,10 @@ def test_signatures_match_tf_data():
     assert arguments(hr.Dataset.choose_from_datasets) == [
         "datasets", "choice_dataset", "stop_on_empty_dataset",
     ]  # fmt: skip
-    assert arguments(hr.Dataset.scan) == ["self", "initial_state", "scan_func"]
-    assert arguments(hr.Dataset.take_while) == ["self", "predicate"]
-    assert arguments(hr.Dataset.counter) == ["start", "step"]
-    assert arguments(hr.Dataset.random) == ["seed"]
+    assert arguments(hr.Dataset.scan) == ["self", "initial_state", "scan_func", "name"]
+    assert arguments(hr.Dataset.take_while) == ["self", "predicate", "name"]
+    assert arguments(hr.Dataset.counter) == ["start", "step", "name"]
+    assert arguments(hr.Dataset.random) == ["seed", "name"]
     assert arguments(hr.Dataset.batch)[:3] == ["self", "batch_size", "drop_remainder"]
     assert arguments(hr.service.distribute)[:11] == [
         "processing_mode", "service", "job_name", "consumer_index", "num_consumers",

@@ -11,17 +11,20 @@ if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
     from headrace.data.file_datasets import ParquetDataset, TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
+    from headrace.data.lance_dataset import LanceDataset
     from headrace.data.line_datasets import (
         CsvDataset,
         FixedLengthRecordDataset,
         JsonLinesDataset,
     )
+    from headrace.data.mds_dataset import MDSDataset
     from headrace.data.optional import Optional
     from headrace.data.web_dataset import WebDataset
     from headrace.distribute import metrics
     from headrace.distribute.variable import Variable
     from headrace.element.chunk import Chunk
     from headrace.element.lookup import Lookup
+    from headrace.element.ragged import RaggedArray
     from headrace.element.spec import ArraySpec
     from headrace.parameter_server import initializers, optimizers
     from headrace.parameter_server.arrays import IndexedSlices
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from headrace.plan.source import INFINITE as INFINITE_CARDINALITY
     from headrace.plan.source import UNKNOWN as UNKNOWN_CARDINALITY
     from headrace.plan.source import IndexedSource, Reader, Source
+    from headrace.storage.options import StorageCache
 else:
     __getattr__, __dir__ = lazy_attributes(
         __name__,
@@ -56,12 +60,16 @@ else:
             "IndexedSlices": "headrace.parameter_server.arrays",
             "IndexedSource": "headrace.plan.source",
             "JsonLinesDataset": "headrace.data.line_datasets",
+            "LanceDataset": "headrace.data.lance_dataset",
             "Lookup": "headrace.element.lookup",
+            "MDSDataset": "headrace.data.mds_dataset",
             "Optional": "headrace.data.optional",
             "Options": "headrace.plan.options",
             "ParquetDataset": "headrace.data.file_datasets",
+            "RaggedArray": "headrace.element.ragged",
             "Reader": "headrace.plan.source",
             "Source": "headrace.plan.source",
+            "StorageCache": "headrace.storage.options",
             "TFRecordDataset": "headrace.data.file_datasets",
             "TextLineDataset": "headrace.data.file_datasets",
             "Variable": "headrace.distribute.variable",
@@ -100,12 +108,16 @@ __all__ = [
     "IndexedSlices",
     "IndexedSource",
     "JsonLinesDataset",
+    "LanceDataset",
     "Lookup",
+    "MDSDataset",
     "Optional",
     "Options",
     "ParquetDataset",
+    "RaggedArray",
     "Reader",
     "Source",
+    "StorageCache",
     "TFRecordDataset",
     "TextLineDataset",
     "Variable",

@@ -40,6 +40,8 @@ def check_int(
         TypeError: If it is not an integer.
         ValueError: If it is less than `minimum` or greater than `maximum`.
     """
+    if type(value) is int and value >= minimum and maximum is None:
+        return value  # nearly always
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"`{name}` must be an integer, but got {_format_value(value)}")
     if value < minimum and value not in or_one_of:

@@ -31,8 +31,7 @@ def test_unknown_method_error_lists_the_methods():
     ("name", "cure"),
     [
         ("window", "sliding_window_view"),
-        ("ragged_batch", r"padded_batch\(\), with the lengths beside it"),
-        ("unique", r"Dataset.from_generator\(lambda: steps\(dataset\)\)"),
+        ("sparse_batch", r"ragged_batch\(\) of the indices and of the values"),
         ("snapshot", r"save\(path\)"),
         ("output_shapes", "element_spec"),
         ("make_one_shot_iterator", r"iter\(dataset\)"),

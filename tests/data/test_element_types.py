@@ -28,6 +28,7 @@ def test_elements_of_range_have_its_output_type() -> None:
 def test_elements_after_a_map_have_the_type_of_its_result() -> None:
     features = hr.Dataset.range(3).map(_make_features)
     assert_type(features.shuffle(2).repeat(2).take(1), hr.Dataset[dict[str, NDArray[Any]]])
+    assert_type(features.unique().take(1).get_single_element(), dict[str, NDArray[Any]])
     for element in features:
         assert assert_type(element, dict[str, NDArray[Any]]).keys() == {"number"}
 

@@ -82,6 +82,15 @@ PIPELINES = {
     "buckets": lambda fn: Dataset.range(12).bucket_by_sequence_length(
         fn, [3, 6], [2, 2, 2], no_padding=True
     ),
+    "packed": lambda fn: (
+        Dataset.range(12).map(lambda x: [fn(x)] * (int(x) % 3 + 1)).pack_sequences(5, num_bins=2)
+    ),
+    "concat_then_split": lambda fn: (
+        Dataset.range(12)
+        .map(lambda x: [fn(x)] * (int(x) % 3 + 1))
+        .pack_sequences(5, "concat_then_split")
+    ),
+    "batch_by_cost": lambda fn: Dataset.range(12).batch_by_cost(20, fn),
     "sample": lambda fn: Dataset.sample_from_datasets(
         [Dataset.range(6).map(fn), Dataset.range(6).map(fn)]
     ),

@@ -247,17 +247,15 @@ def test_rows_of_different_lengths_are_padded_before_they_are_distributed():
         (numbers(8).batch(2).batch(4), 2, False, [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]),
     ],
 )
-def test_batches_of_another_size_are_made_by_unbatch_and_batch(dataset, size, drop, batches):
-    again = dataset.unbatch().batch(size, drop)
+def test_batches_of_another_size_are_made_by_rebatch(dataset, size, drop, batches):
+    again = dataset.rebatch(size, drop)
     assert [batch.tolist() for batch in again] == batches
-    named = dataset.map(lambda x: {"a": (x, {"b": x})}).unbatch().batch(size, drop)
+    named = dataset.map(lambda x: {"a": (x, {"b": x})}).rebatch(size, drop)
     assert [batch["a"][1]["b"].tolist() for batch in named] == batches
     iterator, other = iter(again), iter(again)
     next(iterator)
     other.set_state(iterator.get_state())
     assert [batch.tolist() for batch in other] == batches[1:]
-    with pytest.raises(AttributeError, match=r"unbatch\(\)\.batch\(batch_size\)"):
-        dataset.rebatch(size)
 
 
 # --- sharing among workers ----------------------------------------------------------------------

@@ -78,3 +78,60 @@ def test_it_maps_elements_of_a_dataset():
     lookup = hr.Lookup.from_vocabulary(WORDS)
     dataset = hr.Dataset.from_tensor_slices(np.array(["blue", "pink", "red"])).batch(3).map(lookup)
     assert next(iter(dataset)).tolist() == [3, 0, 1]
+
+
+# --- vocabularies of datasets ---------------------------------------------------------------------
+
+
+def test_lookup_from_dataset_orders_words_by_frequency_then_first_appearance():
+    sentences = ["b a c a", "c d", "", "d b e"]
+    arrays = hr.Dataset.from_random_access(sentences).map(
+        lambda text: np.array(text.split(), object).reshape(1, -1)
+    )
+    words = hr.Dataset.from_random_access(" ".join(sentences).split())
+    for dataset in (arrays, words):
+        lookup = hr.Lookup.from_dataset(dataset)
+        assert lookup.words == ("b", "a", "c", "d", "e")
+        assert lookup.num_oov == 1
+        assert hr.Lookup.from_dataset(dataset, min_count=2).words == ("b", "a", "c", "d")
+        assert hr.Lookup.from_dataset(dataset, 3, max_size=2).words == ("b", "a")
+        assert hr.Lookup.from_dataset(dataset, 3, max_size=2).size == 5
+    assert hr.Lookup.from_dataset(words.take(0)).words == ()
+
+
+def test_lookup_from_dataset_counts_text_and_its_bytes_as_one_word():
+    words = hr.Dataset.from_random_access(["x", b"y", "é", "é".encode(), b"x", b"x"])
+    assert hr.Lookup.from_dataset(words).words == ("x", "é", b"y")
+    numbers = hr.Dataset.from_tensor_slices([7, 5, 5])
+    assert hr.Lookup.from_dataset(numbers).words == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: hr.Lookup.from_dataset(["a"]), TypeError, "from_vocabulary"),
+        (
+            lambda: hr.Lookup.from_dataset(hr.Dataset.from_tensors({"a": "b"})),
+            TypeError,
+            r"a word or an array of words, but is .*; select the words with map\(\)",
+        ),
+        (
+            lambda: hr.Lookup.from_dataset(hr.Dataset.from_tensors(1.5)),
+            TypeError,
+            "a word must be str, bytes or an integer, but got 1.5",
+        ),
+        (
+            lambda: hr.Lookup.from_dataset(hr.Dataset.range(3), max_size=0),
+            ValueError,
+            "`max_size` must be at least 1",
+        ),
+        (
+            lambda: hr.Lookup.from_dataset(hr.Dataset.range(3), min_count=0),
+            ValueError,
+            "`min_count` must be at least 1",
+        ),
+    ],
+)
+def test_lookup_from_dataset_explains_wrong_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()

@@ -11,7 +11,7 @@ import numpy as np
 
 import headrace as hr
 from headrace.element.structure import flatten
-from headrace.errors import UserFunctionError
+from headrace.errors import InvalidElementError, UserFunctionError
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -33,7 +33,7 @@ def elements_of(iterator: hr.DatasetIterator, most: int) -> Iterator[Any]:
             element = next(iterator)
         except StopIteration:
             return
-        except UserFunctionError:
+        except (UserFunctionError, InvalidElementError):
             continue
         most -= 1
         yield element

@@ -44,13 +44,34 @@ def summed(total, x):
     return total, total
 
 
+def odd_rows(batch):
+    return {"x": batch[batch % 2 == 1]}
+
+
 def ragged(x):
     return np.full(int(x) % 5, x)
+
+
+def sequences(x):
+    """Fail for some elements; others have up to 6 tokens, two are longer than rows."""
+    return {"x": np.full(12 if failing(x) % 28 == 9 else int(x) % 7, x)}
 
 
 def random_window(key, window):
     """Return a dataset of a window that draws, fails for some elements, and is read by batches."""
     return window.shuffle(3).map(lambda x: failing(x) + key).batch(2)
+
+
+def noised(x, rng):
+    """Add a random number to an element."""
+    return x + int(rng.integers(100))
+
+
+def failing_noise(x, rng):
+    """Fail for random elements."""
+    if rng.random() < 0.2:
+        raise KeyError(int(x))
+    return x * 100 + int(rng.integers(100))
 
 
 def from_generator(x):
@@ -152,6 +173,21 @@ PIPELINES = {
     "repeated take_while": lambda: Dataset.range(9).take_while(lambda x: x != 4).repeat(3),
     "padded_batch": lambda: Dataset.range(23).map(ragged).padded_batch(4, [7], -1),
     "failing map, padded": lambda: Dataset.range(23).map(failing).map(ragged).padded_batch(4),
+    "ragged_batch": lambda: (
+        Dataset.range(23).map(failing).map(lambda x: (ragged(x), x)).ragged_batch(4)
+    ),
+    "whole ragged batches": lambda: Dataset.range(23).map(ragged).ragged_batch(4, True),
+    "unique": lambda: Dataset.range(40).map(lambda x: x // 2 % 9).unique().repeat(2),
+    "unique rows of a shuffle": lambda: (
+        Dataset.range(60)
+        .map(failing)
+        .filter(lambda x: bool(x % 4))
+        .shuffle(5)
+        .map(lambda x: {"a": np.full(3, x % 20), "b": str(x % 10)})
+        .unique()
+    ),
+    "unique columns": lambda: Dataset.from_tensor_slices(np.arange(40) % 13).unique(),
+    "rebatch": lambda: Dataset.range(40).batch(7).map(odd_rows).rebatch(3),
     "group_by_window": lambda: Dataset.range(40).group_by_window(
         lambda x: x % 3, lambda key, window: window.batch(4), window_size=4
     ),
@@ -183,6 +219,66 @@ PIPELINES = {
     ),
     "whole buckets": lambda: Dataset.range(50).bucket_by_sequence_length(
         lambda x: failing(x) % 7, [2, 4], [3, 5, 2], no_padding=True, drop_remainder=True
+    ),
+    "packed": lambda: Dataset.range(60).map(sequences).pack_sequences(9, num_bins=3),
+    "packed, best fit": lambda: (
+        Dataset.range(60)
+        .map(failing, num_parallel_calls=2)
+        .map(lambda x: {"x": ragged(x), "y": ragged(x + 1)})
+        .pack_sequences({"x": 7, "y": 9}, "best_fit", 2)
+    ),
+    "packed rows of one array": lambda: Dataset.from_tensor_slices(
+        np.arange(40).reshape(20, 2)
+    ).pack_sequences(5, num_bins=3),
+    "concatenated and split": lambda: (
+        Dataset.range(60).map(sequences).pack_sequences(3, "concat_then_split")
+    ),
+    "batches by cost": lambda: (
+        Dataset.range(50)
+        .map(failing)
+        .map(ragged)
+        .batch_by_cost(9, lambda x: failing(len(x) * 2) if len(x) < 4 else 10 * len(x) % 39)
+    ),
+    "batches by padded cost": lambda: (
+        Dataset.range(50)
+        .map(ragged)
+        .batch_by_cost(7.5, len, drop_remainder=True, count_padding=True)
+    ),
+    "batched windows": lambda: (
+        Dataset.range(23).window(4, shift=1).flat_map(lambda w: w.batch(4, drop_remainder=True))
+    ),
+    "batched windows, failing": lambda: (
+        Dataset.range(30)
+        .map(failing)
+        .window(4, shift=3, stride=2)
+        .flat_map(lambda window: window.batch(9))
+    ),
+    "batched windows of pairs": lambda: (
+        Dataset.range(20)
+        .map(lambda x: (x, str(x)))
+        .window(3, shift=5)
+        .flat_map(lambda a, b: hr.Dataset.zip((a.batch(3), b.batch(4))))
+    ),
+    "batched windows of different shapes": lambda: (
+        Dataset.range(23).map(lambda x: ragged(x // 2)).window(2).flat_map(lambda w: w.batch(2))
+    ),
+    "windows": lambda: (
+        Dataset.range(23).window(4, shift=2).flat_map(lambda w: w.shuffle(3).map(odd_or_half))
+    ),
+    "windows, failing": lambda: (
+        Dataset.range(40)
+        .map(failing)
+        .window(3, shift=5, stride=2)
+        .filter(lambda w: len(list(w)) < 4)
+        .interleave(lambda w: w.map(lambda x: failing(x + 1)), cycle_length=2, block_length=2)
+    ),
+    "windows in windows": lambda: (
+        Dataset.range(12)
+        .window(3, shift=2)
+        .window(2, shift=1)
+        .flat_map(lambda w: w)
+        .shuffle(2)
+        .flat_map(lambda w: w.batch(2))
     ),
     "sample": lambda: Dataset.sample_from_datasets(
         [Dataset.range(9), Dataset.range(20, 32).map(odd_or_half), Dataset.range(50, 53)],
@@ -217,6 +313,31 @@ PIPELINES = {
     ),
     "failing map, prefetched": lambda: Dataset.range(30).map(failing).prefetch(4),
     "failing threaded map": lambda: Dataset.range(30).map(failing, num_parallel_calls=2),
+    "random_map": lambda: Dataset.range(30).random_map(noised),
+    "threaded random_map": lambda: Dataset.range(30).random_map(noised, 2).repeat(2),
+    "random_map, shuffled": lambda: Dataset.range(30).shuffle(9).random_map(noised).batch(4),
+    "random_map of a generator": lambda: (
+        Dataset.from_generator(numbers).shuffle(5).random_map(noised, seed=3).repeat(2)
+    ),
+    "random_map of an interleave": lambda: (
+        Dataset.range(9)
+        .interleave(lambda x: nested(x).random_map(noised), cycle_length=3)
+        .random_map(failing_noise)
+    ),
+    "unordered random_map": lambda: Dataset.range(9).random_map(noised, deterministic=False),
+    "ignore_errors": lambda: Dataset.range(30).map(failing).ignore_errors(),
+    "ignore_errors of a batch": lambda: (
+        Dataset.range(30).map(failing).batch(4).ignore_errors().repeat(2)
+    ),
+    "ignore_errors of threads": lambda: (
+        Dataset.range(30).random_map(failing_noise, 2).ignore_errors().shuffle(4)
+    ),
+    "ignore_errors of an interleave": lambda: (
+        Dataset.range(9)
+        .interleave(lambda x: nested(failing(x)).map(failing), cycle_length=2)
+        .ignore_errors()
+        .prefetch(3)
+    ),
     "failing interleave": lambda: Dataset.range(9).interleave(
         lambda x: nested(failing(x)), cycle_length=2
     ),
@@ -227,6 +348,8 @@ STEPS = {
     "map": lambda ds: ds.map(odd_or_half),
     "failing map": lambda ds: ds.map(failing),
     "columns": lambda ds: ds.map(lambda x: x + 1),
+    "random_map": lambda ds: ds.random_map(noised),
+    "ignored errors": lambda ds: ds.map(failing).ignore_errors(),
     "threaded map": lambda ds: ds.map(odd_or_half, num_parallel_calls=2),
     "filter": lambda ds: ds.filter(lambda x: bool(x % 3 != 0)),
     "column filter": lambda ds: ds.filter(lambda x: x % 4 != 0),
@@ -241,9 +364,23 @@ STEPS = {
     "group_by_window": lambda ds: ds.group_by_window(
         lambda x: x % 3, lambda key, window: window.shuffle(2), window_size=3
     ),
+    "packed": lambda ds: (
+        ds.map(lambda x: np.full(int(x) % 3 + 1, x))
+        .pack_sequences(4, num_bins=2)
+        .map(lambda row: row["tokens"].sum())
+    ),
+    "batch by cost": lambda ds: ds.batch_by_cost(4, lambda x: int(x) % 3 + 1).map(
+        lambda batch: batch.sum() if len(batch) > 1 else batch[0]
+    ),
+    "windows": lambda ds: ds.window(3, 2).flat_map(lambda w: w.map(odd_or_half)),
+    "batched windows": lambda ds: (
+        ds.window(2, shift=3).flat_map(lambda w: w.batch(2)).map(lambda batch: batch[-1])
+    ),
     "sample": lambda ds: Dataset.sample_from_datasets([ds, Dataset.range(5)], [0.7, 0.3]),
     "batch": lambda ds: ds.batch(3).map(lambda batch: batch.sum() if len(batch) > 1 else batch[0]),
     "unbatch": lambda ds: ds.batch(3).unbatch(),
+    "unique": lambda ds: ds.map(lambda x: x // 2).unique(),
+    "ragged_batch": lambda ds: ds.ragged_batch(3).map(np.sum),
     "zip": lambda ds: Dataset.zip(ds, Dataset.range(12).shuffle(3)).map(lambda x, y: x + 3 * y),
     "concatenate": lambda ds: ds.concatenate(Dataset.range(4)),
     "concatenated": lambda ds: Dataset.range(4).concatenate(ds),

@@ -131,6 +131,8 @@ ABOVE = {
     "buckets": lambda ds: ds.bucket_by_sequence_length(
         lambda x: int(x) % 7, [2, 4], [3, 2, 2], no_padding=True
     ),
+    "packed": lambda ds: ds.map(lambda x: np.full(int(x) % 4 + 1, x)).pack_sequences(6, num_bins=2),
+    "batches by cost": lambda ds: ds.batch_by_cost(5, lambda x: int(x) % 3 + 1),
 }
 INTERLEAVES = {
     "none": lambda ds: ds,

@@ -101,6 +101,14 @@ PLANS: dict[str, Callable[[], Dataset]] = {
     "buckets": lambda: (
         Dataset.range(40).map(ragged).bucket_by_sequence_length(len, [2, 4], [3, 4, 2])
     ),
+    "first fit": lambda: Dataset.range(40).map(ragged).pack_sequences(7, num_bins=3),
+    "best fit": lambda: (
+        Dataset.range(40).map(ragged).pack_sequences({"tokens": 7}, "best_fit", num_bins=3)
+    ),
+    "concat then split": lambda: (
+        Dataset.range(40).map(ragged).pack_sequences(3, "concat_then_split")
+    ),
+    "batch by cost": lambda: Dataset.range(40).map(ragged).batch_by_cost(9, len),
     "sample": lambda: seeded(
         Dataset.sample_from_datasets([Dataset.range(4), Dataset.range(20, 39).filter(even)])
     ),

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 import headrace as hr
-from headrace.errors import UserFunctionError
+from headrace.errors import InvalidElementError, UserFunctionError
 from headrace.execution.build import build_iterator
 from headrace.execution.iterator import InstrumentedIterator
 from headrace.plan.elements import Indices
@@ -68,7 +68,7 @@ def outcomes(iterator, most=60):
         state = iterator.get_state()
         try:
             chunk = iterator.next_chunk(1)
-        except UserFunctionError:
+        except (UserFunctionError, InvalidElementError):
             found.append((state, "failed"))
             continue
         if chunk is None:

@@ -135,6 +135,9 @@ PIPELINES = {
         lambda x: x % 3, lambda key, window: window.map(c), window_size=3
     ),
     "padded_batch": lambda c: generated(c, 30).padded_batch(4),
+    "ragged_batch": lambda c: generated(c, 30).ragged_batch(4),
+    "unique": lambda c: generated(c, 30).map(lambda x: x // 2 % 9).unique(),
+    "unique of a map that fails": lambda c: Dataset.range(30).map(c).map(str).unique(),
     "unbatch": lambda c: Dataset.range(12).map(c).batch(3).unbatch(),
     "map after unbatch": lambda c: Dataset.range(12).map(c).batch(3).unbatch().map(lambda x: x),
     "prefetch": lambda c: Dataset.range(40).map(c).prefetch(16),

@@ -28,6 +28,10 @@ def total(x):
     return x.sum() if len(x) > 1 else x.flat[0] if x.size else np.int64(0)
 
 
+def total_of_row(row):
+    return row["tokens"].sum()
+
+
 def grown(value, x):
     value += fails_at_three(x)
     return value, value
@@ -124,6 +128,9 @@ STEP = st.sampled_from(
             .bucket_by_sequence_length(lambda x: fails_at_three(len(x)), [2], [2, 3])
             .map(total)
         ),
+        lambda ds: ds.map(ragged).pack_sequences(3, num_bins=2).map(total_of_row),
+        lambda ds: ds.map(ragged).pack_sequences(2, "concat_then_split").map(total_of_row),
+        lambda ds: ds.batch_by_cost(9, lambda x: fails_at_three(x) % 9).map(total),
         lambda ds: Dataset.sample_from_datasets([ds, Dataset.range(7)], [0.6, 0.4], seed=3),
         lambda ds: Dataset.sample_from_datasets(
             [ds, ds.map(fails_at_three), Dataset.range(5)], stop_on_empty_dataset=True

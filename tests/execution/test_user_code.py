@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +63,14 @@ class Recorder:
             Dataset.range(1, 5000)
             .map(fn)
             .bucket_by_sequence_length(lambda x: x, [7], [1, 1], no_padding=True)
+        ),
+        lambda fn: Dataset.range(5000).batch_by_cost(1, lambda x: fn(x) * 0 + 1),
+        lambda fn: Dataset.range(5000).map(fn).map(lambda x: [x]).pack_sequences(1),
+        lambda fn: (
+            Dataset.range(5000)
+            .map(fn)
+            .map(lambda x: [x])
+            .pack_sequences(1, strategy="concat_then_split")
         ),
         lambda fn: Dataset.sample_from_datasets([Dataset.range(5000).map(fn)] * 2),
         lambda fn: Dataset.choose_from_datasets(
@@ -323,6 +332,7 @@ class WithoutRepr:
         raise AssertionError("code of the user's ran")
 
 
+NamedPair = namedtuple("NamedPair", "a b")
 PATHS = ["data/first.jpg", "data/second.jpg"]
 
 
@@ -353,6 +363,10 @@ def test_error_of_a_function_shows_the_element(step):
         ((1, "x"), "(1, 'x')"),
         (b"\0" * 1000, f"{bytes(60)!r}..."[:200]),
         (WithoutRepr(), "<WithoutRepr>"),
+        (Path("data/a.jpg"), "'data/a.jpg'"),
+        ({WithoutRepr: 1, "b": 2}, "{<type>: 1, 'b': 2}"),  # keys that cannot be sorted
+        (dict.fromkeys(range(10**5)), "{0: None, 1: None, 2: None, 3: None, "),
+        (NamedPair("x", np.zeros(99)), "NamedPair(a='x', b=array of shape (99,), float64)"),
     ],
 )
 def test_elements_are_shown_shortened(element, shown):

@@ -161,9 +161,14 @@ def steps() -> dict[str, Node]:
         numbers.flat_map(Dataset.range).concatenate(Dataset.from_generator(lambda: [1])),
         numbers.scan(0, lambda total, x: (total, x)).take_while(bool).padded_batch(2),
         numbers.group_by_window(kept, lambda key, window: window, 2),
+        numbers.window(2).flat_map(lambda window: window.batch(2)),
         numbers.bucket_by_sequence_length(kept, [3], [2, 2]),
+        numbers.batch(2).pack_sequences(3).batch_by_cost(3, len),
+        numbers.batch(2).pack_sequences(3, "concat_then_split"),
+        numbers.unique().ragged_batch(2),
         Dataset.sample_from_datasets([numbers, numbers]),
         Dataset.choose_from_datasets([numbers, numbers], numbers),
+        numbers.random_map(lambda x, rng: x).ignore_errors().snapshot("unused"),
     ).with_options(hr.Options(seed=1))
     failing = (RaiseDeferredErrors(input=whole.plan), TagUpstreamErrors(input=whole.plan))
     stages = (PartitionBoundary(input=whole.plan), ReadSplits(num_splits=3, count=9), *failing)
@@ -205,14 +210,18 @@ def test_one_to_one_steps_preserve_the_cardinality(kind):
 @pytest.mark.parametrize("kind", ALL_STEPS)
 def test_split_sizes_pass_through_count_preserving_steps_and_grow_in_batches(kind):
     step = ALL_STEPS[kind]
-    below = {"batch": 6, "padded_batch": 6}.get(kind, 3 if step.preserves_count else None)
+    below = {"batch": 6, "padded_batch": 6, "ragged_batch": 6}.get(
+        kind, 3 if step.preserves_count else None
+    )
     assert step.input_split_size(3) == below
 
 
 @pytest.mark.parametrize("kind", ALL_STEPS)
 def test_random_steps_are_index_plans_or_keep_the_order_below(kind):
     step = ALL_STEPS[kind]
-    assert not step.is_random or step.is_index_step or step.rereads_input
+    # The words of `random_map` follow from element numbers, in any order.
+    in_any_order = step.kind == "random_words"
+    assert not step.is_random or step.is_index_step or step.rereads_input or in_any_order
 
 
 @pytest.mark.parametrize("kind", ALL_STEPS)

@@ -88,6 +88,9 @@ def test_a_padded_batch_above_count_preserving_steps_is_one_split():
         lambda ds: ds.take_while(some),
         lambda ds: ds.group_by_window(int, lambda key, window: window, 3),
         lambda ds: ds.bucket_by_sequence_length(len, [3], [2, 2]),
+        lambda ds: ds.pack_sequences(3),
+        lambda ds: ds.pack_sequences(3, "concat_then_split"),
+        lambda ds: ds.batch_by_cost(3, len),
     ],
 )
 def test_steps_that_end_or_collect_do_not_affect_splits(step):

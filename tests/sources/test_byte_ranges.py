@@ -155,10 +155,10 @@ def test_large_files_have_several_parts(tmp_path: Path, monkeypatch: pytest.Monk
         Path(name).write_bytes(b"x" * size)
     gone = str(tmp_path / "gone")
 
-    assert count_parts([*names, gone], 10) == (1, 1, 3, 1)
-    assert count_parts(names, 100) == ()
+    assert count_parts([*names, gone], part_bytes=10) == (1, 1, 3, 1)
+    assert count_parts(names, part_bytes=100) == ()
     monkeypatch.setattr(byte_ranges, "_MAX_DIVIDED_FILES", 2)
-    assert count_parts(names, 10) == ()
+    assert count_parts(names, part_bytes=10) == ()
 
 
 def test_size_of_a_url_is_known() -> None:

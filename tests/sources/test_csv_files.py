@@ -292,3 +292,16 @@ def test_pyarrow_is_imported_on_use_only(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert "pip install 'headrace[arrow]'" in found.stdout
+
+
+def test_types_are_inferred_silently_beside_rows_that_are_not_utf8(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "damaged.csv"
+    path.write_bytes(b"a,b\n1,2\n3\xff\n5,6\n")
+    iterator = iter(hr.CsvDataset(path))
+    assert next(iterator) == {"a": 1, "b": 2}
+    with pytest.raises(hr.errors.DataLossError, match=r"damaged\.csv"):
+        next(iterator)
+    assert next(iterator) == {"a": 5, "b": 6}
+    assert not capfd.readouterr().err

@@ -41,7 +41,12 @@ def test_records_of_local_files_are_indexed(names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("buffer_size", [None, 1, 5])
 def test_files_are_read_in_order(names: tuple[str, ...], buffer_size: int | None) -> None:
-    check_source(FixedLengthFilesSource(names, 3, 4, 2, buffer_size), RECORDS)
+    check_source(
+        FixedLengthFilesSource(
+            names, buffer_size=buffer_size, record_bytes=3, header_bytes=4, footer_bytes=2
+        ),
+        RECORDS,
+    )
 
 
 def test_records_by_url() -> None:

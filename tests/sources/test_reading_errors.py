@@ -113,7 +113,7 @@ def test_a_disk_error_among_large_records_keeps_earlier_records(
     monkeypatch.setattr(
         record_files,
         "open_file",
-        lambda name, compression, offset: FailingDisk(name, at if name == names[0] else 0),
+        lambda name, compression, offset, options: FailingDisk(name, at if name == names[0] else 0),
     )
 
     found = outcomes(hr.Dataset.from_source(TFRecordSource(names, buffer_size=250)))

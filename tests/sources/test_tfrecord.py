@@ -152,7 +152,7 @@ def test_large_local_records_are_read_one_by_one_and_others_in_blocks(
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        record_files, "open_file", lambda name, compression, offset: kind(name, asked)
+        record_files, "open_file", lambda name, compression, offset, options: kind(name, asked)
     )
     records = [bytes([index]) * size for index in range(200)]
     path = write(tmp_path / "x", records)

@@ -11,7 +11,6 @@ no           | no                     | none: both have what they need
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
 from headrace.cli.formatting import (
@@ -26,6 +25,7 @@ from headrace.cli.formatting import (
     pluralize,
     version_mismatches,
 )
+from headrace.execution.bottleneck import WAITING_SHARE, Bottleneck
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
     ClientStatus,
@@ -38,21 +38,11 @@ from headrace.service.messages import (
 __all__ = ["Bottleneck", "find_bottleneck", "find_save_bottleneck", "render_dispatcher"]
 
 
-_WAITING_SHARE = 0.2
-"""Fraction of the time below which a wait does not count; nor does a wait half as long as that of
-the other side."""
+# A wait does not count below this fraction of the time; nor does a wait half as long as that of the
+# other side.
+_WAITING_SHARE = WAITING_SHARE
 _MIN_SECONDS = 3.0
 """Minimum seconds of measurements for a result."""
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """Bottleneck of an epoch."""
-
-    location: str
-    """Short phrase to print after "bound by"."""
-    advice: str
-    """Advice; empty if none is needed."""
 
 
 def find_bottleneck(reading: IterationStatus) -> Bottleneck | None:

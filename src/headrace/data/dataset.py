@@ -1,7 +1,8 @@
 """The Dataset class: a plan with methods. Each method creates a node, which checks its arguments.
 
 Methods that create a dataset from data are in `data/source_methods.py`. Methods that combine
-datasets or group elements are in `data/dataset_methods.py`.
+datasets or group elements are in `data/dataset_methods.py`, and those over the whole sequence in
+`data/sequence_methods.py`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,20 @@ import numpy as np
 
 from headrace.data.dataset_methods import SelectionMethods, WindowMethods
 from headrace.data.element_type import T_co
+from headrace.data.error_methods import ErrorMethods
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.missing_names import missing_method_message
+from headrace.data.packing_methods import PackingMethods
+from headrace.data.process_methods import ProcessMethods
+from headrace.data.random_methods import RandomMethods
+from headrace.data.reading_methods import ReadingMethods
 from headrace.data.saving import save_dataset
+from headrace.data.sequence_methods import SequenceMethods
+from headrace.data.sliding_window_methods import SlidingWindowMethods
+from headrace.data.snapshot_methods import SnapshotMethods
 from headrace.data.source_methods import SourceMethods
+from headrace.element.dataset_leaf import DatasetLeaf
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.plan import traverse
@@ -40,12 +50,29 @@ S = TypeVar("S")
 ResultT = TypeVar("ResultT", bound="Dataset[Any]")
 
 
-class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
+class Dataset(
+    SourceMethods,
+    SelectionMethods,
+    WindowMethods,
+    PackingMethods,
+    SequenceMethods[T_co],
+    ProcessMethods,
+    RandomMethods,
+    ErrorMethods,
+    SnapshotMethods,
+    SlidingWindowMethods,
+    DatasetLeaf,
+    ReadingMethods[T_co],
+    Generic[T_co],
+):
     """A sequence of elements that can be read any number of times.
 
     An element is an array, a NumPy scalar, `bytes` or `str`, or a dict, tuple, namedtuple or
     dataclass of these. A dataset does nothing until it is iterated over; each `iter` starts a new
     epoch, for which shuffles draw a new order.
+
+    Steps take a `name`, as in tf.data. Errors and `explain` show it beside the file and line of the
+    step; it has no other effect.
 
     For type checkers, `Dataset[T]` is a dataset of elements of type T. T is known after most
     sources and after functions with annotations, and otherwise Any.
@@ -63,6 +90,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
             )
         self._plan = plan
         self._epochs = itertools.count()
+        self._last_statistics = None
 
     @property
     def plan(self) -> Node:
@@ -77,12 +105,14 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
     def _from_plan(cls, plan: Node) -> Dataset[Any]:
         return cls(plan)
 
-    def _append_step(self, step: Callable[..., Node], **arguments: Any) -> Dataset[Any]:
+    def _append_step(
+        self, step: Callable[..., Node], *, name: str | None = None, **arguments: Any
+    ) -> Dataset[Any]:
         """Return a dataset with another step appended."""
-        return type(self)(step(input=self._plan, location=call_site(), **arguments))
+        return type(self)(step(input=self._plan, location=call_site(name), **arguments))
 
     @staticmethod
-    def zip(*datasets: Any) -> Dataset[Any]:
+    def zip(*datasets: Any, name: str | None = None) -> Dataset[Any]:
         """Return tuples of the n-th elements of several datasets; ends with the shortest one.
 
         A single argument may be a nested structure of datasets; elements then have its structure.
@@ -97,7 +127,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         nested = datasets[0] if len(datasets) == 1 else datasets
         members, structure = flatten(nested)
         plans = tuple(_check_dataset("datasets", member) for member in members)
-        return Dataset(Zip(datasets=plans, structure=structure, location=call_site()))
+        return Dataset(Zip(datasets=plans, structure=structure, location=call_site(name)))
 
     # --- Transformations ----------------------------------------------------------------------
 
@@ -107,6 +137,8 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         map_func: Callable[..., bool | int | float | list[Any]],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]: ...
 
     @overload
@@ -115,6 +147,8 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         map_func: Callable[..., S],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[S]: ...
 
     def map(
@@ -122,6 +156,8 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         map_func: Callable[..., Any],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Replace each element by `map_func(element)`.
 
@@ -136,15 +172,17 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
                 of plain arithmetic is called with whole columns.
             num_parallel_calls: Threads that call it, or `AUTOTUNE`; None uses the reading thread.
             deterministic: False yields results as they are ready; None follows the options.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(
             Map,
             fn=map_func,
             num_parallel_calls=num_parallel_calls,
             deterministic=deterministic,
+            name=name,
         )
 
-    def filter(self, predicate: Callable[..., Any]) -> Dataset[T_co]:
+    def filter(self, predicate: Callable[..., Any], *, name: str | None = None) -> Dataset[T_co]:
         """Keep the elements for which `predicate(element)` is true.
 
         >>> [int(x) for x in hr.Dataset.range(10).filter(lambda x: x % 3 == 0)]
@@ -153,19 +191,24 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         Args:
             predicate: Function that returns a bool or a number, of Python or NumPy. Any other
                 result, such as the None of a function without `return`, is an error.
+            name: Name of the step in errors and in `explain`.
         """
-        return self._append_step(Filter, predicate=predicate)
+        return self._append_step(Filter, predicate=predicate, name=name)
 
-    def take_while(self, predicate: Callable[..., Any]) -> Dataset[T_co]:
+    def take_while(
+        self, predicate: Callable[..., Any], *, name: str | None = None
+    ) -> Dataset[T_co]:
         """Yield elements until `predicate(element)` is false; drop that element and the rest.
 
         >>> import headrace as hr
         >>> [int(x) for x in hr.Dataset.counter().take_while(lambda x: x * x < 20)]
         [0, 1, 2, 3, 4]
         """
-        return self._append_step(TakeWhile, predicate=predicate)
+        return self._append_step(TakeWhile, predicate=predicate, name=name)
 
-    def scan(self, initial_state: Any, scan_func: Callable[..., Any]) -> Dataset[Any]:
+    def scan(
+        self, initial_state: Any, scan_func: Callable[..., Any], *, name: str | None = None
+    ) -> Dataset[Any]:
         """Replace each element by the second result of `scan_func(state, element)`.
 
         >>> import headrace as hr
@@ -178,8 +221,9 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
             scan_func: Function of the state and the element (a tuple is one argument) that returns
                 `(new_state, output_element)`. If it fails for an element, the state is unchanged.
                 Saved states of an iterator contain the state, so keep it small.
+            name: Name of the step in errors and in `explain`.
         """
-        return self._append_step(Scan, initial_state=initial_state, fn=scan_func)
+        return self._append_step(Scan, initial_state=initial_state, fn=scan_func, name=name)
 
     def batch(
         self,
@@ -187,6 +231,8 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         drop_remainder: bool = False,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Stack `batch_size` consecutive elements into one, in new memory.
 
@@ -200,23 +246,27 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
             drop_remainder: Whether to drop a last batch that is smaller.
             num_parallel_calls: Accepted as in tf.data; stacking is one copy and needs no threads.
             deterministic: Accepted as in tf.data.
+            name: Name of the step in errors and in `explain`.
         """
-        return self._append_step(Batch, size=batch_size, drop_remainder=drop_remainder)
+        self._refuse_windows("`batch`")
+        return self._append_step(Batch, size=batch_size, drop_remainder=drop_remainder, name=name)
 
-    def unbatch(self) -> Dataset[Any]:
+    def unbatch(self, *, name: str | None = None) -> Dataset[Any]:
         """Split each element along its first axis.
 
         >>> batches = hr.Dataset.from_tensors(np.array([[1, 2], [3, 4]]))
         >>> [row.tolist() for row in batches.unbatch()]
         [[1, 2], [3, 4]]
         """
-        return self._append_step(Unbatch)
+        return self._append_step(Unbatch, name=name)
 
     def shuffle(
         self,
         buffer_size: int,
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = True,
+        *,
+        name: str | None = None,
     ) -> Dataset[T_co]:
         """Yield random elements of a buffer that is filled in order.
 
@@ -230,63 +280,69 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
                 dataset, every order is equally likely.
             seed: Seed of the order; None draws a new one in each run.
             reshuffle_each_iteration: Whether each epoch has a new order.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(
             Shuffle,
             buffer_size=buffer_size,
             seed=seed,
             reshuffle_each_iteration=reshuffle_each_iteration is not False,
+            name=name,
         )
 
-    def repeat(self, count: int | None = None) -> Dataset[T_co]:
+    def repeat(self, count: int | None = None, *, name: str | None = None) -> Dataset[T_co]:
         """Repeat the elements `count` times; None or -1 repeats them forever.
 
         >>> [int(x) for x in hr.Dataset.range(3).repeat(2)]
         [0, 1, 2, 0, 1, 2]
         """
-        return self._append_step(Repeat, count=None if count == -1 else count)
+        return self._append_step(Repeat, count=None if count == -1 else count, name=name)
 
-    def take(self, count: int) -> Dataset[T_co]:
+    def take(self, count: int, *, name: str | None = None) -> Dataset[T_co]:
         """Yield the first `count` elements; -1 yields all.
 
         >>> [int(x) for x in hr.Dataset.counter().take(3)]
         [0, 1, 2]
         """
-        return self._append_step(Take, count=count)
+        return self._append_step(Take, count=count, name=name)
 
-    def skip(self, count: int) -> Dataset[T_co]:
+    def skip(self, count: int, *, name: str | None = None) -> Dataset[T_co]:
         """Skip the first `count` elements; -1 skips all.
 
         >>> [int(x) for x in hr.Dataset.range(5).skip(3)]
         [3, 4]
         """
-        return self._append_step(Skip, count=count)
+        return self._append_step(Skip, count=count, name=name)
 
-    def shard(self, num_shards: int, index: int) -> Dataset[T_co]:
+    def shard(self, num_shards: int, index: int, *, name: str | None = None) -> Dataset[T_co]:
         """Yield every `num_shards`-th element, starting with element `index`.
 
         >>> [int(x) for x in hr.Dataset.range(8).shard(num_shards=3, index=1)]
         [1, 4, 7]
         """
-        return self._append_step(ShardElements, num_shards=num_shards, index=index)
+        return self._append_step(ShardElements, num_shards=num_shards, index=index, name=name)
 
-    def enumerate(self, start: int = 0) -> Dataset[tuple[np.int64, T_co]]:
+    def enumerate(
+        self, start: int = 0, *, name: str | None = None
+    ) -> Dataset[tuple[np.int64, T_co]]:
         """Pair each element with its number: `(int64, element)`.
 
         >>> letters = hr.Dataset.from_random_access(["a", "b"])
         >>> [(int(number), letter) for number, letter in letters.enumerate(start=1)]
         [(1, 'a'), (2, 'b')]
         """
-        return self._append_step(Enumerate, start=start)
+        return self._append_step(Enumerate, start=start, name=name)
 
-    def flat_map(self, map_func: Callable[..., Dataset[S]]) -> Dataset[S]:
+    def flat_map(
+        self, map_func: Callable[..., Dataset[S]], *, name: str | None = None
+    ) -> Dataset[S]:
         """Yield all elements of the dataset `map_func(element)` for each element in order.
 
         >>> ranges = hr.Dataset.range(1, 4).flat_map(lambda n: hr.Dataset.range(int(n)))
         >>> [int(x) for x in ranges]
         [0, 0, 1, 0, 1, 2]
         """
-        return self._append_step(Interleave, fn=map_func, cycle_length=1)
+        return self._append_step(Interleave, fn=map_func, cycle_length=1, name=name)
 
     def interleave(
         self,
@@ -295,6 +351,8 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[S]:
         """Read the datasets `map_func(element)` of several elements in turn.
 
@@ -310,6 +368,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
             block_length: Number of elements to take from each in its turn; None is 1.
             num_parallel_calls: Threads that read the datasets ahead, or `AUTOTUNE`.
             deterministic: False takes elements from any dataset that is ready.
+            name: Name of the step in errors and in `explain`.
         """
         automatic = cycle_length is None or cycle_length == AUTOTUNE
         return self._append_step(
@@ -319,27 +378,30 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
             block_length=1 if block_length is None else block_length,
             num_parallel_calls=num_parallel_calls,
             deterministic=deterministic,
+            name=name,
         )
 
-    def concatenate(self, dataset: Dataset[S]) -> Dataset[T_co | S]:
+    def concatenate(self, dataset: Dataset[S], *, name: str | None = None) -> Dataset[T_co | S]:
         """Yield these elements, followed by those of `dataset`.
 
         >>> [int(x) for x in hr.Dataset.range(2).concatenate(hr.Dataset.range(10, 12))]
         [0, 1, 10, 11]
         """
         second = _check_dataset("dataset", dataset)
-        return Dataset(Concatenate(first=self._plan, second=second, location=call_site()))
+        return Dataset(Concatenate(first=self._plan, second=second, location=call_site(name)))
 
-    def prefetch(self, buffer_size: int = AUTOTUNE) -> Dataset[T_co]:
+    def prefetch(self, buffer_size: int = AUTOTUNE, *, name: str | None = None) -> Dataset[T_co]:
         """Read up to `buffer_size` elements ahead on a thread; AUTOTUNE reads up to 64 MiB.
 
         >>> with iter(hr.Dataset.range(3).map(lambda x: x + 1).prefetch(2)) as iterator:
         ...     [int(x) for x in iterator]
         [1, 2, 3]
         """
-        return self._append_step(Prefetch, buffer_size=buffer_size)
+        return self._append_step(Prefetch, buffer_size=buffer_size, name=name)
 
-    def cache(self, filename: str | os.PathLike[str] = "") -> Dataset[T_co]:
+    def cache(
+        self, filename: str | os.PathLike[str] = "", *, name: str | None = None
+    ) -> Dataset[T_co]:
         """Keep the elements of the first complete epoch, in memory or in a file.
 
         >>> calls = []
@@ -352,9 +414,11 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         Args:
             filename: File on a local disk; empty keeps the elements in memory. Workers with
                 dataset shards (FILE, HINT) append the shard to the name: NAME.shard-0-of-2.
+            name: Name of the step in errors and in `explain`.
         """
-        name = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
-        return self._append_step(Cache, filename=name)
+        path = os.fspath(filename) if isinstance(filename, os.PathLike) else filename
+        self._refuse_windows("`cache`")
+        return self._append_step(Cache, filename=path, name=name)
 
     def save(self, path: FileName) -> None:
         """Read one epoch and save its elements in a directory of Arrow files, for `load`.
@@ -371,6 +435,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
                 pipeline.
             InvalidElementError: If an element cannot be saved; the message names the component.
         """
+        self._refuse_windows("`save`")
         save_dataset(self._plan, next(self._epochs), path)
 
     def apply(self, transformation_func: Callable[[Dataset[T_co]], ResultT]) -> ResultT:
@@ -388,7 +453,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
             )
         return result
 
-    def with_options(self, options: Options) -> Dataset[T_co]:
+    def with_options(self, options: Options, *, name: str | None = None) -> Dataset[T_co]:
         """Run the whole dataset with `options`, which override options set before.
 
         >>> options = hr.Options(seed=7)
@@ -396,7 +461,7 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         >>> list(first) == list(second)
         True
         """
-        return self._append_step(WithOptions, options=options)
+        return self._append_step(WithOptions, options=options, name=name)
 
     def options(self) -> Options:
         """Return the options that apply to this dataset.
@@ -463,10 +528,6 @@ class Dataset(SourceMethods, SelectionMethods, WindowMethods, Generic[T_co]):
         Batch(size=2, drop_remainder=False)...
         """
         return explain(self._plan)
-
-    def __repr__(self) -> str:
-        spec = traverse.element_spec(self._plan)
-        return f"<Dataset {type(self._plan).__name__} element_spec={spec!r}>"
 
     # --- Reading ------------------------------------------------------------------------------
 

@@ -114,7 +114,9 @@ class WindowMethods(metaclass=MissingNamesMeta):
 
     if TYPE_CHECKING:
 
-        def _append_step(self, step: Callable[..., Node], **arguments: Any) -> Dataset[Any]: ...
+        def _append_step(
+            self, step: Callable[..., Node], *, name: str | None = None, **arguments: Any
+        ) -> Dataset[Any]: ...
 
     def padded_batch(
         self,
@@ -122,6 +124,8 @@ class WindowMethods(metaclass=MissingNamesMeta):
         padded_shapes: Any = None,
         padding_values: Any = None,
         drop_remainder: bool = False,
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Stack `batch_size` consecutive elements, padding each component to a common shape.
 
@@ -137,6 +141,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
             padding_values: A number, bytes or str for all components, or values nested like the
                 elements; None is zero or empty.
             drop_remainder: Whether to drop a last batch that is smaller.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(
             PaddedBatch,
@@ -144,6 +149,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
             padded_shapes=padded_shapes,
             padding_values=padding_values,
             drop_remainder=drop_remainder,
+            name=name,
         )
 
     def group_by_window(
@@ -152,6 +158,8 @@ class WindowMethods(metaclass=MissingNamesMeta):
         reduce_func: Callable[..., Any],
         window_size: int | None = None,
         window_size_func: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Group elements by key; apply `reduce_func` to full windows and yield the elements.
 
@@ -172,6 +180,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
             window_size: Number of elements per window.
             window_size_func: Function that returns the window size for a key, instead of
                 `window_size`.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(
             GroupByWindow,
@@ -180,6 +189,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
             window_size=window_size,
             window_size_func=window_size_func,
             make_dataset=type(self),
+            name=name,
         )
 
     def bucket_by_sequence_length(
@@ -192,6 +202,8 @@ class WindowMethods(metaclass=MissingNamesMeta):
         pad_to_bucket_boundary: bool = False,
         no_padding: bool = False,
         drop_remainder: bool = False,
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Group elements of similar length into buckets; yield each full one as a padded batch.
 
@@ -215,6 +227,7 @@ class WindowMethods(metaclass=MissingNamesMeta):
                 the first axis.
             no_padding: Whether all elements of a batch already have the same shape.
             drop_remainder: Whether to drop incomplete batches at the end.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(
             BucketBySequenceLength,
@@ -226,4 +239,5 @@ class WindowMethods(metaclass=MissingNamesMeta):
             pad_to_bucket_boundary=pad_to_bucket_boundary,
             no_padding=no_padding,
             drop_remainder=drop_remainder,
+            name=name,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,26 +13,30 @@ from headrace.sources.parquet import ParquetSource
 from headrace.sources.text_files import FileNamesSource, TextLineSource
 from headrace.sources.tfrecord import TFRecordSource
 from headrace.storage.compression import Compression
-from headrace.storage.names import as_names
+from headrace.storage.names import expand_names
+from headrace.storage.options import StorageOptions
 
 __all__ = ["ParquetDataset", "TFRecordDataset", "TextLineDataset"]
 
 
 def _record_dataset(
-    filenames: Any, make: Callable[[Any], Source], num_parallel_reads: int | None
+    filenames: Any,
+    make: Callable[[Any], Source],
+    num_parallel_reads: int | None,
+    options: StorageOptions,
 ) -> Dataset[Any]:
-    """Return the records of files named by a string, a list, or a dataset of names."""
+    """Return the records of files named by patterns, or by a dataset of names."""
     if isinstance(filenames, Dataset):
         return filenames.interleave(
             lambda name: Dataset.from_source(make([name])),
             cycle_length=num_parallel_reads or 1,
             num_parallel_calls=num_parallel_reads,
         )
+    names = expand_names("filenames", filenames, options)
     if num_parallel_reads is None:
-        return Dataset.from_source(make(filenames))
-    names = as_names("filenames", filenames)
+        return Dataset.from_source(make(names))
     return _record_dataset(
-        Dataset.from_source(FileNamesSource(names, names)), make, num_parallel_reads
+        Dataset.from_source(FileNamesSource(names, names)), make, num_parallel_reads, options
     )
 
 
@@ -41,6 +45,7 @@ def TFRecordDataset(  # noqa: N802 - the field's name
     filenames: Any,
     compression_type: Compression | None = None,
     num_parallel_reads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[bytes]:
     """Return a dataset of the records of TFRecord files as `bytes`; all checksums are verified.
 
@@ -51,13 +56,19 @@ def TFRecordDataset(  # noqa: N802 - the field's name
     [b'one', b'two']
 
     Args:
-        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
-            of them.
+        filenames: A path, fsspec URL or pattern (str, bytes or os.PathLike), a list of them, or a
+            Dataset of paths or URLs.
         compression_type: "GZIP", "ZLIB", "" or None.
         num_parallel_reads: Number of files to read at once, in turn; None reads them in order.
+        storage_options: Options of the file systems of URLs, such as `endpoint_url` or credentials
+            (see *Object stores* in the guide to file formats); None uses the environment's.
     """
+    options = StorageOptions(storage_options)
     return _record_dataset(
-        filenames, lambda names: TFRecordSource(names, compression_type), num_parallel_reads
+        filenames,
+        lambda names: TFRecordSource(names, compression_type, storage_options=options),
+        num_parallel_reads,
+        options,
     )
 
 
@@ -68,6 +79,7 @@ def ParquetDataset(  # noqa: N802 - the field's name
     filters: Sequence[Any] | None = None,
     batch_size: int | None = None,
     num_parallel_reads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[dict[str, Any]]:
     """Return a dataset of the rows of Parquet files as dicts. Requires pyarrow.
 
@@ -88,8 +100,8 @@ def ParquetDataset(  # noqa: N802 - the field's name
     {'x': array([1, 5])}
 
     Args:
-        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
-            of them. All files must have the same columns.
+        filenames: A path, fsspec URL or pattern (str, bytes or os.PathLike), a list of them, or a
+            Dataset of paths or URLs. All files must have the same columns.
         columns: Names of the columns to read, in the order of the dicts; None reads all.
         filters: Predicates that must all hold for a row, as for `pyarrow.parquet.read_table`, or
             a list of such lists, of which one must hold. Row groups whose statistics exclude a
@@ -97,15 +109,18 @@ def ParquetDataset(  # noqa: N802 - the field's name
         batch_size: Number of rows per element, as for `Dataset.batch`; None makes each row an
             element.
         num_parallel_reads: Number of files to read at once, in turn; None reads them in order.
+        storage_options: Options of the file systems of URLs, such as `endpoint_url` or credentials
+            (see *Object stores* in the guide to file formats); None uses the environment's.
     """
+    options = StorageOptions(storage_options)
     make: Callable[[Any], ParquetSource] = partial(
-        ParquetSource.of_files, columns=columns, filters=filters
+        ParquetSource.of_files, columns=columns, filters=filters, storage_options=options
     )
     if not isinstance(filenames, Dataset):
         # Read the footers once, and compare the columns of the files.
-        filenames = as_names("filenames", filenames)
+        filenames = expand_names("filenames", filenames, options)
         make = make(filenames).with_files
-    rows: Dataset[Any] = _record_dataset(filenames, make, num_parallel_reads)
+    rows: Dataset[Any] = _record_dataset(filenames, make, num_parallel_reads, options)
     return rows if batch_size is None else rows.batch(batch_size)
 
 
@@ -114,6 +129,7 @@ def TextLineDataset(  # noqa: N802 - the field's name
     filenames: Any,
     compression_type: Compression | None = None,
     num_parallel_reads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[bytes]:
     """Return a dataset of the lines of text files as `bytes` without line terminators.
 
@@ -124,11 +140,17 @@ def TextLineDataset(  # noqa: N802 - the field's name
     [b'first', b'second']
 
     Args:
-        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
-            of them.
+        filenames: A path, fsspec URL or pattern (str, bytes or os.PathLike), a list of them, or a
+            Dataset of paths or URLs.
         compression_type: "GZIP", "ZLIB", "" or None.
         num_parallel_reads: Number of files to read at once, in turn; None reads them in order.
+        storage_options: Options of the file systems of URLs, such as `endpoint_url` or credentials
+            (see *Object stores* in the guide to file formats); None uses the environment's.
     """
+    options = StorageOptions(storage_options)
     return _record_dataset(
-        filenames, lambda names: TextLineSource(names, compression_type), num_parallel_reads
+        filenames,
+        lambda names: TextLineSource(names, compression_type, storage_options=options),
+        num_parallel_reads,
+        options,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from headrace.element.chunk import Chunk
 from headrace.element.spec import Spec, relax_lengths, spec_of
 from headrace.element.stack import stack
 from headrace.element.wire import frame_bytes
-from headrace.errors import FailedPreconditionError
+from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import build_iterator
 from headrace.execution.iterator import ElementIterator, InstrumentedIterator, LazyRows
 from headrace.plan.batching import Batch, PaddedBatch
@@ -18,8 +19,11 @@ from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combining import Interleave
 from headrace.plan.elements import FromSource, GatherIndices, ReadIndices
 from headrace.plan.elementwise import Map
+from headrace.plan.ignoring_errors import IgnoreErrors
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
+from headrace.plan.ragged import RaggedBatch
+from headrace.plan.sliding_windows import Window
 from headrace.plan.traverse import element_spec, find_leaves, transform, walk
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
 from headrace.rewrites.optimize import prepare
@@ -38,7 +42,8 @@ def infer_spec(plan: Node) -> Spec:
     Raises:
         FailedPreconditionError: If there are no elements.
     """
-    spec = element_spec(plan, infer=_infer_from_first)
+    ignores_errors = any(isinstance(node, IgnoreErrors) for node in walk(plan))
+    spec = element_spec(plan, infer=partial(_infer_from_first, ignores_errors))
     if spec is None:
         raise FailedPreconditionError(
             f"the elements of an empty dataset have no known spec: {plan.describe()}"
@@ -46,25 +51,37 @@ def infer_spec(plan: Node) -> Spec:
     return spec
 
 
-def _infer_from_first(plan: Node) -> Spec | None:
+def _infer_from_first(ignores_errors: bool, plan: Node) -> Spec | None:
     """Return the spec of a plan's elements from the first one, or None if there are no elements.
 
     Each user function is called about once: steps that need many elements to yield one are replaced
     by equivalents. One element does not show the axis lengths of others, so these are None.
+
+    Args:
+        ignores_errors: Whether a later step may drop elements that fail; they have no spec.
+        plan: The plan.
     """
     known_spec = element_spec(prepare(plan).plan)
     if known_spec is not None:
         return known_spec
-    found = _spec_of_first(transform(plan, _reduce_calls))
+    found = _spec_of_first(transform(plan, _reduce_calls), ignores_errors)
     # With fewer input elements, a step that drops some may have none left.
-    return _spec_of_first(plan) if found is None else found
+    return _spec_of_first(plan, ignores_errors) if found is None else found
 
 
-def _spec_of_first(plan: Node) -> Spec | None:
+def _spec_of_first(plan: Node, ignores_errors: bool) -> Spec | None:
     iterator = build_iterator(plan, seed=0, is_preview=True)
+    num_failed = 0
     try:
-        chunk = iterator.next_chunk(1)
-        return None if chunk is None else relax_lengths(spec_of(chunk.rows()[0]))
+        while True:
+            try:
+                chunk = iterator.next_chunk(1)
+            except UserFunctionError:
+                num_failed += 1
+                if not ignores_errors or num_failed > _MAX_READ:
+                    raise
+                continue
+            return None if chunk is None else relax_lengths(spec_of(chunk.rows()[0]))
     finally:
         iterator.close()
 
@@ -78,14 +95,20 @@ def _reduce_calls(node: Node) -> Node:
             return Map(input=Enumerate(input=node.input), fn=_RepeatAsBatch(node.size))
         case PaddedBatch():
             return Map(input=Enumerate(input=node.input), fn=_RepeatAsPaddedBatch(node))
+        case RaggedBatch():
+            return node.with_parameters(size=1, drop_remainder=False)
+        case Window():
+            return node.with_parameters(size=1, shift=1, stride=1, drop_remainder=False)
         case GroupByWindow():
             return node.with_parameters(window_size=1, window_size_func=None)
         case BucketBySequenceLength():
             return node.with_parameters(
                 bucket_batch_sizes=(1,) * len(node.bucket_batch_sizes), drop_remainder=False
             )
+        case IgnoreErrors():
+            return node.with_parameters(log_warning=False, dead_letter=None)
         case Map(num_parallel_calls=int()):
-            return Map(input=node.input, fn=node.fn, location=node.location)
+            return node.with_parameters(num_parallel_calls=None)
     return node
 
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, cast
 
 from headrace.data.element_type import T_co
 from headrace.data.iterator_cleanup import close_at_exit, close_or_detach, detach_in_forked_children
+from headrace.data.iterator_stats import IteratorStats, summarize
 from headrace.data.optional import Optional
 from headrace.data.saved_state import (
     POSITION_KINDS,
@@ -28,12 +29,14 @@ from headrace.data.saved_state import (
 from headrace.element.chunk import States
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError, OutOfRangeError
-from headrace.execution.build import build_both_stages, build_iterator, draw_seed
+from headrace.execution.build import Instrument, build_both_stages, build_iterator, draw_seed
 from headrace.execution.context import PlanIteration
 from headrace.execution.delivered_elements import UNORDERED_STATE_MESSAGE
+from headrace.execution.error_counter import ErrorCounter
 from headrace.execution.input_buffer import ChunkSizer
 from headrace.execution.iterator import ElementIterator, LazyRows, State
 from headrace.execution.remaining_elements import build_remaining
+from headrace.execution.statistics import StatisticsCollector
 from headrace.plan.determinism import collect_fixed_seeds, explain_unsavable_state
 from headrace.plan.elements import FromSource, ReadIndices
 from headrace.plan.identity import Entry, identity
@@ -70,6 +73,7 @@ class DatasetIterator(Generic[T_co]):
         element_spec: Function that returns the spec of the elements.
         for_training: Whether to raise FailedPreconditionError, instead of ending without an
             element, if the job that it reads from a data service is exhausted.
+        statistics: Measures this iterator, for `stats`.
     """
 
     def __init__(
@@ -79,8 +83,10 @@ class DatasetIterator(Generic[T_co]):
         element_spec: Callable[[], Spec] | None = None,
         *,
         for_training: bool = False,
+        statistics: StatisticsCollector | None = None,
     ) -> None:
         self._plan = plan
+        self._statistics = statistics
         #: Whether an exhausted job of a data service is an error.
         self._for_training = for_training
         self._iteration = PlanIteration(plan, epoch)
@@ -98,6 +104,8 @@ class DatasetIterator(Generic[T_co]):
         self._replay_buffers = tuple(
             source.replay_buffers for source in sources if source.replay_buffers is not None
         )
+        #: Elements that `ignore_errors` has dropped.
+        self._ignored_errors = ErrorCounter()
         #: Why states cannot be saved; "" if they can.
         self._restore_obstacle = next((why for s in sources if (why := s.restore_obstacle)), "")
         self._restore_obstacle = self._restore_obstacle or explain_unsavable_state(plan)
@@ -248,17 +256,28 @@ class DatasetIterator(Generic[T_co]):
             for replay_buffer in self._replay_buffers:
                 replay_buffer.hold_readers(self)
         _close_quietly(self._running)  # its position is unknown
-        iterator = self._build()
+        iterator = self._build_measured()
         self._running.append(iterator)
         if state is not None:
             iterator.set_state(state)
         self._states, self._offset = lambda index: state, 0
 
-    def _build(self) -> ElementIterator:
+    def _build_measured(self) -> ElementIterator:
+        statistics = self._statistics
+        if statistics is None:
+            return self._build(None)
+        statistics.start_build()
+        return statistics.finish_build(self._build(statistics.instrument))
+
+    def _build(self, instrument: Instrument | None) -> ElementIterator:
         epochs = (self.epoch,)
         if self._resumes_unordered:
             return build_remaining(
-                self._plan, seed=self._seed, step_seeds=self._fixed_seeds, epochs=epochs
+                self._plan,
+                seed=self._seed,
+                step_seeds=self._fixed_seeds,
+                epochs=epochs,
+                instrument=instrument,
             )
         if self._partition_mode:
             return build_both_stages(
@@ -267,13 +286,17 @@ class DatasetIterator(Generic[T_co]):
                 seed=self._seed,
                 step_seeds=self._fixed_seeds,
                 epochs=epochs,
+                instrument=instrument,
             )
+        self._ignored_errors = ErrorCounter()  # a state of the new iterator sets it
         return build_iterator(
             self._plan,
             seed=self._seed,
             step_seeds=self._fixed_seeds,
             epochs=epochs,
             iteration=self._iteration,
+            ignored_errors=self._ignored_errors,
+            instrument=instrument,
         )
 
     def _release_replayed(self) -> None:
@@ -330,6 +353,19 @@ class DatasetIterator(Generic[T_co]):
         (0, 1)
         """
         return self._iteration.number
+
+    @property
+    def num_ignored_errors(self) -> int:
+        """Number of elements that `ignore_errors` has dropped so far, including those read ahead.
+
+        Elements dropped on workers of a data service are not included. After `set_state` the
+        number is, with the first read, that of the restored epoch.
+
+        >>> iterator = iter(hr.Dataset.range(4).map(lambda x: 1 // int(x)).ignore_errors())
+        >>> int(next(iterator)), iterator.num_ignored_errors
+        (1, 1)
+        """
+        return self._ignored_errors.count
 
     @property
     def element_spec(self) -> Spec:
@@ -507,6 +543,32 @@ class DatasetIterator(Generic[T_co]):
             raise FailedPreconditionError(
                 f"this iterator cannot save or restore states: {self._restore_obstacle}"
             )
+
+    def stats(self) -> IteratorStats:
+        """Return where the time went so far, by step, and what limits the speed.
+
+        Requires `Dataset.iterate(stats=True)`. Printed, the statistics are a table; `to_dict()`
+        returns them as a JSON value.
+
+        >>> iterator = hr.Dataset.range(100).map(lambda x: x + 1).iterate(stats=True)
+        >>> _ = list(iterator)
+        >>> iterator.stats().steps[0].elements
+        100
+
+        Raises:
+            FailedPreconditionError: If the iterator collects no statistics.
+        """
+        if self._statistics is None:
+            raise FailedPreconditionError(
+                "this iterator collects no statistics; create it with "
+                "dataset.iterate(stats=True) instead of iter(dataset)"
+            )
+        return summarize(self._statistics.measurements())
+
+    def __repr__(self) -> str:
+        status = "ended" if self._has_ended else "running" if self._running else "not started"
+        step = self._plan.kind or type(self._plan).__name__
+        return f"<{type(self).__name__} of {step}, {status}>"
 
     state_dict = get_state
     load_state_dict = set_state

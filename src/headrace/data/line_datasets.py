@@ -16,7 +16,8 @@ from headrace.sources.csv_syntax import CsvSyntax
 from headrace.sources.fixed_length import make_fixed_length_source
 from headrace.sources.json_lines import JsonLinesSource
 from headrace.storage.compression import Compression, check_compression
-from headrace.storage.names import as_names
+from headrace.storage.names import as_names, expand_names
+from headrace.storage.options import StorageOptions
 
 __all__ = ["CsvDataset", "FixedLengthRecordDataset", "JsonLinesDataset"]
 
@@ -27,6 +28,7 @@ def JsonLinesDataset(  # noqa: N802 - the field's name
     columns: Iterable[str] | None = None,
     compression_type: Compression | None = None,
     num_parallel_reads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[dict[str, Any]]:
     """Return a dataset of the JSON objects of files with one object on each line, as dicts.
 
@@ -41,23 +43,28 @@ def JsonLinesDataset(  # noqa: N802 - the field's name
     [{'age': np.int64(36), 'name': 'Ada'}, {'age': np.int64(41), 'name': 'Alan'}]
 
     Args:
-        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
-            of them.
+        filenames: A path, fsspec URL or pattern (str, bytes or os.PathLike), a list of them, or a
+            Dataset of paths or URLs.
         columns: Keys of the elements, in this order; None keeps all keys of each object. An object
             without one of them raises `InvalidArgumentError`.
         compression_type: "GZIP", "ZLIB", "" or None.
         num_parallel_reads: Number of files to read at once, in turn; None reads them in order.
+        storage_options: Options of the file systems of URLs, such as `endpoint_url` or credentials
+            (see *Object stores* in the guide to file formats); None uses the environment's.
     """
+    options = StorageOptions(storage_options)
     compression = check_compression(compression_type)
     chosen = None if columns is None else _check_columns(columns)
 
     def make(names: Any, part_counts: tuple[int, ...] = ()) -> Source:
-        return JsonLinesSource(names, compression, part_counts, columns=chosen)
+        return JsonLinesSource(
+            names, compression, part_counts, storage_options=options, columns=chosen
+        )
 
     if num_parallel_reads is None and not isinstance(filenames, Dataset):
-        names = as_names("filenames", filenames)
-        return Dataset.from_source(make(names, () if compression else count_parts(names)))
-    return _record_dataset(filenames, make, num_parallel_reads)
+        names = expand_names("filenames", filenames, options)
+        return Dataset.from_source(make(names, () if compression else count_parts(names, options)))
+    return _record_dataset(filenames, make, num_parallel_reads, options)
 
 
 @explain_unknown_arguments
@@ -70,6 +77,7 @@ def CsvDataset(  # noqa: N802 - the field's name
     quote: str = '"',
     num_parallel_reads: int | None = None,
     newlines_in_values: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[dict[str, Any]]:
     """Return a dataset of the rows of CSV files, as dicts by column name.
 
@@ -88,8 +96,8 @@ def CsvDataset(  # noqa: N802 - the field's name
     [{'name': 'Ada', 'age': np.float32(36.0)}]
 
     Args:
-        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
-            of them.
+        filenames: A path, fsspec URL or pattern (str, bytes or os.PathLike), a list of them, or a
+            Dataset of paths or URLs.
         columns: Names of the columns of the elements, in this order; None for all. Without headers,
             names of all columns of the files; None names them `f0`, `f1` and so on.
         dtypes: Dtypes by column name: of bool, int, float or datetime64, or str or bytes.
@@ -100,24 +108,30 @@ def CsvDataset(  # noqa: N802 - the field's name
         num_parallel_reads: Number of files to read at once, in turn; None reads them in order.
         newlines_in_values: Whether quoted values may contain line breaks. If so, files are not
             divided into parts.
+        storage_options: Options of the file systems of URLs, such as `endpoint_url` or credentials
+            (see *Object stores* in the guide to file formats); None uses the environment's.
     """
+    options = StorageOptions(storage_options)
     syntax = CsvSyntax(delimiter, quote, header, newlines_in_values)
     chosen = None if columns is None else _check_columns(columns)
     given = {name: find_dtype(name, dtype) for name, dtype in (dtypes or {}).items()}
 
     def make(names: Any) -> Source:
-        columns, dtypes = find_columns(as_names("filenames", names), chosen, given, syntax)
-        return CsvSource(names, columns=columns, dtypes=dtypes, syntax=syntax)
+        columns, dtypes = find_columns(as_names("filenames", names), chosen, given, syntax, options)
+        return CsvSource(
+            names, storage_options=options, columns=columns, dtypes=dtypes, syntax=syntax
+        )
 
     if isinstance(filenames, Dataset):
-        return _record_dataset(filenames, make, num_parallel_reads)
-    names = as_names("filenames", filenames)
-    names_found, dtypes_found = find_columns(names, chosen, given, syntax)
+        return _record_dataset(filenames, make, num_parallel_reads, options)
+    names = expand_names("filenames", filenames, options)
+    names_found, dtypes_found = find_columns(names, chosen, given, syntax, options)
 
     def make_known(names: Any, part_counts: tuple[int, ...] = ()) -> Source:
         return CsvSource(
             names,
             part_counts=part_counts,
+            storage_options=options,
             columns=names_found,
             dtypes=dtypes_found,
             syntax=syntax,
@@ -125,9 +139,9 @@ def CsvDataset(  # noqa: N802 - the field's name
 
     if num_parallel_reads is None:
         return Dataset.from_source(
-            make_known(names, () if newlines_in_values else count_parts(names))
+            make_known(names, () if newlines_in_values else count_parts(names, options))
         )
-    return _record_dataset(names, make_known, num_parallel_reads)
+    return _record_dataset(names, make_known, num_parallel_reads, options)
 
 
 @explain_unknown_arguments
@@ -137,6 +151,7 @@ def FixedLengthRecordDataset(  # noqa: N802 - the field's name
     header_bytes: int = 0,
     footer_bytes: int = 0,
     num_parallel_reads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[bytes]:
     """Return a dataset of the records of files of records of one length, as `bytes`.
 
@@ -148,22 +163,26 @@ def FixedLengthRecordDataset(  # noqa: N802 - the field's name
     [b'ab', b'cd', b'ef']
 
     Args:
-        filenames: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset
-            of them.
+        filenames: A path, fsspec URL or pattern (str, bytes or os.PathLike), a list of them, or a
+            Dataset of paths or URLs.
         record_bytes: Size of a record in bytes.
         header_bytes: Number of bytes before the first record of each file.
         footer_bytes: Number of bytes after the last record of each file.
         num_parallel_reads: Number of files to read at once, in turn; None reads them in order.
+        storage_options: Options of the file systems of URLs, such as `endpoint_url` or credentials
+            (see *Object stores* in the guide to file formats); None uses the environment's.
     """
+    options = StorageOptions(storage_options)
     check_int("record_bytes", record_bytes, minimum=1)
     check_int("header_bytes", header_bytes, minimum=0)
     check_int("footer_bytes", footer_bytes, minimum=0)
     return _record_dataset(
         filenames,
         lambda names: make_fixed_length_source(
-            as_names("filenames", names), record_bytes, header_bytes, footer_bytes
+            as_names("filenames", names), record_bytes, header_bytes, footer_bytes, options
         ),
         num_parallel_reads,
+        options,
     )
 
 

@@ -25,7 +25,6 @@ _USE_A_GENERATOR = (
     "a generator over the dataset does it in one process: "
     "Dataset.from_generator(lambda: steps(dataset))"
 )
-_USE_SAVE = "save(path) writes the elements to a directory, and Dataset.load(path) reads them"
 _ALREADY_NUMPY = "elements are NumPy already, so leave it out"
 _USE_NDARRAY = "np.ndarray: elements are NumPy arrays"
 _USE_PADDED_BATCH = "padded_batch(), or tuples of indices and values"
@@ -37,12 +36,7 @@ METHOD_ALTERNATIVES = {
     "as_iterator": "iterate over it: `for element in dataset`, or iter(dataset)",
     "collate_fn": "batch(), or padded_batch()",
     "distribute": "dataset.apply(hr.service.distribute(...))",
-    "fingerprint": "explain() shows the plan; set_state() checks that a state fits it",
     "from_list": "Dataset.from_random_access(items)",
-    "get_single_element": "next(iter(dataset))",
-    "ignore_errors": "catch the error in the function, return a marker, and drop it with filter()",
-    "in_processes": "hr.service.LocalCluster(), and apply(hr.service.distribute(...))",
-    "iterate": "iterate over it: `for element in dataset`, or iter(dataset)",
     "make_initializable_iterator": "iter(dataset)",
     "make_one_shot_iterator": "iter(dataset)",
     "map_with_legacy_function": "map()",
@@ -51,16 +45,7 @@ METHOD_ALTERNATIVES = {
     "output_classes": "element_spec",
     "output_shapes": "element_spec",
     "output_types": "element_spec",
-    "pack_sequences": _USE_A_GENERATOR,
-    "ragged_batch": "padded_batch(), with the lengths beside it: map(lambda x: (x, len(x)))",
-    "random_map": "map() with np.random.default_rng([seed, number]); enumerate() gives the number",
-    "rebatch": "unbatch().batch(batch_size)",
-    "reduce": "functools.reduce(function, dataset, first)",
-    "rejection_resample": _USE_A_GENERATOR,
-    "snapshot": _USE_SAVE,
-    "sparse_batch": _USE_PADDED_BATCH,
-    "unique": _USE_A_GENERATOR,
-    "window": "of an array np.lib.stride_tricks.sliding_window_view; else " + _USE_A_GENERATOR,
+    "sparse_batch": "ragged_batch() of the indices and of the values, or padded_batch()",
 }
 
 _USE_LIST_FILES = "Dataset.list_files(...).interleave(...) over a generator that reads a file"
@@ -70,11 +55,10 @@ MODULE_ALTERNATIVES: dict[str, dict[str, str]] = {
     "headrace": {
         "AutoShardPolicy": "hr.service.ShardingPolicy",
         "Counter": "hr.Dataset.counter()",
-        "DatasetSpec": "hr.ArraySpec, and Dataset.element_spec",
+        "DatasetSpec": "hr.ArraySpec, and Dataset.element_spec, also of a Dataset from window()",
         "DistributeOptions": _NOT_NEEDED,
         "Iterator": "hr.DatasetIterator",
         "IteratorSpec": "hr.DatasetIterator.element_spec",
-        "Lookup": "a dict, in map()",
         "NumpyIterator": "hr.DatasetIterator",
         "OptimizationOptions": "nothing: plans are always rewritten; explain() shows how",
         "RandomDataset": "hr.Dataset.random()",
@@ -161,15 +145,15 @@ _EXPERIMENTAL_ALTERNATIVES = {
     "TFRecordWriter": "hr.io.TFRecordWriter",
     "assert_cardinality": "take(n)",
     "copy_to_device": "the framework's own, in the loop",
-    "dense_to_ragged_batch": METHOD_ALTERNATIVES["ragged_batch"],
-    "dense_to_sparse_batch": _USE_PADDED_BATCH,
+    "dense_to_ragged_batch": "Dataset.ragged_batch()",
+    "dense_to_sparse_batch": METHOD_ALTERNATIVES["sparse_batch"],
     "enable_debug_mode": "nothing: functions are ordinary Python, and a debugger stops in them",
     "enumerate_dataset": "Dataset.enumerate()",
     "get_model_proto": "Dataset.explain()",
     "get_next_as_optional": "DatasetIterator.get_next_as_optional()",
     "get_structure": "Dataset.element_spec",
     "group_by_reducer": "group_by_window(), or scan()",
-    "index_table_from_dataset": "a dict, in map()",
+    "index_table_from_dataset": "hr.Lookup.from_dataset(dataset)",
     "make_batched_features_dataset": "hr.TFRecordDataset(...).batch(n).map(parse)",
     "make_csv_dataset": "hr.CsvDataset(...).batch(n)",
     "make_saveable_from_iterator": "DatasetIterator.get_state()",
@@ -307,7 +291,7 @@ def explain_unknown_arguments(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not known.issuperset(kwargs):
+        if kwargs and not known.issuperset(kwargs):
             raise TypeError(
                 _unknown_argument_message(function, next(k for k in kwargs if k not in known))
             )
@@ -329,6 +313,8 @@ def _unknown_argument_message(function: Callable[..., Any], name: str) -> str:
 
 def slices_error(data: Any) -> str | None:
     """Return why data cannot be divided into rows, and a remedy; None if it is not known why."""
+    if type(data).__name__ == "ndarray":  # the usual case; this module imports no NumPy
+        return None
     kind = type(data).__name__
     fix = None
     if isinstance(data, list) and data and isinstance(data[0], dict):

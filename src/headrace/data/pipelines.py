@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["from_pipeline", "from_random_access"]
+from headrace.sources.arrow_rows import ArrowRows, DecodeLists
+from headrace.sources.hugging_face import HuggingFaceRows, find_parquet_rows
+
+__all__ = ["from_arrow_rows", "from_pipeline", "from_random_access"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +33,18 @@ def from_random_access(make: Any, sequence: Any, num_parallel_calls: int | None 
             f"`sequence` must have `__len__` and `__getitem__` (or `__getitems__`), but is a "
             f"{type(sequence).__name__}; for an iterable use Dataset.from_generator"
         )
+    if _is_instance_by_name(sequence, "datasets", "Dataset"):
+        rows = HuggingFaceRows.of_dataset(sequence)
+        if rows is not None:
+            return from_arrow_rows(make, rows)
     indices = make.range(len(sequence))
     return indices.map(_GetItem(sequence), num_parallel_calls=num_parallel_calls)
+
+
+def from_arrow_rows(make: Any, rows: ArrowRows) -> Any:
+    """Return the rows of a table as a dataset of class `make`."""
+    dataset = make.from_source(rows)
+    return dataset if rows.schema.is_fixed else dataset.map(DecodeLists(rows.schema))
 
 
 def from_pipeline(make: Any, pipeline: Any) -> Any:
@@ -48,6 +61,9 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
     if _is_instance_by_name(pipeline, "torch.utils.data", "DataLoader"):
         return _from_loader(make, pipeline)
     if _is_instance_by_name(pipeline, "datasets", "IterableDataset"):
+        files = find_parquet_rows(pipeline)
+        if files is not None:
+            return make.from_source(files)
         return make.range(_num_shards(pipeline)).flat_map(_OpenShard(make, pipeline))
     if _is_instance_by_name(pipeline, "grain", "MapDataset"):
         return make.range(len(pipeline)).flat_map(_OptionalItem(make, pipeline))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
@@ -21,6 +21,7 @@ from headrace.sources.image_files import ImageFilesSource, ReadImage
 from headrace.sources.memory import RandomSource, RangeSource, SlicesSource, TensorsSource
 from headrace.sources.text_files import FileNamesSource
 from headrace.storage.names import FileName
+from headrace.storage.options import StorageOptions
 
 if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
@@ -39,7 +40,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         def _from_plan(cls, plan: Node) -> Dataset[Any]: ...
 
     @classmethod
-    def from_source(cls, source: Source) -> Dataset[Any]:
+    def from_source(cls, source: Source, *, name: str | None = None) -> Dataset[Any]:
         """Return a dataset of the elements of a source (`headrace.plan.source`).
 
         >>> class Squares(hr.IndexedSource):
@@ -51,22 +52,24 @@ class SourceMethods(metaclass=MissingNamesMeta):
         >>> [int(x) for x in hr.Dataset.from_source(Squares())]
         [0, 1, 4]
         """
-        return cls._from_plan(FromSource(source=validate_source(source), location=call_site()))
+        return cls._from_plan(FromSource(source=validate_source(source), location=call_site(name)))
 
     @overload
     @classmethod
-    def range(cls, *args: int) -> Dataset[np.int64]: ...
+    def range(cls, *args: int, name: str | None = None) -> Dataset[np.int64]: ...
 
     @overload
     @classmethod
-    def range(cls, *args: int, output_type: type[S]) -> Dataset[S]: ...
+    def range(cls, *args: int, output_type: type[S], name: str | None = None) -> Dataset[S]: ...
 
     @overload
     @classmethod
-    def range(cls, *args: int, output_type: Any) -> Dataset[Any]: ...
+    def range(cls, *args: int, output_type: Any, name: str | None = None) -> Dataset[Any]: ...
 
     @classmethod
-    def range(cls, *args: int, output_type: Any = np.int64) -> Dataset[Any]:
+    def range(
+        cls, *args: int, output_type: Any = np.int64, name: str | None = None
+    ) -> Dataset[Any]:
         """Return a dataset of the numbers of `range(*args)`, as scalars of `output_type`.
 
         >>> [int(x) for x in hr.Dataset.range(2, 10, 3)]
@@ -74,10 +77,12 @@ class SourceMethods(metaclass=MissingNamesMeta):
         >>> next(iter(hr.Dataset.range(3, output_type=np.float32)))
         np.float32(0.0)
         """
-        return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type))
+        return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type), name=name)
 
     @classmethod
-    def counter(cls, start: int = 0, step: int = 1) -> Dataset[np.int64]:
+    def counter(
+        cls, start: int = 0, step: int = 1, *, name: str | None = None
+    ) -> Dataset[np.int64]:
         """Return an infinite dataset of the numbers `start`, `start + step`, ...
 
         >>> import headrace as hr
@@ -85,11 +90,11 @@ class SourceMethods(metaclass=MissingNamesMeta):
         [5, 7, 9]
         """
         return cls.from_source(
-            RangeSource(_check_bound("start", start), None, _check_bound("step", step))
+            RangeSource(_check_bound("start", start), None, _check_bound("step", step)), name=name
         )
 
     @classmethod
-    def random(cls, seed: int | None = None) -> Dataset[np.int64]:
+    def random(cls, seed: int | None = None, *, name: str | None = None) -> Dataset[np.int64]:
         """Return an infinite dataset of random int64 numbers from 0 to 2**32 - 1.
 
         >>> import headrace as hr
@@ -99,20 +104,21 @@ class SourceMethods(metaclass=MissingNamesMeta):
         Args:
             seed: Seed of the numbers, which are then the same in each epoch. None draws new numbers
                 for each iteration over the dataset; within it, a `repeat` repeats them.
+            name: Name of the step in errors and in `explain`.
         """
-        return cls.from_source(RandomSource(seed))
+        return cls.from_source(RandomSource(seed), name=name)
 
     @classmethod
-    def from_tensors(cls, x: Any) -> Dataset[Any]:
+    def from_tensors(cls, x: Any, *, name: str | None = None) -> Dataset[Any]:
         """Return a dataset of a single element, `x`.
 
         >>> list(hr.Dataset.from_tensors(np.array([1, 2, 3])))
         [array([1, 2, 3])]
         """
-        return cls.from_source(TensorsSource(x))
+        return cls.from_source(TensorsSource(x), name=name)
 
     @classmethod
-    def from_tensor_slices(cls, x: Any) -> Dataset[Any]:
+    def from_tensor_slices(cls, x: Any, *, name: str | None = None) -> Dataset[Any]:
         """Return a dataset of the rows of arrays: one element per index of their common first axis.
 
         >>> rows = hr.Dataset.from_tensor_slices({"x": np.array([[1, 2], [3, 4]]), "y": [0, 1]})
@@ -122,7 +128,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         reason = slices_error(x)
         if reason is not None:
             raise TypeError(reason)
-        return cls.from_source(SlicesSource(x))
+        return cls.from_source(SlicesSource(x), name=name)
 
     @classmethod
     def from_generator(
@@ -131,6 +137,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         *,
         args: Sequence[Any] | None = None,
         output_signature: Spec | None = None,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Return a dataset of what `generator(*args)` yields; each epoch calls it again.
 
@@ -144,8 +151,11 @@ class SourceMethods(metaclass=MissingNamesMeta):
             generator: Function that returns an iterable of elements.
             args: Arguments of the function.
             output_signature: Spec that every element must match; None uses the first element's.
+            name: Name of the step in errors and in `explain`.
         """
-        return cls.from_source(GeneratorSource(generator, tuple(args or ()), output_signature))
+        return cls.from_source(
+            GeneratorSource(generator, tuple(args or ()), output_signature), name=name
+        )
 
     @classmethod
     def from_random_access(
@@ -201,6 +211,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         class_names: Sequence[str] | None = None,
         channels: int = 3,
         num_parallel_calls: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Dataset[Any]:
         """Return a dataset of the images in DIRECTORY/CLASS/FILE and the numbers of their classes.
 
@@ -228,19 +239,27 @@ class SourceMethods(metaclass=MissingNamesMeta):
             channels: 1 for grey, 3 for RGB, 4 for RGBA; 0 for those of each image.
             num_parallel_calls: Threads that read and decode images, or `AUTOTUNE`; None uses the
                 reading thread.
+            storage_options: Options of the file system of a URL, such as credentials.
 
         Raises:
             NotFoundError: If there are no class folders, or if one of `class_names` has no files.
                 While reading, a file that is damaged or no image raises a DataLossError with its
                 path; the next call of `next` continues after it.
         """
-        files = ImageFilesSource.from_directory(directory, class_names)
-        read_image = ReadImage(files.directory, size, channels)
+        options = StorageOptions(storage_options)
+        files = ImageFilesSource.from_directory(directory, class_names, options)
+        read_image = ReadImage(files.directory, size, channels, options)
         return cls.from_source(files).map(read_image, num_parallel_calls=num_parallel_calls)
 
     @classmethod
     def list_files(
-        cls, patterns: Any, shuffle: bool | None = None, seed: int | None = None
+        cls,
+        patterns: Any,
+        shuffle: bool | None = None,
+        seed: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
     ) -> Dataset[str]:
         """Return a dataset of the names of the files that match glob patterns, as `str`.
 
@@ -254,14 +273,17 @@ class SourceMethods(metaclass=MissingNamesMeta):
             patterns: A pattern, path or fsspec URL, or a list of them.
             shuffle: Whether to shuffle the names in each epoch; None is True.
             seed: Seed of the shuffle.
+            storage_options: Options of the file systems of URLs, such as credentials. Only the
+                names are part of the dataset, not the options.
+            name: Name of the step in errors and in `explain`.
 
         Raises:
             NotFoundError: If a pattern matches no file.
         """
-        names = FileNamesSource.from_patterns(patterns)
-        plan: Node = FromSource(source=names, location=call_site())
+        names = FileNamesSource.from_patterns(patterns, StorageOptions(storage_options))
+        plan: Node = FromSource(source=names, location=call_site(name))
         if shuffle is not False:
-            plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site())
+            plan = Shuffle(input=plan, buffer_size=names.size, seed=seed, location=call_site(name))
         return cls._from_plan(plan)
 
     @classmethod

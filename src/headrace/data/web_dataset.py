@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,14 +11,8 @@ from headrace.data.missing_names import explain_unknown_arguments
 from headrace.sources.tar_index import Shard, index_shards
 from headrace.sources.tar_samples import TarSamplesSource
 from headrace.sources.text_files import FileNamesSource
-from headrace.storage.names import (
-    FileName,
-    as_names,
-    expand_braces,
-    is_local,
-    is_pattern,
-    match_files,
-)
+from headrace.storage.names import FileName, as_names, expand_names
+from headrace.storage.options import StorageOptions
 
 __all__ = ["WebDataset"]
 
@@ -31,6 +24,7 @@ def WebDataset(  # noqa: N802 - the field's name
     decode: bool | Mapping[str, Callable[[bytes], Any]] | None = None,
     index_dir: FileName | None = None,
     num_parallel_reads: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset[dict[str, Any]]:
     """Return a dataset of the samples in tar archives, in the WebDataset convention.
 
@@ -55,18 +49,21 @@ def WebDataset(  # noqa: N802 - the field's name
     archives, nor archives by URL without `index_dir`: each is read by one worker.
 
     Args:
-        urls: A path or fsspec URL (str, bytes or os.PathLike), a list of them, or a Dataset of
-            them. Except in a Dataset, wildcards and braces such as `{000..099}` are expanded.
+        urls: A path, fsspec URL or pattern such as `{000..099}.tar` (str, bytes or os.PathLike),
+            a list of them, or a Dataset of paths or URLs.
         decode: True decodes files by extension: `json`; `txt` to str; `cls`, `cls2` and `index` to
             int64; `npy` to an array. Others remain bytes. A dict adds or replaces decoders: its
             functions receive the bytes of the files with the extension that is the key.
         index_dir: Folder that stores where the parts of archives begin; None uses
             `~/.cache/headrace/tar`. If it cannot be written, each new dataset reads the headers.
         num_parallel_reads: Number of archives to read at once, in turn; None reads them in order.
+        storage_options: Options of the file systems of URLs, such as `endpoint_url` or credentials
+            (see *Object stores* in the guide to file formats); None uses the environment's.
 
     Raises:
         NotFoundError: If no archive matches a pattern, or one to be divided does not exist.
     """
+    options = StorageOptions(storage_options)
     functions = dict(decode) if isinstance(decode, Mapping) else {}
     for extension, function in functions.items():
         check_callable(f"decode[{extension!r}]", function)
@@ -74,46 +71,44 @@ def WebDataset(  # noqa: N802 - the field's name
 
     def read_archive(name: Any) -> Dataset[Any]:
         (path,) = as_names("urls", name)
-        return Dataset.from_source(TarSamplesSource((Shard(path),), decodes, undecoded))
+        return Dataset.from_source(TarSamplesSource((Shard(path),), decodes, undecoded, options))
 
     samples: Dataset[Any]
     if isinstance(urls, Dataset) or num_parallel_reads is not None:
         names: Dataset[Any] = urls
         if not isinstance(urls, Dataset):
             patterns = as_names("urls", urls)
-            names = Dataset.from_source(FileNamesSource(patterns, _expand(patterns)))
+            names = Dataset.from_source(FileNamesSource(patterns, _expand(patterns, options)))
         samples = names.interleave(
             read_archive,
             cycle_length=num_parallel_reads or 1,
             num_parallel_calls=num_parallel_reads,
         )
     else:
-        shards = index_shards(_expand(as_names("urls", urls)), index_dir)
-        samples = Dataset.from_source(TarSamplesSource(shards, decodes, undecoded))
+        shards = index_shards(_expand(as_names("urls", urls), options), index_dir, options)
+        samples = Dataset.from_source(TarSamplesSource(shards, decodes, undecoded, options))
     return samples.map(_make_decode(functions)) if functions else samples
 
 
-def _expand(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Expand braces and wildcards; names without wildcards keep their order."""
-    names: list[str] = []
-    for given in patterns:
-        pattern = given.removeprefix("file://")
+def _expand(patterns: Iterable[str], options: StorageOptions) -> tuple[str, ...]:
+    """Return the names of archives that match patterns.
+
+    Raises:
+        ValueError: If they cannot be read.
+    """
+    for pattern in patterns:
         if pattern.startswith("pipe:"):
             raise ValueError(
-                f"urls contains the command {given!r}, which is not supported; use an fsspec URL "
+                f"urls contains the command {pattern!r}, which is not supported; use an fsspec URL "
                 "such as s3://..."
             )
-        if is_local(pattern) and os.path.isfile(pattern):
-            names.append(pattern)
-            continue
-        for name in expand_braces(pattern):
-            names += match_files(name) if is_pattern(name) else [name]
+    names = expand_names("urls", patterns, options)
     for name in names:
         if name.lower().endswith((".bz2", ".xz", ".zst", ".lz4", ".zip")):
             raise ValueError(
                 f"{name!r}: this compression is not supported; use .tar or .tar.gz archives"
             )
-    return tuple(names)
+    return names
 
 
 def _make_decode(functions: Mapping[str, Callable[[bytes], Any]]) -> Callable[[Any], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from itertools import repeat
 from typing import Any, Self
@@ -71,6 +72,66 @@ class Lookup:
     def from_vocabulary(cls, words: Iterable[Any], num_oov: int = 1) -> Self:
         """Create a lookup from words, in their order."""
         return cls(words, num_oov)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Iterable[Any],
+        num_oov: int = 1,
+        max_size: int | None = None,
+        min_count: int = 1,
+    ) -> Self:
+        """Create a lookup from the words of one epoch of a dataset, the most frequent first.
+
+        Words that are equally frequent come in the order of their first appearance. A data service
+        with DYNAMIC sharding reads in no fixed order, so that it makes no difference only with
+        `ordered=True`. The counts of all distinct words are held in memory.
+
+        >>> import headrace as hr
+        >>> sentences = hr.Dataset.from_random_access(["to be or", "not to be"])
+        >>> hr.Lookup.from_dataset(sentences.map(lambda s: s.split()), max_size=3).words
+        ('to', 'be', 'or')
+
+        Args:
+            dataset: A Dataset whose elements are words or arrays of words.
+            num_oov: Number of indices that unknown words share by hash; 0 makes unknown words an
+                error.
+            max_size: Maximum number of words; None keeps all.
+            min_count: Minimum number of occurrences of a word.
+
+        Raises:
+            TypeError: If an element is neither a word nor an array of words.
+        """
+        check_int("num_oov", num_oov, minimum=0)
+        check_int("min_count", min_count, minimum=1)
+        if max_size is not None:
+            check_int("max_size", max_size, minimum=1)
+        if not hasattr(dataset, "as_numpy_iterator"):
+            raise TypeError(
+                f"`dataset` must be a Dataset, but got {type(dataset).__name__}; for words in "
+                "memory use from_vocabulary"
+            )
+        counts: Counter[Any] = Counter()
+        for element in dataset:
+            if isinstance(element, np.ndarray):
+                counts.update(element.ravel().tolist())
+            elif isinstance(element, str | bytes | np.generic):
+                counts[element] += 1
+            else:
+                raise TypeError(
+                    f"an element must be a word or an array of words, but is {element!r:.80}; "
+                    "select the words with map()"
+                )
+        merged: dict[Any, list[Any]] = {}  # the first form of each word, and its count
+        for word, count in counts.items():
+            plain = _to_python_word(word)
+            merged.setdefault(_key(plain), [plain, 0])[1] += count
+        # The sort is stable, so that equally frequent words stay in order.
+        frequent = sorted(
+            [entry for entry in merged.values() if entry[1] >= min_count],
+            key=lambda entry: -entry[1],
+        )
+        return cls([word for word, _ in frequent[:max_size]], num_oov)
 
     @property
     def words(self) -> tuple[Any, ...]:

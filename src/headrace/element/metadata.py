@@ -30,6 +30,7 @@ __all__ = [
     "has_element_ids",
     "id_column",
     "split_column",
+    "without_element_numbers",
 ]
 
 _NUMBER_FIELD: list[tuple[str, Any]] = [("number", np.uint64)]
@@ -51,6 +52,20 @@ def element_numbers(column: NDArray[Any]) -> NDArray[np.uint64] | None:
     if names is None:
         return column
     return column["number"] if "number" in names else None
+
+
+def without_element_numbers(column: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return a column without its element numbers; None if nothing is left."""
+    names = None if column is None else column.dtype.names
+    if column is None or names is None:
+        return None
+    if "number" not in names:
+        return column
+    kept = [name for name in names if name != "number"]
+    result = np.empty(len(column), [(name, column.dtype[name]) for name in kept])
+    for name in kept:
+        result[name] = column[name]
+    return result
 
 
 def split_column(splits: NDArray[np.int64], numbers: NDArray[np.uint64] | None) -> NDArray[Any]:

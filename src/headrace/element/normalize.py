@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element.dataset_leaf import DatasetLeaf
 from headrace.element.structure import (
     Element,
     NodeKind,
@@ -221,6 +222,8 @@ def _normalize_other(value: Any, path: str) -> Any:
         # Structured scalars, and scalars of dtypes that other packages define.
         if value.dtype.hasobject:
             raise _unsupported_type_error(value, path)
+        return value
+    if isinstance(value, DatasetLeaf) and value._reads_window:
         return value
     for base, convert in _SUBCLASS_CONVERSIONS.items():
         if isinstance(value, base):

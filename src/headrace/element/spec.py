@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headrace.element.dataset_leaf import WINDOW_REMEDY, DatasetLeaf, DatasetSpec
 from headrace.element.description import (
     Description,
     decode_dtype,
@@ -38,7 +39,8 @@ __all__ = [
 ]
 
 Spec: TypeAlias = Any
-"""Description of an element: the same nesting, with an `ArraySpec` for each leaf."""
+"""Description of an element: the same nesting, with an `ArraySpec` for each leaf, or a
+`DatasetSpec` if the leaf is a window."""
 
 BYTES = np.dtype("S")
 STR = np.dtype("U")
@@ -115,12 +117,14 @@ def spec_of(element: Element) -> Spec:
     )
 
 
-def leaf_spec(leaf: Any, path: str = "") -> ArraySpec:
+def leaf_spec(leaf: Any, path: str = "") -> Any:
     """Return the spec of one leaf.
 
     Raises:
         InvalidElementError: If it is not a leaf of a normal element.
     """
+    if isinstance(leaf, DatasetLeaf):
+        return DatasetSpec(leaf._known_spec)
     if isinstance(leaf, bytes):
         return ArraySpec((), BYTES)
     if isinstance(leaf, str):
@@ -140,7 +144,11 @@ def leaf_spec(leaf: Any, path: str = "") -> ArraySpec:
 
 def batch_spec(spec: Spec, size: int | None) -> Spec:
     """Return the spec of `size` stacked elements; None is an unknown size."""
-    return map_leaves(lambda leaf: ArraySpec((size, *leaf.shape), leaf.dtype, leaf.name), spec)
+    leaves, structure = flatten(spec)
+    _refuse_datasets("batch", leaves)
+    return unflatten(
+        structure, [ArraySpec((size, *leaf.shape), leaf.dtype, leaf.name) for leaf in leaves]
+    )
 
 
 def unbatch_spec(spec: Spec) -> Spec:
@@ -150,6 +158,7 @@ def unbatch_spec(spec: Spec) -> Spec:
         ValueError: If a component has no axes.
     """
     leaves, structure = flatten(spec)
+    _refuse_datasets("unbatch", leaves)
     for leaf, path in zip(leaves, structure.paths, strict=True):
         if not leaf.shape:
             raise ValueError(
@@ -169,8 +178,12 @@ def relax(a: Spec, b: Spec) -> Spec:
     """
     ours, structure = flatten(a)
     theirs = flatten_like(structure, b)
-    result = []
+    result: list[Any] = []
     for x, y, path in zip(ours, theirs, structure.paths, strict=True):
+        if isinstance(x, DatasetSpec) and isinstance(y, DatasetSpec):
+            result.append(x if x == y else DatasetSpec())
+            continue
+        _refuse_datasets("join arrays and", [x, y])
         if x.dtype != y.dtype or len(x.shape) != len(y.shape):
             raise InvalidElementError(
                 f"no spec matches both {x} and {y} for {describe_component(path)}; dtypes and "
@@ -187,9 +200,21 @@ def relax_lengths(spec: Spec) -> Spec:
     That is what one element shows about the others: structure, dtypes and numbers of axes are
     equal, but lengths may differ.
     """
-    return map_leaves(
-        lambda leaf: ArraySpec((None,) * len(leaf.shape), leaf.dtype, leaf.name), spec
-    )
+    return map_leaves(_relax_leaf, spec)
+
+
+def _relax_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, DatasetSpec):
+        known = leaf.element_spec
+        return DatasetSpec(None if known is None else relax_lengths(known))
+    return ArraySpec((None,) * len(leaf.shape), leaf.dtype, leaf.name)
+
+
+def _refuse_datasets(verb: str, leaves: Sequence[Any]) -> None:
+    if any(isinstance(leaf, DatasetSpec) for leaf in leaves):
+        raise InvalidElementError(
+            f"cannot {verb} elements that are datasets, as `window` yields them; {WINDOW_REMEDY}"
+        )
 
 
 def check_element(spec: Spec, element: Element) -> None:
@@ -220,6 +245,7 @@ def check_element(spec: Spec, element: Element) -> None:
 def describe_spec(spec: Spec) -> Description:
     """Return `spec` as nested lists of plain values."""
     leaves, structure = flatten(spec)
+    _refuse_datasets("save or send", leaves)
     return [
         encode_structure(structure),
         [[list(leaf.shape), encode_dtype(leaf.dtype), leaf.name] for leaf in leaves],

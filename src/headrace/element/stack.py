@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.element.dataset_leaf import WINDOW_REMEDY, DatasetLeaf
 from headrace.element.memory import allocate_array
 from headrace.element.structure import Element, describe_component, flatten, unflatten
 from headrace.element.transpose import map_leaves, transpose, untranspose
@@ -72,9 +73,11 @@ def stack_column(values: Sequence[Any], path: str = "") -> NDArray[Any]:
             # One class with several dtypes, since units and fields may differ.
             return _stack_arrays([np.asarray(value) for value in values], path)
         return np.fromiter(values, dtype, len(values))
+    remedy = "return arrays, numbers, bytes or str from map()"
+    if isinstance(first, DatasetLeaf):
+        remedy = f"`window` yields datasets: {WINDOW_REMEDY}"
     raise InvalidElementError(
-        f"{describe_component(path)} is a {cls.__name__}, which cannot be batched; "
-        "return arrays, numbers, bytes or str from map()"
+        f"{describe_component(path)} is a {cls.__name__}, which cannot be batched; {remedy}"
     )
 
 

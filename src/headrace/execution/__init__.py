@@ -9,16 +9,31 @@ Building blocks of steps:
     input_buffer     reads an input in exact amounts; adapts the number of elements per read
     step_iterator    base classes of steps over one input; a `RowStepIterator` takes five lines
     replayable_input  finds the elements that a step holds again after a restore
+    held_input       reads element by element for a step that holds some of them
     element_numbers  numbers of elements; merges parts of several chunks
     threads          read-ahead thread, job threads, waits that log what they wait for
+
+    thread_tuning    number of threads for AUTOTUNE
+
+Measurement of running plans:
+
+    step_registry    what a thread does, from its stack
+    statistics       elements, bytes and times of each step
+    bottleneck       what limits the speed
 
 Steps, by the file in `plan/` that describes them:
 
     elements         elements (numbers, rows), reading (files, generators)
     elementwise      elementwise (whole columns), scanning, parallel_map with parallel_calls
+    random_map       random_map (words and generators)
+    ignoring_errors  ignoring_errors with error_counter
     ordering         ordering, shuffle with shuffle_buffer
     batching         batching, padded or not
+    ragged           ragged, a batching iterator
+    unique           unique
     windows          windows (datasets of windows, buckets) with window_collector
+    packing          packing (whole sequences), concat_then_split, with packed_rows; cost_batching
+    sliding_windows  sliding_windows with sliding_buffer
     combining        combining; interleave with interleave_order (cycle order, states) and
                      open_datasets, nested_dataset; input_selection (sampling, choices) with
                      input_selector

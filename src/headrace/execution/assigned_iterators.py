@@ -183,7 +183,12 @@ class _AssignmentFollower(NotRestorableIterator):
             chunk = self._input.next_chunk(limit)
             number = self._number
             if chunk is not None:
-                return tag_part(self._state_key, number, chunk)
+                return tag_part(
+                    self._state_key,
+                    number,
+                    chunk,
+                    above_boundary=self._context.is_whole_pipeline,
+                )
             self._input.close()
             self._input = None
             self._skip_rest(number)
@@ -405,6 +410,7 @@ _SEQUENTIAL_STATES: dict[frozenset[str], str] = {
     frozenset({"epoch", "input"}): "input",
     frozenset({"current", "input"}): "input",
     frozenset({"count", "input"}): "input",
+    frozenset({"ignored", "input"}): "input",
 }
 """Keys in the states of sequential steps, and the key of the input's state."""
 

@@ -25,6 +25,7 @@ from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.step_iterator import mask_to_runs, runs_to_mask
 from headrace.plan.batching import Batch, PaddedBatch, Unbatch
 from headrace.plan.node import Node
+from headrace.plan.ragged import RaggedBatch
 from headrace.plan.user_function import step_name
 
 __all__ = [
@@ -49,7 +50,7 @@ class BatchIterator(ElementIterator):
 
     _verb = "stack"
 
-    def __init__(self, node: Batch | PaddedBatch, context: Context) -> None:
+    def __init__(self, node: Batch | PaddedBatch | RaggedBatch, context: Context) -> None:
         self._node = node
         self._size = node.size
         self._input_buffer = InputBuffer(make_iterator(node.input, context))

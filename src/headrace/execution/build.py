@@ -19,14 +19,22 @@ from headrace.execution import (  # noqa: F401
     buffering,
     caching,
     combining,
+    concat_then_split,
+    cost_batching,
     elements,
     elementwise,
+    ignoring_errors,
     input_selection,
     interleave,
     ordering,
+    packing,
+    ragged,
+    random_map,
     reading,
     scanning,
     shuffle,
+    sliding_windows,
+    unique,
     windows,
 )
 from headrace.execution import read_splits as _read_splits  # noqa: F401
@@ -39,6 +47,7 @@ from headrace.execution.context import (
     check_coordinated_readers,
     number_occurrences,
 )
+from headrace.execution.error_counter import ErrorCounter
 from headrace.execution.iterator import ElementIterator, make_iterator
 from headrace.execution.split_progress import SplitProgress
 from headrace.execution.split_provider import NextSplits, PartialSplit, PositionSplitProvider
@@ -47,6 +56,7 @@ from headrace.plan.determinism import collect_fixed_seeds, find_unordered_steps,
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node
 from headrace.plan.options import Options
+from headrace.plan.source import IndexedSource
 from headrace.plan.traverse import find_borrowing_steps, find_leaves, fold, transform, walk
 from headrace.plan.user_function import UserFunction, step_name
 from headrace.rewrites.canonicalize import NO_OPTIONS, CanonicalPlan
@@ -55,6 +65,7 @@ from headrace.rewrites.partition import PartitionMode, PlanPartition, partition_
 from headrace.rewrites.partition_boundaries import insert_boundaries, without_boundaries
 from headrace.rewrites.shard import reads_files
 from headrace.rewrites.split_space import compute_split_space
+from headrace.sources.memory import RangeSource, SlicesSource, TensorsSource
 
 __all__ = [
     "InProcessSplitSource",
@@ -84,6 +95,7 @@ def build_iterator(
     is_read_only: bool = False,
     is_preview: bool = False,
     instrument: Instrument | None = None,
+    ignored_errors: ErrorCounter | None = None,
 ) -> ElementIterator:
     """Return an iterator over the plan's elements; nothing is opened before the first read.
 
@@ -109,6 +121,7 @@ def build_iterator(
             nested datasets.
         instrument: Wraps the iterator of each node (`InstrumentedIterator`), also in nested
             datasets. None wraps nothing.
+        ignored_errors: Counts the elements that `ignore_errors` drops, from 0.
 
     Raises:
         FailedPreconditionError: If `next_splits` is given, but the plan has no splits; if element
@@ -144,6 +157,8 @@ def build_iterator(
         borrowing_steps=find_borrowing_steps(prepared.plan) if is_read_only else frozenset(),
         contain_exits=contain_exits,
         wants_element_numbers=wants_element_numbers,
+        is_whole_pipeline=mode in (None, "unordered"),
+        ignored_errors=ignored_errors or ErrorCounter(),
         parallelism=_count_cores(),
     )
     if instrument is not None:
@@ -195,6 +210,7 @@ def build_both_stages(
     seed: int,
     step_seeds: Sequence[int] = (),
     epochs: tuple[int, ...] = (0,),
+    instrument: Instrument | None = None,
 ) -> ElementIterator:
     """Return an iterator that runs both stages of a plan in this process.
 
@@ -206,6 +222,7 @@ def build_both_stages(
         seed: As for `build_iterator`.
         step_seeds: As for `build_iterator`.
         epochs: As for `build_iterator`.
+        instrument: As for `build_iterator`.
     """
     partition = partition_with_mode(
         prepare(with_fixed_seeds(plan, step_seeds or collect_fixed_seeds(plan))), mode
@@ -220,12 +237,17 @@ def build_both_stages(
             next_splits=next_splits,
             with_element_ids=True,
             mode=mode,
+            instrument=instrument,
         )
         assert isinstance(iterator, AssignedPlanIterator)
         return iterator
 
     return build_client_stage(
-        partition, InProcessSplitSource(build_worker_stage), seed=seed, epochs=epochs
+        partition,
+        InProcessSplitSource(build_worker_stage),
+        seed=seed,
+        epochs=epochs,
+        instrument=instrument,
     )
 
 
@@ -305,7 +327,11 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         plan: Its plan as written.
         context: Result of `Context.nested`.
     """
-    if not isinstance(plan, FromSource):
+    if isinstance(plan, FromSource):
+        rows = _build_rows(plan, context)
+        if rows is not None:
+            return rows
+    else:
         check_coordinated_readers(plan)
         plan = number_occurrences(plan)
     prepared = prepare(plan, is_nested=True)
@@ -316,6 +342,26 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         options = own.merged_with(context.options)
         context = dataclasses.replace(context, options=options, seed=seed)
     return make_iterator(prepared.plan, context)
+
+
+def _build_rows(plan: FromSource, context: Context) -> ElementIterator | None:
+    """Return the iterator of a plan that is one source, the usual case, without preparing it.
+
+    It is that of the canonical form, which is a `GatherIndices` over `Indices`.
+    """
+    source = plan.source
+    if (
+        type(source) not in _PLAIN_SOURCES
+        or context.is_instrumented
+        or context.split_provider is not None
+    ):
+        return None
+    assert isinstance(source, IndexedSource)
+    return elements.RowsIterator(source, 0, source.size, context, borrows=False)
+
+
+_PLAIN_SOURCES = frozenset([RangeSource, SlicesSource, TensorsSource])
+"""Sources of one element per index, without random numbers or a service."""
 
 
 def _build_detached(plan: Node, context: Context) -> ElementIterator:

@@ -8,6 +8,7 @@ store do not change, so several threads read a `MemoryStore` without a lock. The
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 import struct
 import threading
@@ -242,6 +243,7 @@ class FileStoreWriter(StoreWriter):
         os.replace(self._partial, self._path)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # it writes what is buffered, and the disk may be full
+            self._file.close()
         # A complete file was renamed, so this name no longer exists.
         self._partial.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from headrace.plan.combined_sources import reads_unresolved_source
 from headrace.plan.identity import identity_digest
 from headrace.plan.node import Node, distinct_nodes
 from headrace.plan.traverse import is_index_plan
+from headrace.plan.user_function import step_name
 
 __all__ = ["CacheIterator", "depends_on_seed"]
 
@@ -85,6 +86,8 @@ class CacheIterator(ElementIterator):
         #: State to restore in the input; None starts at its beginning.
         self._position: State = None
         self._has_ended = False
+        #: Elements that could not be stored, and are next.
+        self._unstored: Chunk | None = None
 
     def next_chunk(self, limit: int) -> Chunk | None:
         if self._has_ended:
@@ -119,6 +122,11 @@ class CacheIterator(ElementIterator):
     def _read_input(self, limit: int) -> Chunk | None:
         """Return the next elements of the input, and write them to the store."""
         assert self._input is not None
+        if self._unstored is not None:
+            unstored = self._unstored
+            fits = unstored.size <= limit
+            self._unstored = None if fits else unstored.slice(limit, unstored.size)
+            return unstored if fits else unstored.slice(0, limit)
         try:
             chunk = self._input.next_chunk(limit)
         except Exception:
@@ -127,10 +135,18 @@ class CacheIterator(ElementIterator):
             self._stop_writing()
             raise
         if self._writer is not None:
-            if chunk is None:
-                self._writer.complete()
-            else:
-                self._writer.append(chunk.with_metadata(None) if self._has_positions else chunk)
+            try:
+                if chunk is None:
+                    self._writer.complete()
+                else:
+                    self._writer.append(chunk.with_metadata(None) if self._has_positions else chunk)
+            except OSError as error:
+                self._unstored = chunk
+                self._stop_writing()
+                raise FailedPreconditionError(
+                    f"{step_name(self._node)} cannot write '{self._node.path}': "
+                    f"{error.strerror or error}; if you continue to read, this epoch is not stored"
+                ) from error
         return chunk
 
     def _open(self) -> None:
@@ -215,6 +231,8 @@ class CacheIterator(ElementIterator):
 
     def get_state(self) -> State:
         input_state = self._position if self._input is None else self._input.get_state()
+        if self._unstored is not None:
+            input_state = self._unstored.state_at(0)
         if self._has_ended or self._store is not None:
             input_state = None
         if self._seed is None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
+from headrace.execution.error_counter import ErrorCounter
 from headrace.execution.split_provider import SplitProvider
 from headrace.forks import call_in_children
 from headrace.plan.elements import FromSource
@@ -138,6 +139,8 @@ def check_coordinated_readers(plan: Node) -> None:
 
 def reads_coordinated_job(plan: Node) -> bool:
     """Return whether reading the plan waits for other consumers of a coordinated job."""
+    if isinstance(plan, FromSource):  # as in most nested datasets
+        return bool(plan.source.coordinated_job)
     return any(isinstance(node, FromSource) and node.source.coordinated_job for node in walk(plan))
 
 
@@ -282,6 +285,8 @@ class Context:
     wants_element_numbers: bool = False
     """Whether chunks carry element numbers (`element_numbers`): a step above opens datasets for
     the elements."""
+    is_whole_pipeline: bool = True
+    """Whether steps that join streams are not repeated in a client stage, as in ordered modes."""
     tracks_splits: bool = False
     """Whether metadata contains the split, because a partition boundary above counts it."""
     options: Options = field(default_factory=Options)
@@ -309,8 +314,10 @@ class Context:
     contain_exits: bool = False
     """Whether KeyboardInterrupt, SystemExit and the like from a user's function become a
     UserFunctionError."""
+    ignored_errors: ErrorCounter = field(default_factory=ErrorCounter)
+    """Counts the elements that `ignore_errors` drops."""
     parallelism: int = 2
-    """Number of threads for AUTOTUNE."""
+    """Number of processor cores, for AUTOTUNE."""
 
     @property
     def is_instrumented(self) -> bool:
@@ -325,6 +332,13 @@ class Context:
             repeat_epochs=(*self.repeat_epochs, number),
             job_epochs=job_epochs,
         )
+
+    def outside_repeats(self, count: int) -> tuple[Context, tuple[int, ...]]:
+        """Return the context outside the innermost `count` repeats, and their epoch numbers."""
+        if not count:
+            return self, ()
+        outer, inner = self.epochs[:-count], self.epochs[-count:]
+        return self._replace_fields(epochs=outer), inner
 
     def in_first_epoch(self) -> Context:
         """Return the context of the first epoch; shared jobs keep their epochs."""
@@ -405,10 +419,6 @@ class Context:
             return [3, default_seed & _MASK]
         path = (*self.outer_steps, number or 0)
         return [3, self.seed & _MASK, len(path), *path, *self.outer_numbers]
-
-    def resolve_parallelism(self, num_parallel_calls: int) -> int:
-        """Return the number of threads for `num_parallel_calls`, which may be AUTOTUNE."""
-        return self.parallelism if num_parallel_calls < 0 else num_parallel_calls
 
 
 _NO_STEPS: frozenset[int] = frozenset()

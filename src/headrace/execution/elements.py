@@ -20,7 +20,7 @@ from headrace.execution.step_iterator import StepIterator
 from headrace.plan.combined_sources import reads_unresolved_source, resolve_randomness
 from headrace.plan.elements import GatherIndices, Indices
 from headrace.plan.node import Node
-from headrace.plan.source import INFINITE
+from headrace.plan.source import INFINITE, IndexedSource
 from headrace.plan.traverse import cardinality
 
 __all__ = [
@@ -35,10 +35,10 @@ __all__ = [
 class _IndexedRowsIterator(ElementIterator):
     """Base class of iterators over `Indices`; the state is the number of elements read."""
 
-    def __init__(self, indices: Indices, context: Context) -> None:
+    def __init__(self, first: int, size: int, context: Context) -> None:
         self._wants_element_numbers = context.wants_element_numbers
-        self._first = indices.start
-        self._size = indices.size
+        self._first = first
+        self._size = size
         self._next = 0
 
     def get_state(self) -> State:
@@ -57,6 +57,9 @@ class _IndexedRowsIterator(ElementIterator):
 @make_iterator.register(Indices)
 class IndicesIterator(_IndexedRowsIterator):
     """Yields consecutive indices."""
+
+    def __init__(self, indices: Indices, context: Context) -> None:
+        super().__init__(indices.start, indices.size, context)
 
     def next_chunk(self, limit: int) -> Chunk | None:
         start = self._next
@@ -219,7 +222,9 @@ def _make_gather(node: GatherIndices, context: Context) -> ElementIterator:
         and isinstance(node.input, Indices)
         and not context.is_instrumented
     ):
-        return RowsIterator(node, node.input, context, borrows=borrows)
+        return RowsIterator(
+            node.source, node.input.start, node.input.size, context, borrows=borrows
+        )
     return GatherIterator(node, context, borrows=borrows)
 
 
@@ -230,12 +235,11 @@ class RowsIterator(_IndexedRowsIterator):
     """
 
     def __init__(
-        self, node: GatherIndices, indices: Indices, context: Context, *, borrows: bool
+        self, source: IndexedSource, first: int, size: int, context: Context, *, borrows: bool
     ) -> None:
-        super().__init__(indices, context)
-        source = node.source
+        super().__init__(first, size, context)
         self._read_run = source.gather_run_borrowed if borrows else source.gather_run
-        self._can_read_ahead = not node.source.runs_user_code
+        self._can_read_ahead = not source.runs_user_code
         #: Elements before this one could not be fetched together.
         self._single_reads_end = 0
 

@@ -105,8 +105,8 @@ class _FunctionStepIterator(RowStepIterator):
 class MapIterator(_FunctionStepIterator):
     """Applies a function to each element."""
 
-    def __init__(self, node: Map, context: Context) -> None:
-        call = UserFunction(node.fn, step_name(node), context.contain_exits)
+    def __init__(self, node: Map, context: Context, call: UserFunction | None = None) -> None:
+        call = call or UserFunction(node.fn, step_name(node), context.contain_exits)
         super().__init__(node, context, call, node.output_spec is not None)
         self._spec = node.output_spec
 

@@ -228,6 +228,14 @@ class InstrumentedIterator(ElementIterator):
     def preferred_limit(self) -> int:
         return self.iterator.preferred_limit
 
+    @property
+    def available_elements(self) -> int:
+        return self.iterator.available_elements
+
+    @property
+    def is_ready(self) -> bool:
+        return self.iterator.is_ready
+
     def next_chunk(self, limit: int) -> Chunk | None:
         return self.iterator.next_chunk(limit)
 

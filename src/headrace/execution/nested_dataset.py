@@ -19,6 +19,7 @@ from headrace.element.chunk import Chunk, States
 from headrace.execution.element_numbers import BufferedChunk, IdColumn, nest_ids
 from headrace.execution.input_buffer import ChunkSizer
 from headrace.execution.iterator import ElementIterator, State
+from headrace.execution.thread_tuning import ThreadTuner
 from headrace.execution.threads import (
     JOIN_TIMEOUT_SECONDS,
     ReadResult,
@@ -200,13 +201,25 @@ class OpenResult:
 
 
 class DatasetReadAhead:
-    """Threads that read datasets ahead, one chunk at a time."""
+    """Threads that read datasets ahead, one chunk at a time.
 
-    def __init__(self, threads: int) -> None:
+    Args:
+        threads: Maximum number of threads.
+        tuner: Changes this number; None keeps it.
+    """
+
+    def __init__(self, threads: int, tuner: ThreadTuner | None = None) -> None:
         self._threads = ThreadPool(threads, "headrace-interleave")
+        self._tuner = tuner
         self._lock = threading.RLock()  # acquired directly, see `ReadAheadThread.lock`
         self._changed = threading.Condition(self._lock)
         self._is_closed = False
+
+    def stop_tuning(self, threads: int) -> None:
+        """Use a fixed number of threads from now on."""
+        with self._lock:
+            self._tuner = None
+            self._threads.resize(threads)
 
     def read(self, dataset: NestedDataset) -> None:
         """Start reading the next chunk of a dataset."""
@@ -219,6 +232,7 @@ class DatasetReadAhead:
         chunk: Chunk | None = None
         error: BaseException | None = None
         after: State = None
+        begin, cpu_begin = time.perf_counter(), time.thread_time()
         if not self._is_closed:
             try:
                 chunk = dataset.chunk_sizer.next_chunk(dataset.iterator)
@@ -232,6 +246,10 @@ class DatasetReadAhead:
             dataset.result = ReadResult(chunk, error, after)
             dataset.is_busy = False
             is_abandoned = dataset.is_abandoned
+            if self._tuner is not None and chunk is not None and not self._is_closed:
+                cpu_seconds = time.thread_time() - cpu_begin
+                if self._tuner.observe(begin, time.perf_counter(), cpu_seconds, chunk.size):
+                    self._threads.resize(self._tuner.threads)
             self._changed.notify_all()
         if is_abandoned:
             close_quietly(dataset.iterator)

@@ -14,8 +14,9 @@ from headrace.execution.input_buffer import ChunkSizer, InputBuffer
 from headrace.execution.interleave_order import CLOSED_SLOT, InterleavePosition, OuterPosition
 from headrace.execution.iterator import State, make_iterator
 from headrace.execution.nested_dataset import DatasetReadAhead, NestedDataset, OpenResult
+from headrace.execution.thread_tuning import MAX_THREADS, ThreadTuner
 from headrace.plan.combining import Interleave
-from headrace.plan.node import Node
+from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.partition_nodes import ReadSplits
 from headrace.plan.user_function import UserFunction
 
@@ -186,7 +187,19 @@ class OpenDatasets:
         self._step = step
         self._cycle_length = node.cycle_length
         calls = node.num_parallel_calls if isinstance(node, Interleave) else None
-        self.threads = 0 if calls is None else context.resolve_parallelism(calls)
+        #: Chooses the number of threads for AUTOTUNE.
+        self.tuner = (
+            ThreadTuner(
+                step,
+                context.parallelism,
+                # A dataset that waits, such as for a slow peer, should not block all others.
+                min_threads=max(2, context.parallelism),
+                max_threads=min(MAX_THREADS, node.cycle_length + 1),
+            )
+            if calls == AUTOTUNE
+            else None
+        )
+        self.threads = 0 if calls is None else calls if self.tuner is None else self.tuner.threads
         self._read_ahead: DatasetReadAhead | None = None
         self.slots: list[NestedDataset | None] = []
         #: Opened datasets without a slot, next one first.
@@ -206,10 +219,14 @@ class OpenDatasets:
     @property
     def reads_ahead_freely(self) -> bool:
         """Whether reading ahead is free in all open datasets."""
-        datasets = [slot for slot in self.slots if slot is not None]
-        if not datasets:
-            return self._could_read_ahead  # assume that the next datasets are like the last
-        return all(slot.iterator.can_read_ahead for slot in datasets)
+        has_dataset = False
+        for slot in self.slots:
+            if slot is not None:
+                if not slot.iterator.can_read_ahead:
+                    return False
+                has_dataset = True
+        # Assume that the next datasets are like the last.
+        return has_dataset or self._could_read_ahead
 
     @property
     def num_open(self) -> int:
@@ -251,14 +268,20 @@ class OpenDatasets:
 
     def _start_coordinated_threads(self) -> None:
         """Use threads for datasets that wait for each other; sequential reads would deadlock."""
-        if self._opener.reads_coordinated_job and not self.threads:
+        if not self._opener.reads_coordinated_job:
+            return
+        if not self.threads:
             self.threads = self._cycle_length
+        elif self.tuner is not None:
+            self.tuner, self.threads = None, self._cycle_length
+            if self._read_ahead is not None:
+                self._read_ahead.stop_tuning(self.threads)
 
     def open_ahead(self) -> None:
         """Open datasets for the empty slots and one more, and start reading them."""
         read_ahead = self._read_ahead
         if read_ahead is None:
-            read_ahead = self._read_ahead = DatasetReadAhead(self.threads)
+            read_ahead = self._read_ahead = self._make_read_ahead()
         max_open = 1 + self._cycle_length - self.num_open
         while len(self._opened_ahead) < max_open and not self.has_ended:
             if self._opened_ahead and self._opened_ahead[-1].is_end:
@@ -267,6 +290,10 @@ class OpenDatasets:
             dataset = self._opened_ahead[-1].dataset
             if dataset is not None:
                 read_ahead.read(dataset)
+
+    def _make_read_ahead(self) -> DatasetReadAhead:
+        threads = self.threads if self.tuner is None else self.tuner.threads
+        return DatasetReadAhead(threads, self.tuner)
 
     def close_slot(self, slot: int) -> None:
         """Close the dataset in a slot, which has ended."""
@@ -327,7 +354,7 @@ class OpenDatasets:
         self.has_ended = state["ended"]
         self._update_num_buffered()
         if self.threads:
-            self._read_ahead = DatasetReadAhead(self.threads)
+            self._read_ahead = self._make_read_ahead()
             for dataset in filter(None, self.slots):
                 self._read_ahead.read(dataset)
 

@@ -7,6 +7,8 @@ elsewhere. Each thread takes a *grain*: elements worth about `_GRAIN_SECONDS` of
 Results are delivered element by element. Read-ahead is limited to a few milliseconds of work per
 thread, and to `_MAX_BYTES` of inputs and results.
 
+With AUTOTUNE the number of threads changes while they work (`thread_tuning`).
+
 Waking a thread for a single element would cost more than many functions. The reader thread
 therefore waits for space for several elements. The consumer waits for all results that it
 requested, up to half of the read-ahead, while the threads work on the other half.
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from queue import SimpleQueue
 from typing import Any
@@ -31,6 +34,7 @@ from headrace.element.ownership import take_ownership
 from headrace.element.wire import frame_bytes
 from headrace.execution.element_numbers import IdColumn
 from headrace.execution.iterator import ElementIterator, element_position
+from headrace.execution.thread_tuning import ThreadTuner
 from headrace.execution.threads import JOIN_TIMEOUT_SECONDS, ReadAheadThread, ReadResult
 from headrace.plan.user_function import UserFunction
 from headrace.threads import start_thread
@@ -99,8 +103,13 @@ class ParallelCalls:
         delivered_mask: int,
         *,
         is_ordered: bool,
+        owner: object = None,
+        tuner: ThreadTuner | None = None,
     ) -> None:
         self._function = function
+        self._tuner = tuner
+        # Weak, because this object's threads would keep their iterator alive.
+        self._owner = None if owner is None else weakref.ref(owner)
         self._num_threads = threads
         self._is_ordered = is_ordered
         #: Bit i: element i after the restored position was delivered before the restore.
@@ -124,7 +133,8 @@ class ParallelCalls:
         state = input_.get_state()
         #: Position after everything read: element `index` of a chunk with these states.
         self.end_position: tuple[States, int] = ((lambda index: state), 0)
-        self._timings: deque[tuple[float, int]] = deque()
+        #: Begin, end, seconds on a processor and number of elements of grains.
+        self._timings: deque[tuple[float, float, float, int]] = deque()
         self._seconds, self._num_timed = 0.0, 0
         self._bytes_in = 0.0  # per element
         self._bytes_out = 0.0  # per result
@@ -138,10 +148,20 @@ class ParallelCalls:
         self._is_filling = False  # the reader thread reads until there is no space
         #: Notified when the awaited results are done; the reader thread waits on another condition.
         self.ready = threading.Condition(self.reader_thread.lock)
-        self._threads = [
-            threading.Thread(target=self._run, name="headrace-map", daemon=True)
-            for _ in range(threads)
-        ]
+        self._threads = [self._make_thread() for _ in range(threads)]
+
+    def _make_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name="headrace-map", daemon=True)
+
+    @property
+    def owner(self) -> object:
+        """Iterator for which these threads work; None if it was dropped."""
+        return None if self._owner is None else self._owner()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many elements as permitted were read ahead."""
+        return self.num_read - self.num_delivered >= self.window
 
     def start(self) -> None:
         """Start the threads. The owner must be able to close this object by now."""
@@ -222,7 +242,10 @@ class ParallelCalls:
 
     def _grain_size(self) -> int:
         while self._timings:
-            seconds, count = self._timings.popleft()
+            begin, end, cpu_seconds, count = self._timings.popleft()
+            seconds = end - begin
+            if self._tuner is not None and self._tuner.observe(begin, end, cpu_seconds, count):
+                self._resize(self._tuner.threads)
             if self._num_timed > _AVERAGING_WINDOW:
                 self._seconds, self._num_timed = self._seconds / 2, self._num_timed // 2
             self._seconds += seconds
@@ -233,17 +256,28 @@ class ParallelCalls:
             max(1, min(_GRAIN_SECONDS * self._num_timed / (self._seconds + 1e-9), _MAX_GRAIN))
         )
 
+    def _resize(self, threads: int) -> None:
+        """Start threads, or end some when they have processed what is queued."""
+        for _ in range(threads, self._num_threads):
+            self._grains.put(None)
+        alive = [thread for thread in self._threads if thread.is_alive()]
+        started = [self._make_thread() for _ in range(self._num_threads, threads)]
+        # Known before they start, so that `stop` ends all of them.
+        self._threads, self._num_threads = alive + started, threads
+        for thread in started:
+            start_thread(thread)
+
     # --- on the threads -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        grains, clock = self._grains, time.perf_counter
+        grains, clock, cpu_clock = self._grains, time.perf_counter, time.thread_time
         while (grain := grains.get()) is not None:
             if self.is_stopped:
                 continue
-            begin = clock()
+            begin, cpu_begin = clock(), cpu_clock()
             batch, start, stop = grain
             self._call_function(batch, start, stop)
-            self._timings.append((clock() - begin, stop - start))
+            self._timings.append((begin, clock(), cpu_clock() - cpu_begin, stop - start))
             grain = batch = None  # type: ignore[assignment]  # not kept alive while waiting
 
     def _call_function(self, batch: InputBatch, start: int, stop: int) -> None:

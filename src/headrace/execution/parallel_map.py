@@ -16,8 +16,10 @@ from headrace.execution.element_numbers import IdColumn
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.parallel_calls import DELIVERED, PENDING, FailedCall, ParallelCalls
 from headrace.execution.step_iterator import mask_to_runs, runs_to_mask
+from headrace.execution.thread_tuning import ThreadTuner
 from headrace.execution.threads import WaitWarning
 from headrace.plan.elementwise import Map
+from headrace.plan.node import AUTOTUNE
 from headrace.plan.user_function import UserFunction, step_name
 
 __all__ = ["ParallelMapIterator"]
@@ -30,19 +32,29 @@ class ParallelMapIterator(ElementIterator):
     undelivered elements, and the set of delivered elements after it.
     """
 
-    def __init__(self, node: Map, context: Context) -> None:
+    def __init__(self, node: Map, context: Context, call: UserFunction | None = None) -> None:
         assert node.num_parallel_calls is not None
         self._node = node
         self._context = context
         self._step = step_name(node)
-        self._function = UserFunction(node.fn, self._step, context.contain_exits)
-        self._threads = context.resolve_parallelism(node.num_parallel_calls)
+        self._function = call or UserFunction(node.fn, self._step, context.contain_exits)
+        self._threads = node.num_parallel_calls
+        self._tuner = (
+            ThreadTuner(self._step, context.parallelism)
+            if node.num_parallel_calls == AUTOTUNE
+            else None
+        )
         self._is_ordered = id(node) not in context.unordered_steps
         self._input = make_iterator(node.input, context)
         self._calls: ParallelCalls | None = None
         self._reset(0)
 
     can_read_ahead = False
+
+    @property
+    def threads(self) -> int:
+        """Number of threads."""
+        return self._threads if self._tuner is None else self._tuner.threads
 
     @property
     def preferred_limit(self) -> int:
@@ -68,9 +80,11 @@ class ParallelMapIterator(ElementIterator):
             calls = self._calls = ParallelCalls(
                 self._input,
                 self._function,
-                self._threads,
+                self.threads,
                 self._delivered_at_restore,
                 is_ordered=self._is_ordered,
+                owner=self,
+                tuner=self._tuner,
             )
             self._position = calls.end_position
             calls.start()

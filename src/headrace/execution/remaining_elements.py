@@ -11,7 +11,7 @@ from headrace.element.chunk import Chunk
 from headrace.element.metadata import constituent_ids
 from headrace.errors import FailedPreconditionError
 from headrace.execution.assigned_iterators import AssignedPlanIterator
-from headrace.execution.build import build_iterator
+from headrace.execution.build import Instrument, build_iterator
 from headrace.execution.delivered_elements import (
     END_ORDINAL,
     DeliveredElements,
@@ -106,7 +106,12 @@ class RemainingElementsIterator(ElementIterator):
 
 
 def build_remaining(
-    plan: Node, *, seed: int, step_seeds: Sequence[int] = (), epochs: tuple[int, ...] = (0,)
+    plan: Node,
+    *,
+    seed: int,
+    step_seeds: Sequence[int] = (),
+    epochs: tuple[int, ...] = (0,),
+    instrument: Instrument | None = None,
 ) -> RemainingElementsIterator:
     """Return an iterator over the remaining elements of a plan, in arbitrary order.
 
@@ -132,6 +137,7 @@ def build_remaining(
             epochs=epochs,
             next_splits=next_splits,
             with_element_ids=True,
+            instrument=instrument,
         )
         assert isinstance(iterator, AssignedPlanIterator)
         return iterator

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from headrace.element.chunk import Chunk, States
+from headrace.element.metadata import element_numbers, has_element_ids
 from headrace.execution.element_ids import attach_element_position
 from headrace.execution.element_numbers import nest_ids
 from headrace.execution.input_buffer import InputBuffer, LazyRowStream
@@ -206,11 +207,25 @@ def select_states(states: States, indices: Sequence[int], end: int) -> States:
     return lambda index: states(indices[index] if index < count else end)
 
 
-def tag_part(name: str, number: int, chunk: Chunk) -> Chunk:
-    """Add the number of a part of a stream to the states and element numbers of its elements."""
+def tag_part(name: str, number: int, chunk: Chunk, *, above_boundary: bool = False) -> Chunk:
+    """Add the number of a part of a stream to the states and element numbers of its elements.
+
+    Args:
+        name: Key of the number in the states.
+        number: Number of the part.
+        chunk: Elements of the part.
+        above_boundary: Whether to change element numbers also above a partition boundary, because
+            no step of a client stage will do so.
+    """
     column = chunk.compact_metadata
     if isinstance(column, np.ndarray):
-        chunk = chunk.with_metadata(nest_ids(np.array([number], np.uint64), column))
+        part = np.array([number], np.uint64)
+        if above_boundary and has_element_ids(column) and element_numbers(column) is not None:
+            column = column.copy()
+            column["number"] = nest_ids(part, column["number"])
+            chunk = chunk.with_metadata(column)
+        else:
+            chunk = chunk.with_metadata(nest_ids(part, column))
     return chunk.with_states(part_states(name, number, chunk.states))
 
 

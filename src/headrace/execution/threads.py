@@ -93,6 +93,11 @@ class ReadAheadThread:
                 start_thread(self._thread)
 
     @property
+    def owner(self) -> object:
+        """Object that stores the results."""
+        return getattr(self._store_result, "__self__", None)
+
+    @property
     def is_reading(self) -> bool:
         """Whether more results may follow: not stopped, no end and no BaseException."""
         return not self._has_returned and not self._is_stopped
@@ -216,12 +221,24 @@ class ThreadPool:
     def submit(self, job: Job) -> None:
         """Queue a job to run on a thread, after those submitted before it."""
         if len(self._threads) < self._size and not self._idle.acquire(blocking=False):
-            thread = threading.Thread(
-                target=_run_jobs, args=(self._jobs, self._idle), name=self._name, daemon=True
-            )
-            self._threads.append(thread)
-            start_thread(thread)
+            self._start_thread()
         self._jobs.put(job)
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(
+            target=_run_jobs, args=(self._jobs, self._idle), name=self._name, daemon=True
+        )
+        self._threads.append(thread)
+        start_thread(thread)
+
+    def resize(self, size: int) -> None:
+        """Start threads, or end some after the jobs submitted before. Not after `shutdown`."""
+        self._size = size
+        for _ in self._threads[size:]:
+            self._jobs.put(None)
+        del self._threads[size:]
+        while len(self._threads) < size:
+            self._start_thread()
 
     def shutdown(self) -> None:
         """End each thread after the submitted jobs, without waiting."""

@@ -22,7 +22,7 @@ from headrace.execution.iterator import ElementIterator, State, element_position
 from headrace.execution.replayable_input import ReplayableInput
 from headrace.plan.user_function import UserFunction
 
-__all__ = ["KeyedWindow", "WindowCollector"]
+__all__ = ["KeyedWindow", "WindowCollector", "decode_gaps", "encode_gaps"]
 
 _MAX_WINDOWS_SCANNED = 64
 """Maximum number of windows to scan for the number of elements that one of them needs."""
@@ -255,7 +255,7 @@ class WindowCollector:
             contents = [
                 [
                     window.key,
-                    _encode_gaps(
+                    encode_gaps(
                         window.ordinals[: bisect_left(window.ordinals, num_collected)], first
                     ),
                 ]
@@ -266,7 +266,7 @@ class WindowCollector:
                 **mark.to_json(num_collected, failures),
             }
             return (
-                {**saved, "removed": _encode_gaps(removed_ordinals, first)}
+                {**saved, "removed": encode_gaps(removed_ordinals, first)}
                 if removed_ordinals
                 else saved
             )
@@ -277,8 +277,8 @@ class WindowCollector:
         """Restore a state; return the removed window: rows, ordinals and metadata."""
         self._reset()
         first = state["first_ordinal"]
-        contents = [(key, _decode_gaps(gaps, first)) for key, gaps in state["windows"]]
-        removed = _decode_gaps(state.get("removed", ()), first)
+        contents = [(key, decode_gaps(gaps, first)) for key, gaps in state["windows"]]
+        removed = decode_gaps(state.get("removed", ()), first)
         needed = sorted([o for _, ordinals in contents for o in ordinals] + removed)
         chunks = self._input.restore(state, np.array(needed, np.int64))
         rows: list[Element] = []
@@ -307,10 +307,11 @@ class WindowCollector:
         self._input.close()
 
 
-def _encode_gaps(ordinals: Sequence[int], first: int) -> list[int]:
+def encode_gaps(ordinals: Sequence[int], first: int) -> list[int]:
     """Return increasing ordinals as differences, which are small numbers."""
     return [after - before for before, after in pairwise([first, *ordinals])]
 
 
-def _decode_gaps(gaps: Iterable[int], first: int) -> list[int]:
+def decode_gaps(gaps: Iterable[int], first: int) -> list[int]:
+    """Return the ordinals of which `encode_gaps` made these gaps."""
     return list(accumulate(gaps, initial=first))[1:]

@@ -8,11 +8,18 @@ Steps:
 
     elements         sources, and their elements by index
     elementwise      map, filter, take_while, scan
+    random_map       random_map
+    ignoring_errors  ignore_errors
     ordering         shuffle, repeat, take, skip, shard, enumerate
     batching         batch, padded_batch, unbatch
+    ragged           ragged_batch
+    unique           unique
     windows          group_by_window, bucket_by_sequence_length
+    packing          pack_sequences (whole or split sequences), batch_by_cost
+    sliding_windows  window, and a flat_map that batches windows
     combining        zip, concatenate, interleave, sample_from_datasets, choose_from_datasets
     buffering        prefetch, cache
+    snapshot         snapshot
     options          with_options
     partition_nodes  steps inserted by `rewrites.partition`
 

@@ -94,6 +94,7 @@ class Interleave(Node):
     is_split_local: ClassVar[bool] = True
     rereads_input: ClassVar[bool] = True
     is_random: ClassVar[bool] = True
+    uses_element_numbers: ClassVar[bool] = True
     has_own_spec: ClassVar[bool] = True
     performance_fields: ClassVar[tuple[str, ...]] = ("num_parallel_calls",)
 

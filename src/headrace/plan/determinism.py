@@ -10,8 +10,10 @@ from headrace.plan.batching import Batch
 from headrace.plan.combining import Sample
 from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Filter, Map
+from headrace.plan.ignoring_errors import IgnoreErrors
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, ShardElements, Shuffle, Skip, Take
+from headrace.plan.random_map import DrawRandomWords
 from headrace.plan.source import Source
 from headrace.plan.traverse import fold, merged_options, walk
 from headrace.plan.user_function import step_name
@@ -141,7 +143,10 @@ def _find_order_requests(
 
 # --- Steps over an unordered source: which of them can save a state -------------------------------
 
-_STATELESS_STEPS = (FromSource, Map, Filter, Batch, Take, Skip, ShardElements, Enumerate)
+_STATELESS_STEPS = (
+    *(FromSource, Map, DrawRandomWords, Filter, IgnoreErrors),
+    *(Batch, Take, Skip, ShardElements, Enumerate),
+)
 """Steps whose states refer to no element read before, so that nothing is read again."""
 
 

@@ -12,11 +12,12 @@ Rule 5. A plan may be thousands of steps deep, and a step may occur in it severa
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
-from headrace.arguments import check_flag, check_int
+from headrace.arguments import check_flag, check_int, check_string
 from headrace.element.spec import Spec
 
 __all__ = [
@@ -40,6 +41,8 @@ class Node:
     """Name of the step in errors and saved states, whose format it is part of: it never changes."""
     is_random: ClassVar[bool] = False
     """Whether the step draws random numbers, or opens datasets that may."""
+    uses_element_numbers: ClassVar[bool] = False
+    """Whether the step needs the element numbers (`execution.element_numbers`) of its input."""
     one_to_one: ClassVar[bool] = False
     """Whether the n-th element is made from the n-th input element alone."""
     preserves_count: ClassVar[bool] = False
@@ -60,6 +63,8 @@ class Node:
     needs_single_split: ClassVar[bool] = False
     """Whether the inputs cannot be divided into splits unless they are index plans. A reader of
     such a plan is assigned all of it."""
+    needs_input_order: ClassVar[bool] = False
+    """Whether the step joins consecutive elements, so that a service must not reorder them."""
     is_read_only: ClassVar[bool] = False
     """Whether the step neither passes input elements to user functions nor writes to them, so that
     they may be memory that another step owns (`traverse.find_borrowing_steps`)."""
@@ -67,11 +72,15 @@ class Node:
     """Whether the spec follows from the step alone; `spec()` then takes no inputs."""
     is_transparent: ClassVar[bool] = False
     """Whether the elements are the input's, and only their speed or execution differs."""
+    dynamic_sharding_obstacle: ClassVar[str] = ""
+    """Why a plan with the step cannot be read with `ShardingPolicy.DYNAMIC`, and what to do; "" if
+    it can."""
     performance_fields: ClassVar[tuple[str, ...]] = ()
     """Parameters that affect performance only, not the elements."""
 
     location: str = ""
-    """File and line of the user's call that made the step, for `explain` and errors."""
+    """File and line of the user's call that made the step, and the name given to the step, for
+    `explain` and errors."""
     number: int | None = None
     """Number among the random steps of the plan as written; set by `canonicalize`."""
 
@@ -232,14 +241,30 @@ def describe_function(fn: Callable[..., Any]) -> str:
     return f"{name}:{code.co_firstlineno}" if code is not None else str(name)
 
 
-def call_site() -> str:
-    """Return "file:line" of the nearest caller outside this package."""
+def call_site(name: str | None = None) -> str:
+    """Return "file:line" of the nearest caller outside this package.
+
+    Args:
+        name: Name that the user gave to the step, to be added in quotes.
+
+    Raises:
+        TypeError: If the name is not a str.
+    """
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("headrace."):
         if frame.f_back is None:
             return ""
         frame = frame.f_back
-    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+    location = _format_location(frame.f_code.co_filename, frame.f_lineno)
+    if name is None:
+        return location
+    check_string("name", name)
+    return f'{location} "{name}"'
+
+
+@functools.lru_cache(maxsize=1024)
+def _format_location(filename: str, line: int) -> str:
+    return f"{filename.rsplit('/', 1)[-1]}:{line}"
 
 
 @dataclasses.dataclass(frozen=True)

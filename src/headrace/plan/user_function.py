@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import reprlib
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any
+from itertools import islice
+from pathlib import PurePath
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,10 +23,11 @@ from headrace.errors import (
 )
 from headrace.plan.node import Node, describe_function
 
-__all__ = ["UserFunction", "map_rows", "step_name"]
+__all__ = ["ErrorParts", "UserFunction", "map_rows", "split_message", "step_name"]
 
 _UNKNOWN_ELEMENT: Any = object()
 _MAX_SHOWN_LENGTH = 200
+_MAX_TEXT_LENGTH = 80
 _MAX_SHOWN_ITEMS = 8
 """Largest size of an array whose numbers are shown; others are shown by shape and dtype."""
 
@@ -88,7 +92,7 @@ class UserFunction:
             )
         wrapped = UserFunctionError(
             f"the function {describe_function(self.fn)} of {self._step} raised {kind} for element "
-            f"{position}: {message}{_format_element(element)}\n\nOriginal traceback:\n{text}",
+            f"{position}: {message}{_format_element(element)}{_TRACEBACK_HEADING}{text}",
             position=position,
             original_type=kind,
             original_traceback=text,
@@ -109,29 +113,52 @@ def map_rows(call: UserFunction, rows: Iterable[Any], results: list[Any]) -> Non
 
 
 class _ElementRepr(reprlib.Repr):
-    """Short representations of elements that call no user code."""
+    """Short representations of elements that call no user code and take bounded time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxstring, self.maxother, self.maxlevel = 160, 60, 3
+        self.maxstring, self.maxother, self.maxlevel = _MAX_TEXT_LENGTH, 60, 3
         self.maxdict = self.maxlist = self.maxtuple = 8
 
     def repr1(self, x: Any, level: int) -> str:
         if isinstance(x, np.ndarray):
             if x.size > _MAX_SHOWN_ITEMS or x.dtype.hasobject:
                 return f"array of shape {x.shape}, {x.dtype}"
-            return self.repr1(x.tolist(), level)
+            return self.repr1(np.asarray(x).tolist(), level)
         if isinstance(x, np.generic) and not x.dtype.hasobject:
             return self.repr1(x.item(), level)
         if type(x) is bytes:
             return repr(x) if len(x) <= self.maxother else f"{x[: self.maxother]!r}..."
+        if isinstance(x, PurePath):
+            return self.repr1(PurePath.__str__(x), level)
+        if type(x) is dict:
+            keys = ((self.repr1(key, level - 1) + ": ", value) for key, value in x.items())
+            return f"{{{self._repr_items(keys, len(x), level)}}}"
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            labels = ((f"{name}=", value) for name, value in zip(x._fields, x, strict=False))
+            return f"{type(x).__name__}({self._repr_items(labels, len(x), level)})"
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            fields = [f.name for f in dataclasses.fields(x)]
+            labels = ((f"{name}=", object.__getattribute__(x, name)) for name in fields)
+            return f"{type(x).__name__}({self._repr_items(labels, len(fields), level)})"
         if type(x) not in _PLAIN:
             return f"<{type(x).__name__}>"
         return super().repr1(x, level)
 
+    def _repr_items(self, items: Iterable[tuple[str, Any]], count: int, level: int) -> str:
+        """Return the first labels and values; `reprlib` sorts keys, which calls user code."""
+        if level <= 0 and count:
+            return self.fillvalue
+        shown = [
+            label + self.repr1(value, level - 1) for label, value in islice(items, self.maxdict)
+        ]
+        return ", ".join(shown + [self.fillvalue] * (count > self.maxdict))
 
-_PLAIN = (type(None), bool, int, float, complex, str, tuple, list, dict)
+
+_PLAIN = (type(None), bool, int, float, complex, str, tuple, list)
 _ELEMENT_REPR = _ElementRepr()
+_ELEMENT_PREFIX = "The element: "
+_TRACEBACK_HEADING = "\n\nOriginal traceback:\n"
 
 
 def _format_element(element: Any) -> str:
@@ -144,7 +171,34 @@ def _format_element(element: Any) -> str:
         return ""
     if len(shown) > _MAX_SHOWN_LENGTH:
         shown = f"{shown[: _MAX_SHOWN_LENGTH - 3]}..."
-    return f"\nThe element: {shown}"
+    return f"\n{_ELEMENT_PREFIX}{shown}"
+
+
+class ErrorParts(NamedTuple):
+    """The parts of the message of an error; "" if unknown."""
+
+    message: str
+    step: str = ""
+    element: str = ""
+
+
+def split_message(error: BaseException) -> ErrorParts:
+    """Return the parts of an error's message, without its traceback.
+
+    An error that crosses processes is text, so the parts are found in the text.
+    """
+    name = type(error).__name__
+    text = describe_error(error).removeprefix(name).removeprefix(": ")
+    message = text.partition(_TRACEBACK_HEADING)[0]
+    message, _, element = message.partition(f"\n{_ELEMENT_PREFIX}")
+    found = _STEP_IN_MESSAGE.match(message)
+    return ErrorParts(message, found.group("step") if found else "", element)
+
+
+_STEP_IN_MESSAGE = re.compile(
+    r"(?:the function .{1,200}? of|element -?\d+ of) "
+    r"(?P<step>\w+(?: \([^()]{1,200}\))?)(?: raised |: )"
+)
 
 
 def _user_frames(error: BaseException) -> Any:
@@ -158,4 +212,4 @@ def _user_frames(error: BaseException) -> Any:
 
 
 _ARITY_ERROR = re.compile("takes .*positional argument|missing .*positional argument")
-_INTERNAL_MODULES = ("headrace.execution", "headrace.plan")
+_INTERNAL_MODULES = ("headrace.data.resampling", "headrace.execution", "headrace.plan")

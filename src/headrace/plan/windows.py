@@ -23,6 +23,7 @@ class GroupByWindow(Node):
 
     kind: ClassVar[str] = "group_by_window"
     is_random: ClassVar[bool] = True
+    uses_element_numbers: ClassVar[bool] = True
     rereads_input: ClassVar[bool] = True
     has_own_spec: ClassVar[bool] = True
 

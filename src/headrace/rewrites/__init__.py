@@ -3,6 +3,7 @@
 canonicalize     the canonical form of a plan as written
 optimize         the canonical form, prepared for execution; with columns (functions that can
                  be applied to whole columns)
+window_batches   windows of which a function makes one batch each
 split_space      splits of a plan: their number, and their positions in its leaves
 partition        worker stage and client stage; with partition_boundaries, split_ranges and
                  shuffle_memory

@@ -15,6 +15,7 @@ from headrace.element.spec import ArraySpec, Spec
 from headrace.plan.column_proof import prove
 from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.node import Node
+from headrace.plan.random_map import RandomMap
 from headrace.plan.traverse import element_spec
 
 __all__ = ["infer_columnar_spec", "mark_columnar"]
@@ -28,6 +29,8 @@ def mark_columnar(node: Node, spec_of: Callable[[Node], Spec | None] = element_s
         spec_of: Returns the spec of an input.
     """
     match node:
+        case RandomMap():
+            return node  # its function takes a generator, not the word that the input holds
         case Map(output_spec=None):
             result = infer_columnar_spec(node.fn, spec_of(node.input))
             return node if result is None else node.with_parameters(output_spec=result)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from headrace.element.spec import Spec
+from headrace.plan.combining import Interleave
 from headrace.plan.elements import FromSource
 from headrace.plan.elementwise import Filter, Map, TakeWhile
 from headrace.plan.node import Node
 from headrace.plan.traverse import cardinality, element_spec, fold
 from headrace.rewrites.canonicalize import CanonicalPlan, canonicalize
 from headrace.rewrites.columns import mark_columnar
+from headrace.rewrites.window_batches import mark_window_batches
 
 __all__ = ["optimize", "prepare"]
 
@@ -43,7 +45,10 @@ def optimize(plan: Node) -> Node:
         return element_spec(node, known=known)
 
     # Each step of a canonical form occurs once.
-    return fold(plan, lambda node, inputs: mark_columnar(node.with_inputs(inputs), spec_of))
+    return fold(
+        plan,
+        lambda node, inputs: mark_window_batches(mark_columnar(node.with_inputs(inputs), spec_of)),
+    )
 
 
 def _calls_functions(plan: Node) -> bool:
@@ -57,7 +62,7 @@ def _calls_functions(plan: Node) -> bool:
     return False
 
 
-_WITH_FUNCTIONS = (Map, Filter, TakeWhile)
+_WITH_FUNCTIONS = (Map, Filter, TakeWhile, Interleave)
 _MIN_ELEMENTS_FOR_PROOF = 128
 """Number of function calls that take about as long as proving that the function works on columns.
 """

@@ -62,9 +62,9 @@ from headrace.plan.partition_nodes import (
     ReadSplits,
     TagUpstreamErrors,
 )
+from headrace.plan.random_map import DrawRandomWords
 from headrace.plan.traverse import cardinality, element_spec, fold, walk
 from headrace.plan.user_function import step_name
-from headrace.plan.windows import GroupByWindow
 from headrace.rewrites.canonicalize import CanonicalPlan
 from headrace.rewrites.optimize import prepare
 from headrace.rewrites.partition_boundaries import (
@@ -158,8 +158,8 @@ class PlanPartition:
 
     @property
     def wants_element_numbers(self) -> bool:
-        """Whether the client stage opens datasets for elements, and so needs element numbers."""
-        return any(isinstance(node, Interleave | GroupByWindow) for node in walk(self.client_stage))
+        """Whether a step of the client stage needs element numbers."""
+        return any(node.uses_element_numbers for node in walk(self.client_stage))
 
 
 def partition_plan(
@@ -290,6 +290,10 @@ class _Subtree:
     """Whether steps that are pushed down pass a shuffle of values."""
     is_selected: bool = False
     """Whether steps that are pushed down pass selecting steps."""
+    num_repeats: int = 0
+    """Number of `repeat` steps that steps pushed down pass."""
+    is_concatenated: bool = False
+    """Whether steps that are pushed down pass a `concatenate`."""
     raises_deferred: bool = False
     """Whether the client stage already raises the deferred errors of pushed-down steps."""
 
@@ -360,6 +364,7 @@ class _Partitioner:
             self._needs_order |= (
                 isinstance(node, Enumerate) and parts[0].elements_per_split is not None
             )
+        self._needs_order |= node.needs_input_order
         return self._place_on_client(node, [self._close_subtree(subtree) for subtree in inputs])
 
     def _place_on_workers(self, node: Node, fragments: list[PlanFragment]) -> _Subtree | None:
@@ -409,6 +414,8 @@ class _Partitioner:
         """Push a step down into its streams, or place it in the client stage."""
         first = inputs[0]
         if self._can_push_down(node, first):
+            if isinstance(node, DrawRandomWords):
+                node = node.with_parameters(repeats_above=first.num_repeats)
             for stream in first.streams:
                 stream.push_down(node, is_selected=first.is_selected)
             if self._defers_errors and first.is_selected and not first.raises_deferred:
@@ -441,6 +448,8 @@ class _Partitioner:
             subtree.is_selected = node.selects_by_position or any(
                 input_.is_selected for input_ in inputs
             )
+            subtree.num_repeats = first.num_repeats + isinstance(node, Repeat)
+            subtree.is_concatenated = isinstance(node, Concatenate) or first.is_concatenated
             subtree.raises_deferred = first.raises_deferred
             subtree.is_direct = node.is_transparent and first.is_direct
             subtree.is_shuffled = isinstance(node, Shuffle) or any(
@@ -449,7 +458,12 @@ class _Partitioner:
         return subtree
 
     def _can_push_down(self, node: Node, subtree: _Subtree) -> bool:
-        if not subtree.streams or not self._ordered:
+        if not subtree.streams:
+            return False
+        if isinstance(node, DrawRandomWords):
+            # The client does not know element numbers; words take little memory in a shuffle.
+            return not subtree.is_concatenated
+        if not self._ordered:
             return False
         if isinstance(node, Map):
             return self._pushes_below_shuffles or not subtree.is_shuffled

@@ -10,6 +10,7 @@ from headrace.plan.combining import Concatenate
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.ordering import Shuffle
+from headrace.plan.random_map import DrawRandomWords
 from headrace.plan.traverse import element_spec, find_leaves, walk
 
 __all__ = ["bytes_from_spec", "shuffle_buffer_bytes"]
@@ -32,7 +33,9 @@ def shuffle_buffer_bytes(plan: Node, element_bytes: Callable[[Node], int | None]
                 return None
             total += node.buffer_size * size
         can_push_through = (
-            isinstance(node, Map | Concatenate) or node.is_transparent or node.selects_by_position
+            isinstance(node, Map | DrawRandomWords | Concatenate)
+            or node.is_transparent
+            or node.selects_by_position
         )
         for input_ in node.inputs:
             pushed_map = top_map or (node if isinstance(node, Map) else None)

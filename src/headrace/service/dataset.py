@@ -21,7 +21,9 @@ from headrace.plan.determinism import collect_default_seeds, derive_seeds
 from headrace.plan.elements import FromSource
 from headrace.plan.iteration_counter import IterationCounter
 from headrace.plan.node import Node
+from headrace.plan.sliding_windows import refuse_windows
 from headrace.plan.source import INFINITE, UNKNOWN
+from headrace.plan.user_function import step_name
 from headrace.rewrites.partition import PlanPartition
 from headrace.service.by_value import check_modules, pickling_by_value
 from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
@@ -49,6 +51,7 @@ from headrace.service.dataset_registration import (
     check_compression,
     fetch_plan,
     register_with_service,
+    without_process_sources,
 )
 from headrace.service.messages import GetDataset
 from headrace.service.modes.ordered.consumer_options import consumer_spec
@@ -78,6 +81,8 @@ def distribute(
     ordered: bool = False,
     remainder: Remainder = "drop",
     cost_fn: Callable[..., object] | None = None,
+    readers_per_consumer: int | None = None,
+    reader_index: int | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -137,7 +142,11 @@ def distribute(
             "drop" (they are dropped), "pad" (the other consumers receive batches without rows) or
             "end_together" (their rows are shared evenly).
         cost_fn: Returns the cost of a row, such as its length. The rows of a round's batches are
-            then shared so that consumers have equally many rows at similar costs. Runs on workers.
+            then shared so that consumers have equally many rows at similar costs. Runs on workers;
+            with `ordered` in each consumer, for all rows of a round.
+        readers_per_consumer: Number of processes that each read all elements of the same consumer
+            in the same order, such as the ranks that share a model replica. Requires `ordered`.
+        reader_index: Index of this process among them, from 0.
         modules: Modules, or their names, that are sent with the dataset, so that workers need not
             have them. A package includes everything in it. Other modules are referenced by name.
         wait_timeout: Seconds without a live worker that could deliver, or without a dispatcher when
@@ -176,6 +185,8 @@ def distribute(
             ordered=ordered,
             remainder=remainder,
             cost_fn=cost_fn,
+            readers_per_consumer=readers_per_consumer,
+            reader_index=reader_index,
             wait_timeout=wait_timeout,
             security=security,
             on_data_loss=on_data_loss,
@@ -183,9 +194,11 @@ def distribute(
     check_compression(compression)
 
     def apply(pipeline: Any) -> Dataset:
-        dataset = Dataset.from_pipeline(pipeline)
+        dataset = without_process_sources(Dataset.from_pipeline(pipeline))
         if options.processing_mode is ShardingPolicy.DYNAMIC:
             _check_not_distributed(dataset)
+            _check_dynamic_steps(options, dataset.plan)
+        refuse_windows(dataset.plan, "`distribute`")
         _check_infinite(options, traverse.cardinality(dataset.plan))
         if options.ordered and options.num_consumers is not None:
             return _make_consumer_dataset(options, dataset.plan, compression, sent_modules)
@@ -219,6 +232,8 @@ def from_dataset_id(
     ordered: bool = False,
     remainder: Remainder = "drop",
     cost_fn: Callable[..., object] | None = None,
+    readers_per_consumer: int | None = None,
+    reader_index: int | None = None,
     modules: Sequence[ModuleType | str] = (),
     wait_timeout: float = 3600.0,
     security: Security | None = None,
@@ -246,6 +261,8 @@ def from_dataset_id(
         target_workers: As in `distribute`.
         remainder: As in `distribute`.
         cost_fn: As in `distribute`.
+        readers_per_consumer: As in `distribute`.
+        reader_index: As in `distribute`.
         visitation: As in `distribute`.
         ordered: As in `distribute`.
         modules: Modules of functions given here; those of the dataset are sent when it is
@@ -272,6 +289,8 @@ def from_dataset_id(
             target_workers=target_workers,
             remainder=remainder,
             cost_fn=cost_fn,
+            readers_per_consumer=readers_per_consumer,
+            reader_index=reader_index,
             visitation=visitation,
             ordered=ordered,
             wait_timeout=wait_timeout,
@@ -445,6 +464,17 @@ def _check_not_distributed(dataset: Dataset) -> None:
             "this dataset already reads from a data service, so workers cannot divide it again; "
             "apply `distribute` only once, after the steps to run on workers"
         )
+
+
+def _check_dynamic_steps(options: ReadOptions, plan: Node) -> None:
+    if options.processing_mode is not ShardingPolicy.DYNAMIC:
+        return
+    for node in traverse.walk(plan):
+        if node.dynamic_sharding_obstacle:
+            raise FailedPreconditionError(
+                f"{step_name(node)} does not work with ShardingPolicy.DYNAMIC, because "
+                f"{node.dynamic_sharding_obstacle}"
+            )
 
 
 def _check_spec(spec: object) -> None:

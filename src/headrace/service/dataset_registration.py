@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from headrace.data.dataset import Dataset
 from headrace.element.spec import encode_spec
@@ -19,6 +19,7 @@ from headrace.plan.serialize import load_plan
 from headrace.rewrites.canonicalize import canonicalize
 from headrace.rewrites.split_space import compute_split_space
 from headrace.service.by_value import check_modules, dump_with
+from headrace.service.client.process_source import inline_process_sources
 from headrace.service.client.visitation import has_element_ids
 from headrace.service.config import parse_service
 from headrace.service.messages import PLAN_CHUNK_BYTES, GetPlan, PutPlan, RegisterDataset
@@ -34,6 +35,7 @@ __all__ = [
     "fetch_plan",
     "register_dataset",
     "register_with_service",
+    "without_process_sources",
 ]
 
 _log = logging.getLogger(__name__)
@@ -111,7 +113,7 @@ def register_with_service(
     check_security(security)
     if dataset_id is not None and not isinstance(dataset_id, str):
         raise TypeError(f"`dataset_id` must be a string, but got {dataset_id!r}")
-    plan = dataset.plan
+    plan = inline_process_sources(dataset.plan)
     spec = traverse.element_spec(plan)
     data = dump_with(modules, plan)
     if len(data) > _LARGE_PLAN_BYTES:
@@ -137,6 +139,12 @@ def register_with_service(
         steps=steps,
     )
     return _register(address, security, message, data)
+
+
+def without_process_sources(dataset: Dataset[Any]) -> Dataset[Any]:
+    """Return the dataset without `in_processes`, which workers of a service ignore."""
+    plan = inline_process_sources(dataset.plan)
+    return dataset if plan is dataset.plan else Dataset(plan)
 
 
 def _register(

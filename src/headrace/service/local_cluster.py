@@ -12,13 +12,13 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from headrace.arguments import check_int, check_strings
 from headrace.data.iterator_cleanup import close_iterators
 from headrace.errors import FailedPreconditionError
 from headrace.forks import register_fork_sensitive
-from headrace.process.child import ChildProcess
+from headrace.process.child import ChildCommand, ChildProcess
 from headrace.process.supervisor import (
     ProcessEvent,
     ProcessExited,
@@ -143,6 +143,11 @@ class LocalCluster:
         """All workers ever started, in order, including stopped, killed and replaced ones."""
         return tuple(self._workers)
 
+    def __repr__(self) -> str:
+        kind = "threads of this process" if self._supervisor is None else "processes"
+        running = sum([worker.is_running for worker in self._workers])
+        return f"<LocalCluster at {self.target}, workers running: {running}, as {kind}>"
+
     def add_worker(self) -> LocalWorker:
         """Start another worker; return when it has registered."""
         return self._add(1)[0]
@@ -228,6 +233,14 @@ class LocalCluster:
 
     # --- starting -----------------------------------------------------------------------------
 
+    def _worker_command(self, options: Mapping[str, Any]) -> ChildCommand:
+        """Return the command of a worker process.
+
+        Args:
+            options: Arguments of `WorkerConfig`.
+        """
+        return worker_command(options, self._environment)
+
     def _add(self, count: int) -> Sequence[LocalWorker]:
         address = self.target.partition("://")[2]
         added: list[LocalWorker] = []
@@ -239,7 +252,7 @@ class LocalCluster:
                 "preload": self._preload,
                 "cross_trainer_cache_size_bytes": self._cache_bytes,
             }
-            started = self._supervisor.start([worker_command(options, self._environment)] * count)
+            started = self._supervisor.start([self._worker_command(options)] * count)
             added += [ProcessWorker(child) for _, child in started]
         else:
             config = WorkerConfig(

@@ -1,9 +1,12 @@
 """Sources: descriptions of data that open readers.
 
 memory        range, counter, from_tensor_slices, from_tensors, random, the elements of a window
+window        the elements of a sliding window
 generator     from_generator
 signature     conversion of values to an output signature
 array_record  ArrayRecord files
+mds_samples   samples of MDS shards
+mds_columns   decoders of their columns
 images        decoding, encoding and resizing of images
 image_libraries  the libraries that do it
 image_files   image files in a folder per class
@@ -27,6 +30,9 @@ protobuf      the part of the protocol buffer encoding that tf.Example needs
 parquet       rows of Parquet files
 parquet_files  their footers and record batches
 parquet_filters  filters of their rows and row groups
+arrow_rows    rows of Arrow tables, read by index
+lance         rows of Lance datasets
+hugging_face  rows of Hugging Face datasets, read from their tables and files
 arrow_columns  NumPy values of Arrow columns
 saved_chunks  finished saved datasets
 """

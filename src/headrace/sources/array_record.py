@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.plan.source import IndexedSource
-from headrace.storage.names import as_names, is_local, match_files
+from headrace.storage.names import as_names, expand_names, is_local, match_files
 
 __all__ = ["ArrayRecordSource"]
 
@@ -65,7 +65,8 @@ class ArrayRecordSource(IndexedSource):
         for name in as_names("filenames", filenames):
             if not is_local(name.removeprefix("file://")):
                 raise ValueError(f"ArrayRecord files must be local files, but got {name!r}")
-            names += match_files(name)
+            for expanded in expand_names("filenames", name):
+                names += match_files(expanded)
         with ThreadPoolExecutor(min(_MAX_THREADS, len(names))) as pool:
             return cls(tuple(names), tuple(pool.map(_count_records, names)))
 

@@ -28,7 +28,7 @@ from headrace.errors import InvalidArgumentError
 from headrace.saved.arrow import Array, pyarrow
 from headrace.saved.schema import BYTES_KIND, NUMBERS_KIND, STR_KIND, ColumnSchema, FileSchema
 
-__all__ = ["Null", "find_null", "infer_arrow_schema", "to_chunk"]
+__all__ = ["Null", "find_null", "infer_arrow_schema", "read_columns", "to_chunk"]
 
 _OBJECT = np.dtype(object)
 
@@ -142,13 +142,16 @@ def to_chunk(schema: FileSchema, arrays: Iterable[Array], size: int) -> Chunk:
         arrays: One array for each field, without nulls that `find_null` finds.
         size: Number of elements.
     """
-    leaves = itertools.chain.from_iterable(map(_leaves, arrays))
-    columns = [
-        _read_column(column, leaf) for column, leaf in zip(schema.columns, leaves, strict=True)
-    ]
+    columns = read_columns(schema, arrays)
     if schema.is_fixed and columns:
         return Chunk.of_columns(unflatten(schema.structure, columns), size)
     return Chunk.of_rows(untranspose(schema.structure, columns, size))
+
+
+def read_columns(schema: FileSchema, arrays: Iterable[Array]) -> list[Any]:
+    """Return the values of each component: stacked, or a list of arrays of different lengths."""
+    leaves = itertools.chain.from_iterable(map(_leaves, arrays))
+    return [_read_column(column, leaf) for column, leaf in zip(schema.columns, leaves, strict=True)]
 
 
 def _leaves(array: Array) -> Iterable[Array]:

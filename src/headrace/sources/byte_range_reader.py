@@ -22,6 +22,7 @@ from headrace.errors import DataLossError, FailedPreconditionError, HeadraceErro
 from headrace.plan.source import Position, check_limit
 from headrace.storage.compression import ByteStream, Compression
 from headrace.storage.files import open_file
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["ByteRangeReader", "DecodedBlock", "FilePart", "RecordFormat"]
 
@@ -95,6 +96,7 @@ class ByteRangeReader:
         compression: Compression of the files.
         block_bytes: Number of bytes to read and decode at once.
         position: Position to start from; None starts at the first record.
+        options: Options of the file systems of URLs.
     """
 
     def __init__(
@@ -106,12 +108,14 @@ class ByteRangeReader:
         compression: Compression,
         block_bytes: int,
         position: Position = None,
+        options: StorageOptions = NO_OPTIONS,
     ) -> None:
         self._find_part = find_part
         self._stop = stop
         self._format = record_format
         self._compression = compression
         self._block_bytes = block_bytes
+        self._options = options
         self._chunk: Chunk | None = None
         self._error: HeadraceError | None = None
         self._stream: ByteStream | None = None
@@ -275,18 +279,21 @@ class ByteRangeReader:
             raise self._changed_error(offset)
         if offset <= first:
             self._set_offset(first)
-            self._stream = open_file(name, self._compression, first)
+            self._stream = self._open_file(first)
         elif offset == start:
             self._stream = self._open_before(offset)
             self._skip_partial_record(self._stream)
         else:
-            self._stream = open_file(name, self._compression, offset - 1)
+            self._stream = self._open_file(offset - 1)
             if self._stream.read(1) != b"\n" and self._stream.read(1):
                 raise self._changed_error(offset)
 
+    def _open_file(self, offset: int) -> ByteStream:
+        return open_file(self._part.name, self._compression, offset, self._options)
+
     def _open_before(self, start: int) -> ByteStream:
         try:
-            return open_file(self._part.name, self._compression, start - 1)
+            return self._open_file(start - 1)
         except DataLossError as error:
             raise DataLossError(
                 f"{self._part.name!r} ends before byte {start}, but was longer when the dataset "

@@ -10,7 +10,8 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from headrace.sources.byte_range_reader import ByteRangeReader, FilePart, Record
 from headrace.storage.compression import check_compression
 from headrace.storage.files import find_file_size
 from headrace.storage.names import as_names
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["BLOCK_SIZE", "ByteRangeSource", "count_parts"]
 
@@ -31,7 +33,9 @@ _MAX_DIVIDED_FILES = 256
 _MAX_THREADS = 16
 
 
-def count_parts(names: Sequence[str], part_bytes: int = PART_BYTES) -> tuple[int, ...]:
+def count_parts(
+    names: Sequence[str], options: StorageOptions = NO_OPTIONS, part_bytes: int = PART_BYTES
+) -> tuple[int, ...]:
     """Return the number of parts of each uncompressed file, for `ByteRangeSource.part_counts`.
 
     Files are not divided if there are many, or if all are small. A file whose size cannot be
@@ -40,7 +44,7 @@ def count_parts(names: Sequence[str], part_bytes: int = PART_BYTES) -> tuple[int
     if len(names) > _MAX_DIVIDED_FILES:
         return ()
     with ThreadPoolExecutor(min(len(names), _MAX_THREADS)) as pool:
-        sizes = list(pool.map(find_file_size, names))
+        sizes = list(pool.map(partial(find_file_size, options=options), names))
     counts = tuple(max(1, round(size / part_bytes)) if size else 1 for size in sizes)
     return counts if max(counts) > 1 else ()
 
@@ -57,15 +61,17 @@ class ByteRangeSource(Source):
         part_counts: Number of parts of each file; empty if an index is a whole file.
         part_bytes: Size of all parts of a file but its last.
         block_bytes: Number of bytes to read and decode at once.
+        storage_options: Options of the file systems of URLs.
     """
 
-    performance_fields: ClassVar[tuple[str, ...]] = ("block_bytes",)
+    performance_fields: ClassVar[tuple[str, ...]] = ("block_bytes", "storage_options")
 
     filenames: tuple[str, ...]
     compression_type: str | None = None
     part_counts: tuple[int, ...] = ()
     part_bytes: int = PART_BYTES
     block_bytes: int = BLOCK_SIZE
+    storage_options: StorageOptions = field(default=NO_OPTIONS, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "filenames", as_names("filenames", self.filenames))
@@ -109,6 +115,7 @@ class ByteRangeSource(Source):
             check_compression(self.compression_type),
             self.block_bytes,
             position,
+            self.storage_options,
         )
 
     def _part_finder(self) -> Callable[[int], FilePart]:

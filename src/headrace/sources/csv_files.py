@@ -28,6 +28,7 @@ from headrace.sources.csv_syntax import (
     read_start,
 )
 from headrace.storage.compression import Compression
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["CsvFormat", "CsvSource", "find_columns", "find_dtype"]
 
@@ -53,7 +54,7 @@ class CsvSource(ByteRangeSource):
         return {name: ArraySpec((), dtype) for name, dtype in pairs}
 
     def make_format(self) -> RecordFormat:
-        return CsvFormat(self.columns, self.dtypes, self.syntax)
+        return CsvFormat(self.columns, self.dtypes, self.syntax, self.storage_options)
 
 
 class CsvFormat(RecordFormat):
@@ -63,14 +64,20 @@ class CsvFormat(RecordFormat):
         columns: As for `CsvSource`.
         dtypes: As for `CsvSource`.
         syntax: As for `CsvSource`.
+        options: Options of the file systems of URLs.
     """
 
     def __init__(
-        self, columns: tuple[str, ...], dtypes: tuple[np.dtype[Any], ...], syntax: CsvSyntax
+        self,
+        columns: tuple[str, ...],
+        dtypes: tuple[np.dtype[Any], ...],
+        syntax: CsvSyntax,
+        options: StorageOptions = NO_OPTIONS,
     ) -> None:
         self._columns = columns
         self._dtypes = dtypes
         self._syntax = syntax
+        self._options = options
         types = map(_find_arrow_type, dtypes)
         self._convert_options = _pyarrow_csv().ConvertOptions(
             column_types=dict(zip(columns, types, strict=True)), include_columns=list(columns)
@@ -81,7 +88,7 @@ class CsvFormat(RecordFormat):
 
     def find_first_record(self, name: str, compression: Compression) -> int:
         if name != self._file:
-            first, self._first_record = read_header(name, compression, self._syntax)
+            first, self._first_record = read_header(name, compression, self._syntax, self._options)
             if first and self._syntax.header:
                 _check_columns(name, first, self._columns)
                 self._file_columns = first
@@ -181,6 +188,7 @@ def find_columns(
     columns: tuple[str, ...] | None,
     dtypes: Mapping[str, np.dtype[Any]],
     syntax: CsvSyntax,
+    options: StorageOptions = NO_OPTIONS,
 ) -> tuple[tuple[str, ...], tuple[np.dtype[Any], ...]]:
     """Return the names and dtypes of columns, from the first block of the first file with rows.
 
@@ -191,6 +199,7 @@ def find_columns(
         columns: Names of the columns; None for all, in the order of the first file.
         dtypes: Known dtypes of columns; the others are inferred.
         syntax: Syntax of the files.
+        options: Options of the file systems of URLs.
 
     Raises:
         NotFoundError: If the file does not exist.
@@ -199,7 +208,7 @@ def find_columns(
     known: dict[str, np.dtype[Any]] = {}
     if columns is None or not set(columns) <= set(dtypes):
         for name in names:
-            found, has_rows = _infer_dtypes(name, columns, syntax)
+            found, has_rows = _infer_dtypes(name, columns, syntax, options)
             known = found or known
             if has_rows:
                 break
@@ -238,10 +247,10 @@ def find_dtype(name: str, dtype: Any) -> np.dtype[Any]:
 
 
 def _infer_dtypes(
-    name: str, columns: tuple[str, ...] | None, syntax: CsvSyntax
+    name: str, columns: tuple[str, ...] | None, syntax: CsvSyntax, options: StorageOptions
 ) -> tuple[dict[str, np.dtype[Any]], bool]:
     """Return dtypes inferred from the first block of a file, and whether it has rows."""
-    first, start = read_header(name, "", syntax)
+    first, start = read_header(name, "", syntax, options)
     if not first:
         return {}, False
     if syntax.header:
@@ -249,10 +258,12 @@ def _infer_dtypes(
         file_columns: Sequence[str] = first
     else:
         file_columns = columns or [f"f{index}" for index in range(len(first))]
-    block = read_start(name, "", start + BLOCK_SIZE)[start:]
+    block = read_start(name, "", start + BLOCK_SIZE, options)[start:]
     block = block[: find_last_record_end(block, syntax, name, start)] or block
     if not block.strip():
         return {key: np.dtype("U") for key in columns or file_columns}, False
+    # pyarrow prints a traceback for each row that it skips and cannot decode.
+    block = block.decode(errors="replace").encode()
     try:
         table = _read_table(block, file_columns, syntax, None, lambda row: "skip")
     except _pyarrow().ArrowInvalid as error:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from headrace.errors import DataLossError
 from headrace.storage.compression import Compression
 from headrace.storage.files import open_file
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["CsvSyntax", "find_last_record_end", "find_record_ends", "read_header", "read_start"]
 
@@ -136,7 +137,10 @@ def _check_opening_quotes(
 
 
 def read_header(
-    name: str, compression: Compression, syntax: CsvSyntax
+    name: str,
+    compression: Compression,
+    syntax: CsvSyntax,
+    options: StorageOptions = NO_OPTIONS,
 ) -> tuple[tuple[str, ...], int]:
     """Return the first record of a file, and the offset of its first row.
 
@@ -147,7 +151,7 @@ def read_header(
     """
     size = 4096
     while True:
-        data = read_start(name, compression, size)
+        data = read_start(name, compression, size, options)
         start = len(_BYTE_ORDER_MARK) if data.startswith(_BYTE_ORDER_MARK) else 0
         ends = find_record_ends(data[start:], syntax, name, start)
         if len(ends) or len(data) < size:
@@ -163,9 +167,11 @@ def read_header(
     return first, stop if syntax.header else start
 
 
-def read_start(name: str, compression: Compression, size: int) -> bytes:
+def read_start(
+    name: str, compression: Compression, size: int, options: StorageOptions = NO_OPTIONS
+) -> bytes:
     """Return the first `size` bytes of a file, or all if there are fewer."""
-    stream = open_file(name, compression)
+    stream = open_file(name, compression, options=options)
     try:
         data = b""
         while len(data) < size and (block := stream.read(size - len(data))):

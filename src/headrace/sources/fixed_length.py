@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.spec import ArraySpec, Spec
 from headrace.errors import DataLossError
-from headrace.plan.source import IndexedSource, IndexKind, Position, Reader, Source, check_range
-from headrace.sources.record_files import (
-    BlockParser,
-    ParsedBlock,
-    RecordFilesReader,
-    check_buffer_size,
-)
+from headrace.plan.source import IndexedSource, Source
+from headrace.sources.record_files import BlockParser, ParsedBlock, RecordFilesSource
 from headrace.storage.files import find_file_size, open_file
-from headrace.storage.names import as_names, is_local
+from headrace.storage.names import is_local
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["FixedLengthFilesSource", "FixedLengthRecordsSource", "make_fixed_length_source"]
 
@@ -29,7 +25,11 @@ _MAX_INDEXED_FILES = 256
 
 
 def make_fixed_length_source(
-    names: tuple[str, ...], record_bytes: int, header_bytes: int, footer_bytes: int
+    names: tuple[str, ...],
+    record_bytes: int,
+    header_bytes: int,
+    footer_bytes: int,
+    storage_options: StorageOptions = NO_OPTIONS,
 ) -> Source:
     """Return a source of all records; its elements can be read in any order if possible.
 
@@ -44,7 +44,13 @@ def make_fixed_length_source(
         if all(size >= 0 and size % record_bytes == 0 for size in data_sizes):
             counts = tuple(size // record_bytes for size in data_sizes)
             return FixedLengthRecordsSource(names, counts, record_bytes, header_bytes)
-    return FixedLengthFilesSource(names, record_bytes, header_bytes, footer_bytes)
+    return FixedLengthFilesSource(
+        names,
+        storage_options=storage_options,
+        record_bytes=record_bytes,
+        header_bytes=header_bytes,
+        footer_bytes=footer_bytes,
+    )
 
 
 @dataclass(frozen=True)
@@ -135,63 +141,21 @@ def _check_size(data: bytes, size: int, name: str, offset: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class FixedLengthFilesSource(Source):
+class FixedLengthFilesSource(RecordFilesSource):
     """The records of files of any storage; an index is a file.
 
     Args:
-        filenames: A local path or fsspec URL, or several.
         record_bytes: Size of a record.
         header_bytes: Size of the header of each file.
         footer_bytes: Size of the footer of each file.
-        buffer_size: Number of bytes to read at once; None uses the default.
     """
 
-    performance_fields: ClassVar[tuple[str, ...]] = ("buffer_size",)
+    record_bytes: int = field(kw_only=True)
+    header_bytes: int = field(default=0, kw_only=True)
+    footer_bytes: int = field(default=0, kw_only=True)
 
-    filenames: tuple[str, ...]
-    record_bytes: int
-    header_bytes: int = 0
-    footer_bytes: int = 0
-    buffer_size: int | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "filenames", as_names("filenames", self.filenames))
-
-    @property
-    def size(self) -> int:
-        return len(self.filenames)
-
-    @property
-    def element_spec(self) -> Spec | None:
-        return ArraySpec((), np.dtype("S"))
-
-    @property
-    def index_kind(self) -> IndexKind:
-        return "file"
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return self.filenames
-
-    def open(
-        self,
-        start: int,
-        stop: int,
-        position: Position = None,
-        *,
-        pass_number: tuple[int, ...] = (),
-    ) -> Reader:
-        check_range(start, stop, self.size)
-        return RecordFilesReader(
-            self.filenames,
-            start,
-            stop,
-            _make_parser(self.record_bytes, self.header_bytes, self.footer_bytes),
-            None,
-            "",
-            check_buffer_size(self.buffer_size),
-            position,
-        )
+    def make_parser(self) -> BlockParser:
+        return _make_parser(self.record_bytes, self.header_bytes, self.footer_bytes)
 
 
 def _make_parser(record_bytes: int, header_bytes: int, footer_bytes: int) -> BlockParser:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from headrace.plan.source import INDEX_SPEC, IndexedSource, IndexKind
 from headrace.sources.images import check_channels, check_size, decode_image, resize
 from headrace.storage.files import open_folder
 from headrace.storage.names import FileName, as_names
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["ImageFilesSource", "ReadImage"]
 
@@ -28,21 +29,29 @@ class ImageFilesSource(IndexedSource):
         directory: Path or URL.
         names: Names of the files in the directory, `"class/file"`, class by class.
         counts: Number of files of each class, by label.
+        storage_options: Options of the file systems of URLs.
     """
+
+    performance_fields: ClassVar[tuple[str, ...]] = ("storage_options",)
 
     directory: str
     names: tuple[str, ...]
     counts: tuple[int, ...]
+    storage_options: StorageOptions = field(default=NO_OPTIONS, repr=False)
 
     @classmethod
     def from_directory(
-        cls, directory: FileName, class_names: Sequence[str] | None
+        cls,
+        directory: FileName,
+        class_names: Sequence[str] | None,
+        storage_options: StorageOptions = NO_OPTIONS,
     ) -> ImageFilesSource:
         """Return a source of the files in the folders of a directory.
 
         Args:
             directory: Path or URL.
             class_names: Names of the folders to read, by label; None for all, sorted.
+            storage_options: Options of the file system of a URL.
 
         Raises:
             NotFoundError: If there are no classes, or if one has no files.
@@ -51,7 +60,7 @@ class ImageFilesSource(IndexedSource):
         if len(found) != 1:
             raise ValueError(f"`directory` must be a single directory, but got {len(found)} names")
         listed: dict[str, list[str]] = {}
-        for name in open_folder(found[0]).list_tree():
+        for name in open_folder(found[0], storage_options).list_tree():
             folder, *below = name.split("/")
             if below and not any(part.startswith(".") for part in (folder, *below)):
                 listed.setdefault(folder, []).append(name)
@@ -72,6 +81,7 @@ class ImageFilesSource(IndexedSource):
             found[0],
             tuple(name for each in classes for name in listed[each]),
             tuple(len(listed[each]) for each in classes),
+            storage_options,
         )
 
     @property
@@ -88,7 +98,7 @@ class ImageFilesSource(IndexedSource):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        folder = open_folder(self.directory)
+        folder = open_folder(self.directory, self.storage_options)
         return tuple(map(folder.path, self.names))
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
@@ -117,11 +127,13 @@ class ReadImage:
         directory: Path or URL.
         size: Height and width to resize to, or None.
         channels: As for `decode_image`.
+        storage_options: Options of the file systems of URLs.
     """
 
     directory: str
     size: tuple[int, int] | None
     channels: int
+    storage_options: StorageOptions = field(default=NO_OPTIONS, repr=False)
 
     def __post_init__(self) -> None:
         check_channels(self.channels)
@@ -134,7 +146,7 @@ class ReadImage:
         Raises:
             DataLossError: If the file is damaged, or no image.
         """
-        folder = open_folder(self.directory)
+        folder = open_folder(self.directory, self.storage_options)
         try:
             image = decode_image(folder.read(file["name"]), self.channels)
         except (DataLossError, InvalidArgumentError) as error:

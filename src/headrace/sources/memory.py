@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headrace.arguments import check_int
 from headrace.element.chunk import Chunk
 from headrace.element.memory import allocate_array, copy_array, copy_rows
-from headrace.element.normalize import normalize
+from headrace.element.normalize import NORMAL_KINDS, normalize
 from headrace.element.ownership import copy_element
 from headrace.element.spec import ArraySpec, Spec, spec_of, unbatch_spec
 from headrace.element.structure import Element, Structure, describe_component, flatten, unflatten
@@ -58,6 +58,17 @@ class RangeSource(IndexedSource):
     _size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if (
+            self.dtype is np.int64
+            and type(self.start) is type(self.stop) is type(self.step) is int
+            and 0 <= self.start < _HALF_RANGE
+            and 0 <= self.stop < _HALF_RANGE
+            and self.step > 0
+        ):  # the usual case, which nested datasets repeat often
+            fields = self.__dict__
+            fields["dtype"] = _INT64
+            fields["_size"] = len(range(self.start, self.stop, self.step))
+            return
         for name in ("start", "stop", "step"):
             value = getattr(self, name)
             if type(value) is int or (name == "stop" and value is None):
@@ -106,6 +117,10 @@ class RangeSource(IndexedSource):
         return self.gather_run(start, stop)  # nothing is stored
 
 
+_INT64 = np.dtype(np.int64)
+_HALF_RANGE = 1 << 62
+
+
 @lru_cache(maxsize=64)
 def _integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
     """Return the smallest and the largest integer that a range of this dtype may contain."""
@@ -135,6 +150,13 @@ class SlicesSource(IndexedSource):
     _structure: Structure = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        array = self.components
+        if type(array) is np.ndarray and array.ndim and array.dtype.kind in NORMAL_KINDS:
+            # A single array, as nested datasets often have.
+            fields = self.__dict__
+            fields["_size"], fields["_leaves"] = len(array), [array]
+            fields["_structure"], fields["_spec"] = _LEAF, _row_spec(array.shape[1:], array.dtype)
+            return
         components = normalize(self.components)
         leaves, structure = flatten(components)
         if not leaves:
@@ -201,6 +223,14 @@ class SlicesSource(IndexedSource):
         return unflatten(
             self._structure, [_read_only_view(leaf)[start:stop] for leaf in self._leaves]
         )
+
+
+_LEAF = flatten(0)[1]
+
+
+@lru_cache(maxsize=256)
+def _row_spec(shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArraySpec:
+    return ArraySpec(shape, dtype)
 
 
 _MIN_RUN_LENGTH = 1024

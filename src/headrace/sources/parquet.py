@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,7 +21,15 @@ from headrace.arguments import check_strings
 from headrace.element.chunk import Chunk
 from headrace.element.spec import Spec
 from headrace.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
-from headrace.plan.source import IndexKind, Position, Reader, Source, check_limit, check_range
+from headrace.plan.source import (
+    IndexKind,
+    Position,
+    Reader,
+    Source,
+    check_limit,
+    check_part_position,
+    check_range,
+)
 from headrace.saved.schema import FileSchema
 from headrace.sources.arrow_columns import find_null, to_chunk
 from headrace.sources.parquet_files import Footer, ParquetFile, read_error, read_footer
@@ -31,7 +39,8 @@ from headrace.sources.parquet_filters import (
     filter_columns,
     matching_rows,
 )
-from headrace.storage.names import FileName, as_names
+from headrace.storage.names import FileName, expand_names
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["ParquetReader", "ParquetSource", "Part"]
 
@@ -53,18 +62,23 @@ class ParquetSource(Source):
         filters: Filters of the rows; None reads all rows.
         parts: The indices.
         schema: Schema of the elements.
+        storage_options: Options of the file systems of URLs.
     """
+
+    performance_fields: ClassVar[tuple[str, ...]] = ("storage_options",)
 
     filenames: tuple[str, ...]
     columns: tuple[str, ...]
     filters: Filters | None
     parts: tuple[Part, ...]
     schema: FileSchema
+    storage_options: StorageOptions = field(default=NO_OPTIONS, repr=False)
     #: Footers of some files, by number of the file; they only save time.
     _footers: dict[int, Footer] = field(init=False, repr=False, default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.filenames, self.columns, self.filters, self.parts, self.schema)
+        fields = self.filenames, self.columns, self.filters, self.parts, self.schema
+        return type(self), (*fields, self.storage_options)
 
     @classmethod
     def of_files(
@@ -72,15 +86,17 @@ class ParquetSource(Source):
         filenames: FileName | Iterable[FileName],
         columns: Sequence[str] | None = None,
         filters: Sequence[Any] | None = None,
+        storage_options: StorageOptions = NO_OPTIONS,
     ) -> ParquetSource:
         """Return the source of the rows of files, after reading their footers.
 
         With more than 256 files only the first footer is read, for the schema.
 
         Args:
-            filenames: A local path or fsspec URL, or several.
+            filenames: A local path, fsspec URL or pattern, or several.
             columns: Columns to read; None reads all.
             filters: Filters in pyarrow's list form; None reads all rows.
+            storage_options: Options of the file systems of URLs.
 
         Raises:
             NotFoundError: If a file does not exist.
@@ -88,15 +104,15 @@ class ParquetSource(Source):
             InvalidArgumentError: If a column is missing, has a type without NumPy equivalent, or
                 differs between files.
         """
-        names = as_names("filenames", filenames)
+        names = expand_names("filenames", filenames, storage_options)
         if columns is not None:
             check_strings("columns", columns)
             if not columns or len(set(columns)) != len(columns):
                 raise ValueError(f"`columns` must be different names, but got {columns!r}")
         checked = check_filters(filters)
-        first = read_footer(names[0], columns, checked)
+        first = read_footer(names[0], columns, checked, storage_options)
         whole = tuple((file, -1, -1) for file in range(len(names)))
-        source = cls(names, first.names, checked, whole, first.schema)
+        source = cls(names, first.names, checked, whole, first.schema, storage_options)
         if len(names) > _MAX_FILES_WITH_PARTS:
             return source
         with ThreadPoolExecutor(_MAX_THREADS) as pool:
@@ -121,6 +137,13 @@ class ParquetSource(Source):
         ]
         return replace(self, filenames=tuple(filenames), parts=tuple(sorted(parts)))
 
+    def may_have_nulls(self) -> bool:
+        """Return whether the statistics of the files do not exclude nulls."""
+        numbers = range(len(self.filenames))
+        return len(numbers) > _MAX_FOOTERS or any(
+            self.footer(number).may_have_nulls() for number in numbers
+        )
+
     def footer(self, file: int) -> Footer:
         """Return the footer of a file, after comparing its columns with those of the source."""
         footer = self._footers.get(file)
@@ -132,7 +155,7 @@ class ParquetSource(Source):
         return footer
 
     def _read_footer(self, name: str) -> Footer:
-        footer = read_footer(name, self.columns, self.filters)
+        footer = read_footer(name, self.columns, self.filters, self.storage_options)
         if footer.schema != self.schema:
             raise InvalidArgumentError(
                 f"{name!r} and {self.filenames[0]!r} have different columns: "
@@ -189,7 +212,7 @@ class ParquetReader:
     ) -> None:
         self._source = source
         self._stop = stop
-        self._position = _check_position(position, start, stop)
+        self._position = check_part_position(position, start, stop, "[index, row]")
         #: Columns to read: those of the elements, and those that only filters use.
         self._columns = tuple(dict.fromkeys([*source.columns, *filter_columns(source.filters)]))
         self._part, self._start_row = self._position
@@ -314,7 +337,7 @@ class ParquetReader:
         if self._file is None or self._file_number != number:
             self._close_file()
             name = self._source.filenames[number]
-            self._file = ParquetFile(name, self._columns, footer)
+            self._file = ParquetFile(name, self._columns, footer, self._source.storage_options)
             self._file_number = number
         return self._file
 
@@ -358,19 +381,3 @@ class ParquetReader:
             group = int(np.searchsorted(starts, row, side="right")) - 1
             row -= starts[group]
         return f"row {row} of row group {group} of {self._source.filenames[file]!r}"
-
-
-def _check_position(position: Position, start: int, stop: int) -> tuple[int, int]:
-    if position is None:
-        return start, 0
-    if (
-        not isinstance(position, list | tuple)
-        or len(position) != 2
-        or not all(type(value) is int and value >= 0 for value in position)
-        or not start <= position[0] <= stop
-    ):
-        raise ValueError(
-            f"position must be [index, row] with an index from {start} to {stop}, got {position!r}"
-        )
-    index, row = position
-    return index, row

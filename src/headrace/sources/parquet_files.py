@@ -24,6 +24,7 @@ from headrace.sources.arrow_columns import infer_arrow_schema
 from headrace.sources.parquet_filters import Filters, filter_columns, matching_groups
 from headrace.storage.files import file_error, open_file
 from headrace.storage.names import is_local
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["Footer", "ParquetFile", "read_error", "read_footer"]
 
@@ -53,14 +54,30 @@ class Footer:
     file_bytes: int
     metadata: Any
 
+    def may_have_nulls(self) -> bool:
+        """Return whether the statistics do not exclude nulls in the file."""
+        groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
+        statistics = (
+            group.column(number).statistics
+            for group in groups
+            for number in range(group.num_columns)
+        )
+        return any(found is None or found.null_count != 0 for found in statistics)
 
-def read_footer(name: str, columns: Sequence[str] | None, filters: Filters | None) -> Footer:
+
+def read_footer(
+    name: str,
+    columns: Sequence[str] | None,
+    filters: Filters | None,
+    options: StorageOptions = NO_OPTIONS,
+) -> Footer:
     """Read the footer of a file.
 
     Args:
         name: A local path or fsspec URL.
         columns: Columns to read; None reads all.
         filters: Filters of the rows; None reads all.
+        options: Options of the file system of a URL.
 
     Raises:
         NotFoundError: If the file does not exist.
@@ -68,7 +85,7 @@ def read_footer(name: str, columns: Sequence[str] | None, filters: Filters | Non
         InvalidArgumentError: If a column is missing, or has a type without NumPy equivalent.
     """
     dataset = pyarrow_module("dataset", _PURPOSE)
-    with _open_input(name) as source:
+    with _open_input(name, options) as source:
         size = source.size()
         if not size:
             raise DataLossError(
@@ -104,6 +121,7 @@ class ParquetFile:
         name: A local path or fsspec URL.
         columns: Names of the columns to read.
         footer: Footer of the file, which may have been read earlier.
+        options: Options of the file system of a URL.
 
     Raises:
         NotFoundError: If the file does not exist.
@@ -111,11 +129,17 @@ class ParquetFile:
         FailedPreconditionError: If its size has changed since the footer was read.
     """
 
-    def __init__(self, name: str, columns: Sequence[str], footer: Footer) -> None:
+    def __init__(
+        self,
+        name: str,
+        columns: Sequence[str],
+        footer: Footer,
+        options: StorageOptions = NO_OPTIONS,
+    ) -> None:
         self.name = name
         self._columns = list(columns)
         self._top = set(columns)
-        self._source = _open_input(name)
+        self._source = _open_input(name, options)
         try:
             size = self._source.size()
             if size != footer.file_bytes:
@@ -177,11 +201,11 @@ class ParquetFile:
         self._source.close()
 
 
-def _open_input(name: str) -> Any:
+def _open_input(name: str, options: StorageOptions) -> Any:
     pa = pyarrow(_PURPOSE)
     path = name.removeprefix("file://")
     if not is_local(path):
-        return pa.PythonFile(cast(Any, open_file(name)), "r")
+        return pa.PythonFile(cast(Any, open_file(name, options=options)), "r")
     try:
         if os.path.isdir(path):  # pyarrow raises a plain OSError
             raise IsADirectoryError(path)

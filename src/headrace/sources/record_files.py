@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 from typing import Any, ClassVar, TypeAlias
 
@@ -36,6 +36,7 @@ from headrace.sources.framed_records import RecordFraming, read_framed_records
 from headrace.storage.compression import ByteStream, Compression, check_compression
 from headrace.storage.files import open_file
 from headrace.storage.names import as_names
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = [
     "BLOCK_SIZE",
@@ -99,19 +100,20 @@ class RecordFilesSource(Source):
         filenames: A local path or fsspec URL, or several.
         compression_type: None, `""`, `"GZIP"` or `"ZLIB"`.
         buffer_size: Number of bytes to read at once; None uses the default.
+        storage_options: Options of the file systems of URLs.
     """
 
-    performance_fields: ClassVar[tuple[str, ...]] = ("buffer_size",)
+    performance_fields: ClassVar[tuple[str, ...]] = ("buffer_size", "storage_options")
     framing: ClassVar[RecordFraming | None] = None
 
     filenames: tuple[str, ...]
     compression_type: str | None = None
     buffer_size: int | None = None
+    storage_options: StorageOptions = field(default=NO_OPTIONS, repr=False, kw_only=True)
 
-    @staticmethod
     @abstractmethod
-    def parse_block(block: bytes, at_end: bool, name: str, offset: int) -> ParsedBlock:
-        """Parse the records of a block; see `BlockParser`."""
+    def make_parser(self) -> BlockParser:
+        """Return the parser of the format."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "filenames", as_names("filenames", self.filenames))
@@ -147,11 +149,12 @@ class RecordFilesSource(Source):
             self.filenames,
             start,
             stop,
-            self.parse_block,
+            self.make_parser(),
             self.framing,
             check_compression(self.compression_type),
             check_buffer_size(self.buffer_size),
             position,
+            self.storage_options,
         )
 
 
@@ -167,6 +170,7 @@ class RecordFilesReader:
         compression: Compression of the files.
         block_size: Number of bytes to read at once.
         position: Position to start from; None starts at the first record.
+        options: Options of the file systems of URLs.
     """
 
     def __init__(
@@ -179,6 +183,7 @@ class RecordFilesReader:
         compression: Compression,
         block_size: int,
         position: Position = None,
+        options: StorageOptions = NO_OPTIONS,
     ) -> None:
         file, offset, num_returned = _check_position(position, start, stop)
         self._names = names
@@ -187,6 +192,7 @@ class RecordFilesReader:
         self._framing = framing
         self._compression = compression
         self._block_size = block_size
+        self._options = options
         self._file = file
         #: Offset of the current records, and of the data after them.
         self._offset = self._next_offset = self._restored_offset = offset
@@ -236,7 +242,7 @@ class RecordFilesReader:
             return False
         name = self._names[self._file]
         try:
-            self._stream = open_file(name, self._compression, self._next_offset)
+            self._stream = open_file(name, self._compression, self._next_offset, self._options)
         except HeadraceError as error:
             self._set_error(error)
         return True

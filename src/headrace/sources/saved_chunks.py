@@ -26,6 +26,7 @@ from headrace.plan.source import (
     Reader,
     Source,
     check_limit,
+    check_part_position,
     check_range,
 )
 from headrace.saved.directory import SavedDirectory
@@ -264,18 +265,10 @@ class ChunksReader:
 def _check_position(
     position: Position, chunks: tuple[ChunkRecord, ...], start: int, stop: int
 ) -> tuple[int, int]:
-    if position is None:
-        return start, 0
-    if (
-        not isinstance(position, list | tuple)
-        or len(position) != 2
-        or not all(type(value) is int and value >= 0 for value in position)
-        or not start <= position[0] <= stop
-        or position[1] > (chunks[position[0]].elements if position[0] < stop else 0)
-    ):
+    number, row = check_part_position(position, start, stop, "[file, elements]")
+    size = chunks[number].elements if number < stop else 0
+    if row > size:
         raise ValueError(
-            f"position must be [file, elements] with a file from {start} to {stop}, got "
-            f"{position!r}"
+            f"position {position!r} is after the end of file {number} ({size} elements)"
         )
-    number, row = position
     return number, row

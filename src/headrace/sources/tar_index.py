@@ -18,6 +18,7 @@ from headrace.errors import DataLossError, HeadraceError
 from headrace.sources.tar_members import TarMembers
 from headrace.storage.files import open_file, open_folder, read_file_version
 from headrace.storage.names import FileName, is_local
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = [
     "DEFAULT_FOLDER",
@@ -73,7 +74,9 @@ def is_compressed(name: str) -> bool:
     return name.lower().endswith((".gz", ".tgz"))
 
 
-def index_shards(names: Sequence[str], index_dir: FileName | None) -> tuple[Shard, ...]:
+def index_shards(
+    names: Sequence[str], index_dir: FileName | None, options: StorageOptions = NO_OPTIONS
+) -> tuple[Shard, ...]:
     """Return the shards with these names, divided into parts where possible.
 
     Compressed archives are not divided, nor are more than `MAX_INDEXED`. Archives by URL are
@@ -82,6 +85,7 @@ def index_shards(names: Sequence[str], index_dir: FileName | None) -> tuple[Shar
     Args:
         names: Paths and URLs.
         index_dir: Folder of cached indexes; None uses `DEFAULT_FOLDER`.
+        options: Options of the file systems of URLs.
 
     Raises:
         NotFoundError: If an archive that can be divided does not exist.
@@ -94,14 +98,14 @@ def index_shards(names: Sequence[str], index_dir: FileName | None) -> tuple[Shar
     def index(name: str) -> Shard:
         if is_compressed(name) or (index_dir is None and not is_local(name)):
             return Shard(name)
-        return _load_or_build(name, folder)
+        return _load_or_build(name, folder, options)
 
     with ThreadPoolExecutor(min(len(names), _MAX_THREADS), "headrace-tar-index") as threads:
         return tuple(threads.map(index, names))
 
 
-def _load_or_build(name: str, index_dir: FileName) -> Shard:
-    num_bytes, version = read_file_version(name)
+def _load_or_build(name: str, index_dir: FileName, options: StorageOptions) -> Shard:
+    num_bytes, version = read_file_version(name, options)
     if num_bytes is None or num_bytes <= PART_SIZE:
         return Shard(name)
     path = os.path.abspath(name) if is_local(name) else name
@@ -109,16 +113,16 @@ def _load_or_build(name: str, index_dir: FileName) -> Shard:
     key = hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
     file_name = f"{key}.json"
     try:
-        found = json.loads(open_folder(index_dir).read(file_name))
+        found = json.loads(open_folder(index_dir, options).read(file_name))
         starts = found.pop("starts")
         if found == identity and _are_starts(starts, num_bytes):
             return _make_shard(name, starts, num_bytes)
     except (HeadraceError, OSError, ImportError, ValueError, KeyError, AttributeError, TypeError):
         pass  # missing or unusable: build it again
-    starts = _find_starts(name)
+    starts = _find_starts(name, options)
     try:
         text = json.dumps({**identity, "starts": starts})
-        open_folder(index_dir).write(file_name, text.encode())
+        open_folder(index_dir, options).write(file_name, text.encode())
     except (HeadraceError, OSError, ImportError, ValueError):
         pass  # the cache only saves time
     return _make_shard(name, starts, num_bytes)
@@ -138,9 +142,9 @@ def _are_starts(starts: object, num_bytes: int) -> bool:
     )
 
 
-def _find_starts(name: str) -> list[int]:
+def _find_starts(name: str, options: StorageOptions) -> list[int]:
     """Return the offset of each part, from the headers; damage is left to the last part."""
-    members = TarMembers(open_file(name), name, 0, _BLOCK_SIZE, can_seek=True)
+    members = TarMembers(open_file(name, options=options), name, 0, _BLOCK_SIZE, can_seek=True)
     starts, key = [0], None
     try:
         while (member := members.next()) is not None:

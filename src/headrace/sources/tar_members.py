@@ -216,6 +216,8 @@ class TarMembers:
             return self._buffer[at:end]
         try:
             return self._fetch(offset, size)
+        except UnavailableError:
+            raise
         except OSError as error:
             raise UnavailableError(
                 f"{self._path!r} cannot be read at byte {offset}: {error}"

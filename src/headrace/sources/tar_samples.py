@@ -16,16 +16,25 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 from headrace.element.chunk import Chunk
 from headrace.errors import DataLossError, FailedPreconditionError, HeadraceError, UnavailableError
-from headrace.plan.source import IndexKind, Position, Reader, Source, check_limit, check_range
+from headrace.plan.source import (
+    IndexKind,
+    Position,
+    Reader,
+    Source,
+    check_limit,
+    check_part_position,
+    check_range,
+)
 from headrace.sources.tar_decoders import find_decoder
 from headrace.sources.tar_index import Shard, is_compressed, split_name
 from headrace.sources.tar_members import Member, TarMembers
 from headrace.storage.compression import Compression
 from headrace.storage.files import open_file
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["TarSamplesSource"]
 
@@ -42,11 +51,15 @@ class TarSamplesSource(Source):
         shards: The archives and their parts.
         decode: Whether to decode files by extension (`tar_decoders`).
         undecoded: Extensions that are not decoded nevertheless.
+        storage_options: Options of the file systems of URLs.
     """
+
+    performance_fields: ClassVar[tuple[str, ...]] = ("storage_options",)
 
     shards: tuple[Shard, ...]
     decode: bool = False
     undecoded: tuple[str, ...] = ()
+    storage_options: StorageOptions = field(default=NO_OPTIONS, repr=False)
     #: Number of parts in the shards up to and including each one.
     _counts: list[int] = field(init=False, repr=False, compare=False)
 
@@ -92,7 +105,7 @@ class _TarSamplesReader:
     def __init__(self, source: TarSamplesSource, start: int, stop: int, position: Position) -> None:
         self._source = source
         self._stop = stop
-        self._index, self._offset = _check_position(position, start, stop)
+        self._index, self._offset = check_part_position(position, start, stop, "[index, offset]")
         self._members: TarMembers | None = None
         self._shard = source.shards[0]
         #: First file of the next sample, if it was read already.
@@ -161,7 +174,8 @@ class _TarSamplesReader:
             )
         self._offset = offset
         compression: Compression = "GZIP" if is_compressed(shard.name) else ""
-        stream = open_file(shard.name, compression, offset if shard.num_bytes is None else 0)
+        first = offset if shard.num_bytes is None else 0
+        stream = open_file(shard.name, compression, first, self._source.storage_options)
         self._members = TarMembers(
             stream, shard.name, offset, _BLOCK_SIZE, can_seek=not compression, stop=end
         )
@@ -175,6 +189,8 @@ class _TarSamplesReader:
         try:
             size = stream.seek(0, os.SEEK_END)
             stream.seek(offset)
+        except UnavailableError:
+            raise
         except OSError as error:
             raise UnavailableError(f"{name!r} cannot be read at byte {offset}: {error}") from error
         if size != expected:
@@ -261,20 +277,3 @@ class _TarSamplesReader:
         members, self._members, self._next = self._members, None, None
         if members is not None:
             members.close()
-
-
-def _check_position(position: Position, start: int, stop: int) -> tuple[int, int]:
-    if position is None:
-        return start, 0
-    if (
-        not isinstance(position, list | tuple)
-        or len(position) != 2
-        or not all(type(value) is int and value >= 0 for value in position)
-        or not start <= position[0] <= stop
-    ):
-        raise ValueError(
-            f"position must be [index, offset] with an index from {start} to {stop}, got "
-            f"{position!r}"
-        )
-    index, offset = position
-    return index, offset

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from headrace.element.spec import ArraySpec, Spec
 from headrace.plan.source import IndexedSource
-from headrace.sources.record_files import ParsedBlock, RecordFilesSource
+from headrace.sources.record_files import BlockParser, ParsedBlock, RecordFilesSource
 from headrace.storage.names import FileName, as_names, match_files
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["FileNamesSource", "TextLineSource", "parse_lines"]
 
@@ -36,10 +37,14 @@ class FileNamesSource(IndexedSource):
         object.__setattr__(self, "names", as_names("names", self.names))
 
     @classmethod
-    def from_patterns(cls, patterns: FileName | Iterable[FileName]) -> FileNamesSource:
+    def from_patterns(
+        cls,
+        patterns: FileName | Iterable[FileName],
+        storage_options: StorageOptions = NO_OPTIONS,
+    ) -> FileNamesSource:
         """Return a source of the sorted names of all matching files; see `match_files`."""
         wanted = as_names("patterns", patterns)
-        return cls(wanted, match_files(wanted))
+        return cls(wanted, match_files(wanted, storage_options))
 
     @property
     def size(self) -> int:
@@ -77,4 +82,5 @@ def parse_lines(block: bytes, at_end: bool, name: str, offset: int) -> ParsedBlo
 class TextLineSource(RecordFilesSource):
     r"""Lines of text files as `bytes`, without trailing `\n` or `\r\n`; an index is a file."""
 
-    parse_block = staticmethod(parse_lines)
+    def make_parser(self) -> BlockParser:
+        return parse_lines

@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.errors import DataLossError, FailedPreconditionError
 from headrace.sources.framed_records import RecordFraming
-from headrace.sources.record_files import ParsedBlock, RecordFilesSource
+from headrace.sources.record_files import BlockParser, ParsedBlock, RecordFilesSource
 from headrace.storage.compression import check_compression, deflater
 from headrace.storage.files import create_file
 from headrace.storage.names import FileName, as_names
@@ -162,10 +162,12 @@ def _verify_record(data: bytes, after: bytes) -> bool:
 class TFRecordSource(RecordFilesSource):
     """The records of TFRecord files as `bytes`; an index is a file. All checksums are verified."""
 
-    parse_block = staticmethod(parse_records)
     framing = RecordFraming(
         header_size=12, check_size=4, parse_length=_parse_length, verify=_verify_record
     )
+
+    def make_parser(self) -> BlockParser:
+        return parse_records
 
 
 class TFRecordWriter:

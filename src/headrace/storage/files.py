@@ -28,11 +28,13 @@ from headrace import storage
 from headrace.errors import (
     DataLossError,
     FailedPreconditionError,
+    HeadraceError,
     NotFoundError,
     UnavailableError,
 )
 from headrace.storage.compression import ByteStream, Compression, InflatingStream
 from headrace.storage.names import FileName, as_names, is_local, is_pattern
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = [
     "Folder",
@@ -111,11 +113,11 @@ class Folder(ABC):
         """Remove a file, published or not, if it exists."""
 
 
-def open_folder(url: FileName) -> Folder:
+def open_folder(url: FileName, options: StorageOptions = NO_OPTIONS) -> Folder:
     """Return the folder of a path or URL, without accessing it."""
     (name,) = as_names("path", [url])
     name = name.removeprefix("file://")
-    return LocalFolder(name) if is_local(name) else storage.remote.RemoteFolder(name)
+    return LocalFolder(name) if is_local(name) else storage.remote.RemoteFolder(name, options)
 
 
 class LocalFolder(Folder):
@@ -235,13 +237,19 @@ _LIST_IN_BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}")
 _SKIP_BLOCK = 1 << 20
 
 
-def open_file(name: str, compression: Compression = "", offset: int = 0) -> ByteStream:
+def open_file(
+    name: str,
+    compression: Compression = "",
+    offset: int = 0,
+    options: StorageOptions = NO_OPTIONS,
+) -> ByteStream:
     """Open a file for reading in blocks.
 
     Args:
         name: A local path or an fsspec URL.
         compression: `""`, `"GZIP"` or `"ZLIB"`.
         offset: Offset to start at, in bytes of the decompressed content.
+        options: Options of the file system of a URL.
 
     Raises:
         NotFoundError: If the file does not exist.
@@ -250,11 +258,11 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
         DataLossError: If the content before `offset` is damaged or shorter.
     """
     try:
-        stream = cast(ByteStream, _open(name.removeprefix("file://"), "rb"))
+        stream = _open(name.removeprefix("file://"), options)
         if not compression:
             if offset:
-                _seek(cast(BinaryIO, stream), offset, name)
-            return stream
+                _seek(stream, offset, name)
+            return cast(ByteStream, stream)
     except OSError as error:
         raise file_error(name, error) from error
     inflating = InflatingStream(stream, compression, name)
@@ -271,14 +279,15 @@ def open_file(name: str, compression: Compression = "", offset: int = 0) -> Byte
     return inflating
 
 
-def find_file_size(name: str) -> int | None:
+def find_file_size(name: str, options: StorageOptions = NO_OPTIONS) -> int | None:
     """Return the size of a file in bytes, or None if it cannot be determined.
 
     Args:
         name: A local path or an fsspec URL.
+        options: Options of the file system of a URL.
     """
     try:
-        return read_file_version(name)[0]
+        return read_file_version(name, options)[0]
     except (FailedPreconditionError, NotFoundError, UnavailableError):
         return None
 
@@ -292,7 +301,10 @@ def create_file(name: str) -> BinaryIO:
         UnavailableError: If its file system does not respond.
     """
     try:
-        return cast(BinaryIO, _open(name.removeprefix("file://"), "wb"))
+        path = name.removeprefix("file://")
+        if is_local(path):
+            return open(path, "wb")
+        return cast(BinaryIO, storage.remote.create_url(path))
     except FileNotFoundError as error:
         folder = os.path.dirname(name)
         raise NotFoundError(
@@ -302,13 +314,14 @@ def create_file(name: str) -> BinaryIO:
         raise file_error(name, error) from error
 
 
-def read_file_version(name: str) -> tuple[int | None, str]:
+def read_file_version(name: str, options: StorageOptions = NO_OPTIONS) -> tuple[int | None, str]:
     """Return the size of a file in bytes, and a text that changes with its contents.
 
     The size of a URL may be unknown (None).
 
     Args:
         name: A local path or an fsspec URL.
+        options: Options of the file system of a URL.
 
     Raises:
         NotFoundError: If the file does not exist.
@@ -318,7 +331,7 @@ def read_file_version(name: str) -> tuple[int | None, str]:
     try:
         path = name.removeprefix("file://")
         if not is_local(path):
-            return storage.remote.read_url_version(path)
+            return storage.remote.read_url_version(path, options)
         status = os.stat(path)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(name)
@@ -327,14 +340,15 @@ def read_file_version(name: str) -> tuple[int | None, str]:
         raise file_error(name, error) from error
 
 
-def _open(name: str, mode: str) -> Any:
-    if not is_local(name):
-        return storage.remote.open_url(name, mode)
+def _open(path: str, options: StorageOptions) -> Any:
+    """Open a file for reading."""
+    if not is_local(path):
+        return storage.remote.open_url(path, options)
     # Readers request large blocks themselves; a buffer would only add a copy.
-    return io.FileIO(name, "r") if mode == "rb" else open(name, "wb")
+    return io.FileIO(path, "r")
 
 
-def _seek(stream: BinaryIO, offset: int, name: str) -> None:
+def _seek(stream: Any, offset: int, name: str) -> None:
     size = stream.seek(0, os.SEEK_END)
     if size < offset:
         stream.close()
@@ -351,6 +365,8 @@ def _shortfile_error(name: str, size: int, offset: int) -> DataLossError:
 
 def file_error(name: str, error: OSError) -> Exception:
     """Return the error to raise instead of `error` if a file cannot be opened."""
+    if isinstance(error, HeadraceError):
+        return error
     if isinstance(error, FileNotFoundError):
         looks_so = is_pattern(name) or _LIST_IN_BRACES.search(name)
         advice = "; it looks like a pattern: use Dataset.list_files" if looks_so else ""

@@ -12,8 +12,17 @@ import numpy as np
 
 from headrace import storage
 from headrace.errors import NotFoundError
+from headrace.storage.options import NO_OPTIONS, StorageOptions
 
-__all__ = ["FileName", "as_names", "expand_braces", "is_local", "is_pattern", "match_files"]
+__all__ = [
+    "FileName",
+    "as_names",
+    "expand_braces",
+    "expand_names",
+    "is_local",
+    "is_pattern",
+    "match_files",
+]
 
 
 FileName: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
@@ -131,7 +140,46 @@ def _too_many_names_error(pattern: str) -> ValueError:
     return ValueError(f"the braces of {pattern!r} expand to more than {_MAX_NAMES} names; use *")
 
 
-def match_files(patterns: FileName | Iterable[FileName]) -> tuple[str, ...]:
+def expand_names(
+    argument: str, names: FileName | Iterable[FileName], options: StorageOptions = NO_OPTIONS
+) -> tuple[str, ...]:
+    """Return the names of files, with patterns replaced by the files that match.
+
+    Patterns are those of `match_files`. The files of a pattern with wildcards are sorted; those of
+    braces keep the order of the braces, and need not exist. A local file with exactly the given
+    name is not a pattern. In HTTP URLs, where `?` and `*` have other meanings, only braces are
+    expanded.
+
+    Args:
+        argument: Name of the argument, for messages.
+        names: One name or pattern, or several.
+        options: Options of the file systems of URLs.
+
+    Raises:
+        TypeError, ValueError: As for `as_names`.
+        NotFoundError: If no file matches a pattern.
+    """
+    found: list[str] = []
+    for given in as_names(argument, names):
+        if not is_pattern(given) and "{" not in given:
+            found.append(given)
+            continue
+        name = given.removeprefix("file://")
+        if is_local(name) and os.path.isfile(name):
+            found.append(name)
+            continue
+        has_wildcards = not name.startswith(("http://", "https://"))
+        for expanded in expand_braces(name):
+            if has_wildcards and is_pattern(expanded):
+                found += match_files(expanded, options)
+            else:
+                found.append(expanded)
+    return tuple(found)
+
+
+def match_files(
+    patterns: FileName | Iterable[FileName], options: StorageOptions = NO_OPTIONS
+) -> tuple[str, ...]:
     """Return the names of all files that match any of `patterns`, sorted, without duplicates.
 
     Patterns support `*`, `?`, `[...]`, `**` (any number of folders), `{a,b}` (alternatives) and
@@ -152,7 +200,7 @@ def match_files(patterns: FileName | Iterable[FileName]) -> tuple[str, ...]:
             names = (
                 _match_local(expanded)
                 if is_local(expanded)
-                else storage.remote.match_urls(expanded)
+                else storage.remote.match_urls(expanded, options)
             )
             if not names and not is_pattern(expanded):
                 raise _missing_file_error(expanded)

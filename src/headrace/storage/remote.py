@@ -1,4 +1,4 @@
-"""Files and folders accessed through fsspec. Imported when the first URL is used."""
+"""Files and folders by URL. Imported when the first URL is used."""
 
 from __future__ import annotations
 
@@ -6,33 +6,41 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-import fsspec
-from fsspec.core import url_to_fs
-
-from headrace.errors import NotFoundError, UnavailableError
+from headrace.errors import HeadraceError, NotFoundError, UnavailableError
+from headrace.storage.file_systems import convert_error, find_file_system
 from headrace.storage.files import Folder
 from headrace.storage.names import is_pattern
+from headrace.storage.options import NO_OPTIONS, StorageOptions
+from headrace.storage.remote_stream import RemoteStream, read_version
+from headrace.storage.retrying import retry_read
 
-__all__ = ["RemoteFolder", "match_urls", "open_url", "read_url_version"]
+__all__ = ["RemoteFolder", "create_url", "match_urls", "open_url", "read_url_version"]
 
 
-def match_urls(pattern: str) -> list[str]:
+def match_urls(pattern: str, options: StorageOptions = NO_OPTIONS) -> list[str]:
     """Return the URLs of the files that match a pattern without braces.
 
     Raises:
         UnavailableError: If they cannot be listed.
     """
-    try:
-        system, path = url_to_fs(pattern)
+    system, path = find_file_system(pattern, options, retries=False)
+
+    def find() -> dict[str, Any] | None:
         if system.isfile(path):
-            return [pattern]
-        if not is_pattern(path):
-            return []
-        listed = system.glob(path, detail=True)
-    except OSError as error:
-        raise UnavailableError(f"cannot list the files of {pattern!r}: {error}") from error
-    except (ValueError, ImportError) as error:
-        raise _unknown_file_system_error(pattern, error) from error
+            return None
+        return dict(system.glob(path, detail=True)) if is_pattern(path) else {}
+
+    try:
+        listed = retry_read(find, pattern, 0)
+    except UnavailableError:
+        raise
+    except Exception as error:
+        converted = convert_error(error)
+        if not isinstance(converted, OSError):
+            raise converted from error
+        raise UnavailableError(f"cannot list the files of {pattern!r}: {converted}") from error
+    if listed is None:
+        return [pattern]
     paths = [str(found) for found, info in listed.items() if info["type"] == "file"]
     first, chained, rest = pattern.partition("::")
     if not chained:
@@ -46,31 +54,35 @@ def match_urls(pattern: str) -> list[str]:
     return [f"{first}::{protocol}://{found}" for found in paths]
 
 
-def open_url(url: str, mode: str) -> Any:
-    """Open a file for reading ("rb") or for writing from the start ("wb")."""
+def open_url(url: str, options: StorageOptions = NO_OPTIONS) -> RemoteStream:
+    """Open a file for reading.
+
+    Raises:
+        OSError: If it does not exist, or cannot be opened.
+        UnavailableError: If it could not be opened before the deadline of retries.
+    """
+    system, path = find_file_system(url, options, retries=False)
+    return RemoteStream(url, system, path, options.cache)
+
+
+def create_url(url: str, options: StorageOptions = NO_OPTIONS) -> Any:
+    """Open a file for writing from the start."""
+    system, path = find_file_system(url, options)
     try:
-        return fsspec.open(url, mode).open()
-    except (ValueError, ImportError) as error:
-        raise _unknown_file_system_error(url, error) from error
+        return system.open(path, "wb")
+    except Exception as error:
+        raise convert_error(error) from error
 
 
-def read_url_version(url: str) -> tuple[int | None, str]:
-    """Return the size of a file (None if unknown), and a text that changes with its contents."""
-    try:
-        system, path = url_to_fs(url)
-    except (ValueError, ImportError) as error:
-        raise _unknown_file_system_error(url, error) from error
-    info = system.info(path)
-    if info["type"] == "directory":
-        raise IsADirectoryError(url)
-    size = info.get("size")
-    return None if size is None else int(size), f"{size}:{system.ukey(path)}"
+def read_url_version(url: str, options: StorageOptions = NO_OPTIONS) -> tuple[int | None, str]:
+    """Return the size of a file (None if unknown), and a text that changes with its contents.
 
-
-def _unknown_file_system_error(url: str, error: ValueError | ImportError) -> Exception:
-    """Return an error that names the URL of a file system unknown to fsspec."""
-    kind = ImportError if isinstance(error, ImportError) else ValueError
-    return kind(f"{url!r}: {error} (fsspec has no file system for this URL scheme)")
+    Raises:
+        OSError: If it does not exist, or is a folder.
+        UnavailableError: If it could not be accessed before the deadline of retries.
+    """
+    system, path = find_file_system(url, options, retries=False)
+    return read_version(url, system, path)
 
 
 _PUBLISHED_SUFFIX = ".whole"
@@ -79,20 +91,14 @@ _PUBLISHED_SUFFIX = ".whole"
 class RemoteFolder(Folder):
     """A folder by URL. Each published file has a tiny marker file, `<public name>.whole`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, options: StorageOptions = NO_OPTIONS) -> None:
         self.url = url.rstrip("/")
-        try:
-            system, root = url_to_fs(self.url)
-        except (ValueError, ImportError) as error:
-            kind = ImportError if isinstance(error, ImportError) else ValueError
-            raise kind(
-                f"{url!r}: {error} (fsspec has no file system for this URL scheme)"
-            ) from error
-        self._system = system
-        self._root = str(root).rstrip("/")
+        self._options = options
+        self._system, root = find_file_system(self.url, options)
+        self._root = root.rstrip("/")
 
-    def __reduce__(self) -> tuple[type[RemoteFolder], tuple[str]]:
-        return RemoteFolder, (self.url,)
+    def __reduce__(self) -> tuple[type[RemoteFolder], tuple[str, StorageOptions]]:
+        return RemoteFolder, (self.url, self._options)
 
     def path(self, name: str) -> str:
         """Return the URL of a file in the folder."""
@@ -120,8 +126,15 @@ class RemoteFolder(Folder):
 
     def read(self, name: str) -> bytes:
         """Return the contents of a file."""
+        url, path = self.path(name), self._system_path(name)
         with self._convert_errors(name):
-            return bytes(self._system.cat_file(self._system_path(name)))
+            if self._options.cache is None:
+                return bytes(retry_read(lambda: self._system.cat_file(path), url, 0))
+            stream = RemoteStream(url, self._system, path, self._options.cache)
+            try:
+                return stream.read()
+            finally:
+                stream.close()
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file, replacing an existing one."""
@@ -170,7 +183,12 @@ class RemoteFolder(Folder):
     def _convert_errors(self, name: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            raise NotFoundError(f"No such file: {self.path(name)!r}") from error
-        except OSError as error:
-            raise UnavailableError(f"cannot use {self.path(name)!r}: {error}") from error
+        except Exception as error:
+            converted = convert_error(error)
+            if isinstance(converted, HeadraceError):
+                raise
+            if isinstance(converted, FileNotFoundError):
+                raise NotFoundError(f"No such file: {self.path(name)!r}") from error
+            if isinstance(converted, OSError):
+                raise UnavailableError(f"cannot use {self.path(name)!r}: {converted}") from error
+            raise converted from error

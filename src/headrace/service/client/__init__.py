@@ -22,6 +22,7 @@ Input and output:
     options            reading options, validated once
     visitation         the delivery guarantees that a plan supports, and the default
     source             the Source that a plan holds
+    process_source     the Source of `Dataset.in_processes`
     reader             the consumer's iterator, which returns chunks of the requested size
     replay             elements that may be requested again, until they are no longer needed
     task_selector       selects this client's tasks by worker location and tags

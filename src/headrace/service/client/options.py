@@ -50,6 +50,10 @@ class ReadOptions:
     """Number of consumers that read rounds; None for FIFO delivery."""
     consumer_index: int | None = None
     """Index of this consumer."""
+    readers_per_consumer: int = 1
+    """Number of processes that each read all elements of the same consumer, in ordered reading."""
+    reader_index: int = 0
+    """Index of this process among them."""
     trainer_id: str = ""
     """If not empty, each trainer receives all elements, through a cache on the workers."""
     ordered: bool = False
@@ -84,6 +88,8 @@ def make_read_options(
     job_name: str | None = None,
     consumer_index: int | None = None,
     num_consumers: int | None = None,
+    readers_per_consumer: int | None = None,
+    reader_index: int | None = None,
     max_outstanding_requests: object = None,
     data_transfer_protocol: object = None,
     cross_trainer_cache: object = None,
@@ -116,18 +122,16 @@ def make_read_options(
         job_name=job_name,
         consumer_index=consumer_index,
         num_consumers=num_consumers,
+        readers_per_consumer=readers_per_consumer,
+        reader_index=reader_index,
         remainder=remainder,
         cost_fn=cost_fn,
         target_workers=target,
+        is_ordered=bool(ordered),
     )
     check_security(security)
     _check_visitation(mode, visitation)
     _check_ordered(mode, visitation, ordered)
-    if ordered and consumer.cost_fn_id:
-        raise ValueError(
-            "`cost_fn` redistributes the rows of a round, but `ordered=True` delivers to each "
-            "consumer the batches of a single process; leave out one of them"
-        )
     return ReadOptions(
         processing_mode=mode,
         service=address,
@@ -139,6 +143,8 @@ def make_read_options(
         ordered=bool(ordered),
         num_consumers=consumer.num_consumers,
         consumer_index=consumer.consumer_index,
+        readers_per_consumer=consumer.readers_per_consumer,
+        reader_index=consumer.reader_index,
         remainder=consumer.remainder,
         cost_fn_id=consumer.cost_fn_id,
         cost_fn=consumer.cost_fn,

@@ -431,6 +431,7 @@ class RemoteSource(Source):
             lambda session: self._create_runner(session, task_selector),
             lambda runner: self._open_iteration(open_request, runner, task_selector),
             num_splits,
+            self.lost_split_error,
         )
         self._latest_reader.reader = splits
         state_fields: dict[str, Any] = {"partition_mode": partition.mode, "seed": open_request.seed}
@@ -452,7 +453,7 @@ class RemoteSource(Source):
             saved_state,
             splits.close,
             state_fields,
-            lambda: report_loss(splits.losses, self._on_loss),
+            lambda: report_loss(splits.unreported_losses, self._on_loss),
             self.replay_buffers.take_loss_error(),
         )
 
@@ -523,6 +524,14 @@ class RemoteSource(Source):
             if is_promised and options.on_data_loss == "error"
             else None
         )
+
+    @property
+    def lost_split_error(self) -> Callable[[int], Exception] | None:
+        """Makes the error that ordered reading raises for a split that killed each worker.
+
+        None reports such splits at the end.
+        """
+        return None
 
     # --- reports ----------------------------------------------------------------------------------
 

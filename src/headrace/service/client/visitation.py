@@ -13,13 +13,12 @@ import dataclasses
 from headrace.errors import FailedPreconditionError
 from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache
-from headrace.plan.combining import Interleave
 from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import Node
 from headrace.plan.partition_nodes import ReadSplits
+from headrace.plan.random_map import DrawRandomWords, RandomMap
 from headrace.plan.traverse import walk
 from headrace.plan.user_function import step_name
-from headrace.plan.windows import GroupByWindow
 from headrace.rewrites.canonicalize import canonicalize
 from headrace.rewrites.explain import explain_partition
 from headrace.rewrites.optimize import prepare
@@ -94,9 +93,14 @@ def explain_unusable_position(plan: Node, mode: PartitionMode, *, is_single_proc
 
 
 def _opens_datasets_message(partition: PlanPartition) -> str:
-    (step, *_) = [
-        node for node in walk(partition.client_stage) if isinstance(node, _OPENS_DATASETS)
-    ]
+    (step, *_) = [node for node in walk(partition.client_stage) if node.uses_element_numbers]
+    if isinstance(step, DrawRandomWords):
+        return (
+            f"{step_name(step, RandomMap.kind)} would run in this process on ordered elements that "
+            "several workers computed, without the numbers of the elements from which its random "
+            "numbers follow, which is not supported: move it before the steps that join elements "
+            "of several files (such as `batch`), or after `distribute`"
+        )
     return (
         f"{step_name(step)} would open datasets in this process for ordered elements from workers, "
         "which is not supported: move that step after `distribute`"
@@ -133,7 +137,6 @@ def find_exclusive_reason(partition: PlanPartition) -> str:
     return step_name(steps[0]) if steps else ""
 
 
-_OPENS_DATASETS = (Interleave, GroupByWindow)
 _STREAM_INDEPENDENT = (ReadSplits, Batch, Unbatch, Map, Filter)
 """Steps that can run on any part of a stream; `Batch` may drop one remainder per client."""
 

@@ -457,8 +457,9 @@ def check_consumer_available(iteration: JobIteration, request: OpenIteration) ->
     if iteration.clients:
         raise FailedPreconditionError(
             f"job {request.job_name!r} is already read by client {min(iteration.clients)}: each "
-            "`consumer_index` has one client. Set another consumer_index; a restarted consumer can "
-            "join once its predecessor has sent nothing for `client_timeout_ms`"
+            "`consumer_index` has one client. Set another consumer_index, or with several readers "
+            "per consumer another reader_index; a restarted client can join once its predecessor "
+            "has sent nothing for `client_timeout_ms`"
         )
     if iteration.readers is not None:
         raise FailedPreconditionError(

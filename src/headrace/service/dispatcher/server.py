@@ -81,6 +81,12 @@ class DispatchServer(LifeCycle):
             )
         return self._core.describe()
 
+    def __repr__(self) -> str:
+        if self._address is None:
+            return "<DispatchServer, not started>"
+        status = ", stopped" if self.is_stopped else f", {self.num_workers()} workers"
+        return f"<DispatchServer at {self.target}{status}>"
+
     def start(self) -> None:
         """Read the journal and listen. Does nothing if the server is already running.
 

@@ -88,6 +88,12 @@ class WorkerServer(LifeCycle):
         """Return the number of tasks that are not finished."""
         return self._runner.num_tasks
 
+    def __repr__(self) -> str:
+        if not self._address:
+            return "<WorkerServer, not started>"
+        status = "stopped" if self.is_stopped else f"dispatcher {self._config.dispatcher_address}"
+        return f"<WorkerServer at {self._address}, {status}>"
+
     def drain(self, timeout: float | None = None) -> None:
         """Deliver buffered output, then stop.
 

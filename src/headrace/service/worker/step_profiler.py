@@ -2,11 +2,8 @@
 
 Rule 1. It does not slow down the data path: no step is wrapped and no element counted. It walks the
     stacks of the process twenty times per second while a task produces elements.
-Rule 2. A thread is attributed to the innermost step on its stack, whether it runs the step's code
-    or a user function called by it. Seconds are summed over threads.
-Rule 3. It writes to no frame, and reads only frames of steps, which last for one chunk: where
-    Python returns a snapshot of a frame (before 3.13), objects in it stay alive until the frame
-    returns.
+Rule 2. A thread is attributed to a step by `execution.step_registry`, unless it waits. Seconds are
+    summed over threads.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 
+from headrace.execution.step_registry import Activity, find_activity
 from headrace.service.worker.producer_channel import ProducerChannel
 from headrace.service.worker.task_metrics import TaskMetrics, WorkerMetrics
 
@@ -33,6 +31,7 @@ _WAITING_CODE: frozenset[CodeType] = frozenset(
     }
 )
 """Code of functions that wait; a thread in these is attributed to no step."""
+_WORK = (Activity.USER_CODE, Activity.OWN_CODE)
 
 
 class StepProfiler:
@@ -93,16 +92,15 @@ class StepProfiler:
 def find_step(
     frame: FrameType | None, meters: Sequence[TaskMetrics]
 ) -> tuple[TaskMetrics, str] | None:
-    """Return the innermost step of a thread and its task's counters; None if there is none."""
-    while frame is not None:
-        code = frame.f_code
-        if code in _WAITING_CODE:
-            return None
-        kind = code.co_qualname.rpartition(".")[0]
-        for meter in meters:
-            if kind in meter.step_classes:
-                step = meter.find_step(frame.f_locals.get("self"))
-                if step is not None:
-                    return meter, step
-        frame = frame.f_back
+    """Return the step that a thread executes, and its task's counters.
+
+    None if it executes none, or waits in one.
+    """
+    if frame is None:
+        return None
+    for meter in meters:
+        found = find_activity(frame, meter.steps, _WAITING_CODE)
+        if found is not None:
+            step, activity = found
+            return (meter, step) if step is not None and activity in _WORK else None
     return None

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from headrace.execution.iterator import ElementIterator
+from headrace.execution.step_registry import StepRegistry, name_step
 from headrace.plan.node import Node
 from headrace.service.messages import (
     WAITING_FOR_CLIENTS,
@@ -52,11 +52,8 @@ class TaskMetrics:
         #: ahead may wait for splits at the same time.
         self._open_waits: dict[str, float] = {}
         self._step_seconds: dict[str, float] = {}
-        #: Names of the classes of steps, including their base classes.
-        self.step_classes: set[str] = set()
-        self._seen_classes: set[type] = set()
-        #: Names of steps by `id`.
-        self._step_names: dict[int, tuple[weakref.ref[ElementIterator], str]] = {}
+        self.steps = StepRegistry[str]()
+        """Names of the steps."""
         self.thread_id: int | None = None
         """Identifier of the thread that computes the task."""
         self.progress = 0
@@ -107,27 +104,12 @@ class TaskMetrics:
 
     def register_step(self, node: Node, iterator: ElementIterator) -> ElementIterator:
         """Record the name of a step. The iterator is not wrapped."""
-        kind = node.kind or type(node).__name__
-        location = f" at {node.location}" if node.location else ""
-        iterator_class = type(iterator)
-        if iterator_class not in self._seen_classes:
-            self._seen_classes.add(iterator_class)
-            self.step_classes.update(kind.__qualname__ for kind in iterator_class.__mro__)
-        number, names = id(iterator), self._step_names
-        # Iterators without support for weak references remain unnamed.
-        with contextlib.suppress(TypeError):
-            reference = weakref.ref(iterator, lambda _: names.pop(number, None))
-            names[number] = reference, f"{kind}{location}"
+        self.steps.register(iterator, name_step(node))
         return iterator
 
     def find_step(self, iterator: object) -> str | None:
-        """Return the name of a step of this task.
-
-        It is looked up by identity alone, because another thread may still be constructing the
-        object.
-        """
-        found = self._step_names.get(id(iterator))
-        return found[1] if found is not None and found[0]() is iterator else None
+        """Return the name of a step of this task; see `StepRegistry.find`."""
+        return self.steps.find(iterator)
 
     def add_step_seconds(self, step: str, seconds: float) -> None:
         """Add the seconds that a thread spent in a step."""

@@ -226,12 +226,10 @@ def test_a_consumer_index_that_is_or_was_read_is_rejected(plan: str) -> None:
             next(iterator)
 
 
-def test_bucketing_and_cost_functions_are_rejected(service: str) -> None:
+def test_bucketing_is_rejected(service: str) -> None:
     bucketed = hr.Dataset.range(30).bucket_by_sequence_length(lambda x: x, [10, 20], [2, 2, 2])
     with pytest.raises(FailedPreconditionError, match=r"bucket_by_sequence_length.* several"):
         consumer_datasets(bucketed, service, "bucket", 2)
-    with pytest.raises(ValueError, match="cost_fn"):
-        consumer_datasets(PLANS["rows"](), service, "cost", 2, cost_fn=len)
 
 
 def test_a_registered_dataset_is_read_by_its_id(service: str) -> None:

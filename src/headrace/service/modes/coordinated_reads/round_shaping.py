@@ -1,4 +1,7 @@
-"""Shaping of rounds on the worker: shares the rows of a round's batches among consumers.
+"""Shaping of rounds: shares the rows of a round's batches among consumers.
+
+Coordinated reads shape rounds on the worker (`RoundShaper`), ordered consumers in the client
+(`modes.ordered.ordered_readers`).
 
     cost_fn         redistributes the rows of a round's batches, so that consumers have equally many
                     rows at similar costs (`balance`)
@@ -27,7 +30,7 @@ from headrace.execution.iterator import ElementIterator, State
 from headrace.plan.user_function import UserFunction
 from headrace.service.modes.coordinated_reads.balance import balance_rows
 
-__all__ = ["RoundShaper", "redistribute_rows", "share_remainder"]
+__all__ = ["RoundShaper", "RowBalancer", "redistribute_rows", "shape_round", "share_remainder"]
 
 
 class RoundShaper(ElementIterator):
@@ -55,7 +58,7 @@ class RoundShaper(ElementIterator):
         self._input = input
         self._consumers = consumers
         self._remainder = remainder
-        self._cost_fn = cost_fn
+        self._balancer = None if cost_fn is None else RowBalancer(cost_fn)
         self._count_begun = count_begun
         #: Rest of the current round: elements, and errors in place of elements.
         self._round: list[Any] = []
@@ -63,8 +66,6 @@ class RoundShaper(ElementIterator):
         self._state: State = input.get_state()
         self._next_state: State = self._state
         self._has_ended = False
-        #: Number of calls of the cost function.
-        self._row_count = 0
 
     @property
     def num_started(self) -> int:
@@ -104,21 +105,50 @@ class RoundShaper(ElementIterator):
     def _shape(self, elements: list[Any]) -> list[Any]:
         if any(isinstance(each, Exception) for each in elements):
             return elements
-        is_short = len(elements) < self._consumers
         try:
-            if is_short and self._remainder in ("pad", "drop"):
-                return share_remainder(elements, self._consumers, self._remainder)
-            if self._cost_fn is not None:
-                rows_by_consumer = balance_rows(self._costs(elements), self._consumers)
-                return redistribute_rows(elements, rows_by_consumer)
-            if is_short:
-                return share_remainder(elements, self._consumers, self._remainder)
+            return shape_round(elements, self._consumers, self._remainder, self._balancer)
         except Exception as error:
             return [error] * self._consumers
-        return elements
+
+    def get_state(self) -> State:
+        return self._state
+
+    def set_state(self, state: State) -> None:
+        self._input.set_state(state)
+        self._round, self._has_ended = [], False
+        self._state = self._next_state = state
+
+    def close(self) -> None:
+        self._round = []
+        self._input.close()
+
+
+class RowBalancer:
+    """Redistributes the rows of a round's batches at similar costs.
+
+    Args:
+        cost_fn: Returns the cost of a row.
+        numbers_by_round: Whether errors give the number of a row in its round, instead of the
+            number of rows before it.
+    """
+
+    def __init__(self, cost_fn: UserFunction, *, numbers_by_round: bool = False) -> None:
+        self._cost_fn = cost_fn
+        self._numbers_by_round = numbers_by_round
+        self._row_count = 0
+
+    def redistribute(self, batches: list[Value], consumers: int) -> list[Value]:
+        """Return one batch per consumer, with equally many rows.
+
+        Raises:
+            InvalidArgumentError: If they are not batches of rows of equal shape.
+            UserFunctionError: If the cost function fails, or returns no valid cost.
+        """
+        return redistribute_rows(batches, balance_rows(self._costs(batches), consumers))
 
     def _costs(self, batches: list[Value]) -> list[float]:
-        assert self._cost_fn is not None
+        if self._numbers_by_round:
+            self._row_count = 0
         costs: list[float] = []
         for batch in batches:
             leaves, structure = flatten(batch)
@@ -132,17 +162,26 @@ class RoundShaper(ElementIterator):
                 self._row_count += 1
         return costs
 
-    def get_state(self) -> State:
-        return self._state
 
-    def set_state(self, state: State) -> None:
-        self._input.set_state(state)
-        self._round, self._has_ended = [], False
-        self._state = self._next_state = state
+def shape_round(
+    batches: list[Value], consumers: int, remainder: str, balancer: RowBalancer | None
+) -> list[Value]:
+    """Return one batch per consumer, or fewer if too few for a round are dropped.
 
-    def close(self) -> None:
-        self._round = []
-        self._input.close()
+    Args:
+        batches: Batches of a round; fewer than `consumers` at the end.
+        consumers: Number of consumers.
+        remainder: One of `config.REMAINDERS`.
+        balancer: Redistributes the rows; None leaves the batches of a full round unchanged.
+
+    Raises:
+        InvalidArgumentError: If rows are exchanged, but do not have equal shapes.
+        UserFunctionError: If the cost function fails.
+    """
+    is_short = len(batches) < consumers
+    if balancer is not None and not (is_short and remainder in ("pad", "drop")):
+        return balancer.redistribute(batches, consumers)
+    return share_remainder(batches, consumers, remainder) if is_short else batches
 
 
 def share_remainder(batches: list[Value], consumers: int, remainder: str) -> list[Value]:

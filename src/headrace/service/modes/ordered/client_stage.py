@@ -123,6 +123,8 @@ class ArrivingSplits:
         create_runner: Creates the session's runner.
         open_iteration: Opens the iteration with the runner; returns the dispatcher's reply.
         num_splits: Number of splits, or INFINITE.
+        lost_split_error: Makes the error to raise after the elements of a split that killed each
+            worker; None raises none.
     """
 
     def __init__(
@@ -131,7 +133,9 @@ class ArrivingSplits:
         create_runner: Callable[[ReadSession], ReaderRunner],
         open_iteration: Callable[[ReaderRunner], OpenIterationReply],
         num_splits: int,
+        lost_split_error: Callable[[int], Exception] | None = None,
     ) -> None:
+        self._lost_split_error = lost_split_error
         self._runner = create_runner(session)
         self._open_iteration = open_iteration
         self._is_joining = False
@@ -193,6 +197,19 @@ class ArrivingSplits:
     def losses(self) -> tuple[LostSplits, ...]:
         """Lost splits, once the iteration has ended."""
         return self._runner.losses
+
+    @property
+    def unreported_losses(self) -> tuple[LostSplits, ...]:
+        """Lost splits for which no error was raised in their place."""
+        losses = self.losses
+        if self._lost_split_error is None:
+            return losses
+        return tuple(loss for loss in losses if not loss.abandoned)
+
+    def find_loss(self, split: int) -> Exception | None:
+        """Return the error to raise at the end of a split, if elements of it are missing."""
+        is_lost = any(start <= split < stop for start, stop in self.abandoned_splits)
+        return self._lost_split_error(split) if is_lost and self._lost_split_error else None
 
     def wait_for_next(self, split: int, ordinal: int, limit: int) -> NextElements:
         """Return the next elements of a split, after a wait if necessary.
@@ -330,6 +347,9 @@ class ArrivingSplit:
             self._elements = elements.num_elements
             self._source.record_read(self._split, None)
             self._source.splits_finished(1)
+            loss = self._source.find_loss(self._split)
+            if loss is not None:
+                raise loss
             return None
         size = elements.chunk.size
         count_delivered(size)

@@ -26,6 +26,8 @@ class ConsumerOptions:
 
     num_consumers: int | None = None
     consumer_index: int | None = None
+    readers_per_consumer: int = 1
+    reader_index: int = 0
     remainder: str = "drop"
     cost_fn_id: str = ""
     """Identifies the cost function; empty if there is none."""
@@ -38,9 +40,12 @@ def make_consumer_options(
     job_name: str | None,
     consumer_index: object,
     num_consumers: object,
+    readers_per_consumer: object,
+    reader_index: object,
     remainder: object,
     cost_fn: object,
     target_workers: str,
+    is_ordered: bool,
 ) -> ConsumerOptions:
     """Validate the arguments of `distribute` that concern consumers.
 
@@ -57,6 +62,8 @@ def make_consumer_options(
         )
     if num_consumers is None:
         for name, value, default in (
+            ("readers_per_consumer", readers_per_consumer, None),
+            ("reader_index", reader_index, None),
             ("remainder", remainder, "drop"),
             ("cost_fn", cost_fn, None),
         ):
@@ -78,6 +85,7 @@ def make_consumer_options(
             f"`consumer_index` must be at least 0 and less than `num_consumers`, but got "
             f"consumer_index={index} and num_consumers={number}"
         )
+    readers, reader = _check_readers(readers_per_consumer, reader_index, is_ordered=is_ordered)
     if mode in STATIC_POLICIES:
         raise ValueError(
             f"coordinated reads (num_consumers={number}) require ShardingPolicy.OFF or DYNAMIC, "
@@ -91,10 +99,36 @@ def make_consumer_options(
     return ConsumerOptions(
         num_consumers=number,
         consumer_index=index,
+        readers_per_consumer=readers,
+        reader_index=reader,
         remainder=str(remainder),
         cost_fn_id=cost_fn_id,
         cost_fn=pickled,
     )
+
+
+def _check_readers(readers: object, index: object, *, is_ordered: bool) -> tuple[int, int]:
+    """Return the number of processes that read the same consumer's elements, and which this is."""
+    if (readers is None) != (index is None):
+        raise ValueError(
+            "`readers_per_consumer` and `reader_index` must be set together, but got "
+            f"readers_per_consumer={readers!r} and reader_index={index!r}"
+        )
+    if readers is None:
+        return 1, 0
+    count = _check_int("readers_per_consumer", readers)
+    reader = _check_int("reader_index", index)
+    if not 0 <= reader < count:
+        raise ValueError(
+            "`reader_index` must be at least 0 and less than `readers_per_consumer`, but got "
+            f"reader_index={reader} and readers_per_consumer={count}"
+        )
+    if not is_ordered:
+        raise ValueError(
+            f"readers_per_consumer={count} requires `ordered=True`: otherwise each element is "
+            "delivered to one client, and several readers would receive different elements"
+        )
+    return count, reader
 
 
 def _check_int(name: str, value: object) -> int:

@@ -5,6 +5,8 @@ consumer delays no other. What the workers produce for it depends on the plan:
 
 * If each split is one element, they produce only the consumer's own elements (`ShardElements` moves
   into the index plan). Elements at the end that are too few for a round are read by each consumer.
+* With a cost function, they produce the whole stream for each consumer, which computes the costs of
+  all rows of a round, and takes its rows. All consumers compute the same division.
 * Otherwise they produce the whole stream, and each consumer takes its part.
 
 All consumers use one seed, which the dispatcher gives to those that start
@@ -113,6 +115,29 @@ def _is_one_to_one(partition: PlanPartition, plan: Node) -> bool:
     return is_short or total in (INFINITE, client_stage.num_splits)
 
 
+def explain_repeated_work(consumer: ConsumerConfig, undivided_step: str) -> str:
+    """Return how often workers compute each element and why; empty if only once.
+
+    Args:
+        consumer: Which consumer reads.
+        undivided_step: Result of `find_undivided_step`.
+    """
+    count, readers = consumer.num_consumers, consumer.num_readers
+    by_each = "consumer" if readers == 1 else f"of the {readers} readers of each consumer"
+    if consumer.cost_fn:
+        reason = "each computes `cost_fn` for all rows of a round, and keeps its rows"
+    elif undivided_step:
+        reason = (
+            f"the position of an element after {undivided_step} does not determine its inputs. "
+            "Move that step after `distribute`, or leave out `ordered=True`"
+        )
+    elif readers > 1:
+        return f"{readers} times, once for each reader of one consumer"
+    else:
+        return ""
+    return f"{count * readers} times, once for each {by_each}: {reason}"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OrderedConsumerSource(Source):
     """Source of one of several consumers (`plan.source.Source`).
@@ -174,16 +199,13 @@ class OrderedConsumerSource(Source):
 
     @property
     def explanation(self) -> str:
-        count = self.consumer.num_consumers
-        if not self.undivided_step:
-            computation = (
-                f"each element is computed once, for the one of {count} consumers that reads it"
-            )
-        else:
-            computation = (
-                f"each element is computed {count} times, once for each consumer: the position of "
-                f"an element after {self.undivided_step} does not determine its inputs"
-            )
+        reason = explain_repeated_work(self.consumer, self.undivided_step)
+        computation = (
+            f"each element is computed {reason}"
+            if reason
+            else "each element is computed once, for the one of "
+            f"{self.consumer.num_consumers} consumers that reads it"
+        )
         return f"{self.ordered_partition.explain()}\n  consumers: {computation}"
 
     @property
@@ -230,7 +252,7 @@ class OrderedConsumerSource(Source):
         assert self._seed is not None
         if "positions" in (position or ()):
             raise FailedPreconditionError(UNORDERED_STATE_MESSAGE)
-        if not self.undivided_step:
+        if not self.undivided_step and not self.consumer.cost_fn:
             consumer = self.consumer
             return ConsumerReader(
                 self._part_source, consumer, self.remote_plan, position, pass_number, self._seed
@@ -277,19 +299,28 @@ def make_consumer_source(
     check_buckets(plan)
     plan_digest, steps = fingerprint_with_steps(plan)
     terms = [
-        f"num_consumers={consumers}, remainder={options.remainder!r}, dataset {plan_digest}",
+        f"num_consumers={consumers}, readers_per_consumer={options.readers_per_consumer}, "
+        f"remainder={options.remainder!r}, cost_fn={options.cost_fn_id or None}, "
+        f"dataset {plan_digest}",
         *(f"{name} {digest}" for name, digest in steps),
     ]
     job_options = dataclasses.replace(
         options,
         num_consumers=None,
         consumer_index=None,
+        readers_per_consumer=1,
+        reader_index=0,
         remainder="drop",
+        cost_fn_id="",
+        cost_fn=b"",
         group=options.job_name or "",
         group_options="\n".join(terms),
     )
 
     ordered_partition = OrderedPartition(plan)
+    readers = options.readers_per_consumer
+    reader = f", reader {options.reader_index} of {readers}" if readers > 1 else ""
+    job_name = f"{options.job_name} (consumer {index} of {consumers}{reader})"
 
     def read(part: Node, is_named: bool) -> RemoteSource:
         partition = partition_for(part, job_options)
@@ -300,7 +331,7 @@ def make_consumer_source(
             dataset_id=register(part),
             cardinality=total,
             # Its own job ends with the client: no other client starts at that position.
-            job_name=f"{options.job_name} (consumer {index} of {consumers})" if is_named else None,
+            job_name=job_name if is_named else None,
             spec=element_spec(part),
             compression=compression,
             partition_mode=partition.mode,
@@ -310,18 +341,17 @@ def make_consumer_source(
             ordered_partition=ordered_partition if part is plan else OrderedPartition(part),
         )
 
+    consumer = ConsumerConfig(
+        index, consumers, options.remainder, options.cost_fn, options.readers_per_consumer
+    )
     undivided = find_undivided_step(plan)
-    if undivided:
+    if reason := explain_repeated_work(consumer, undivided):
         _log.warning(
-            "all elements of job %r are computed %d times, once for each consumer: the position of "
-            "an element after %s does not determine its inputs (`explain()` shows the plan). Move "
-            "that step after `distribute`, or leave out `ordered=True`",
+            "all elements of job %r are computed %s (`explain()` shows the plan)",
             options.job_name,
-            consumers,
-            undivided,
+            reason,
         )
     register(plan)  # rejects a plan that cannot be sent now
-    consumer = ConsumerConfig(index, consumers, options.remainder)
     counter = IterationCounter()
     return OrderedConsumerSource(
         consumer=consumer,

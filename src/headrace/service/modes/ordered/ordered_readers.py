@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
 from headrace.plan.batching import Batch
+from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.ordering import ShardBlocks, ShardElements, Skip, Take
 from headrace.plan.partition_nodes import ReadSplits
+from headrace.plan.serialize import load_plan
 from headrace.plan.source import INFINITE, Position, Reader
 from headrace.plan.traverse import cardinality
+from headrace.plan.user_function import UserFunction
 from headrace.rewrites.partition import partition_plan
 from headrace.service.client.source import RemoteSource
-from headrace.service.modes.coordinated_reads.round_shaping import share_remainder
+from headrace.service.modes.coordinated_reads.round_shaping import (
+    RowBalancer,
+    shape_round,
+    share_remainder,
+)
 
 __all__ = [
     "ConsumerConfig",
@@ -34,6 +41,10 @@ class ConsumerConfig:
     index: int
     num_consumers: int
     remainder: str
+    cost_fn: bytes = field(default=b"", repr=False)
+    """Pickled plan of the cost function by which rows are redistributed; empty for none."""
+    num_readers: int = 1
+    """Number of processes that read this consumer's elements, each through another job."""
 
 
 class RaisedErrors(NamedTuple):
@@ -59,6 +70,9 @@ _NONE = RaisedErrors(0, 0)
 class FullStreamReader:
     """Reads the whole stream round by round, and yields this consumer's elements.
 
+    With a cost function, the rows of each round are redistributed. Every consumer computes the same
+    division. If that fails, the error takes the place of the round's element for each consumer.
+
     Args:
         input: The whole stream, in order, from the position before a round.
         consumer: Which consumer this is.
@@ -69,6 +83,7 @@ class FullStreamReader:
         self, input: Reader, consumer: ConsumerConfig, raised: RaisedErrors = _NONE
     ) -> None:
         self._input, self._consumer = input, consumer
+        self._balancer = _load_balancer(consumer.cost_fn) if consumer.cost_fn else None
         #: Elements of the current round, and the position before them.
         self._round: list[Any] = []
         self._position: Position = input.get_position()
@@ -83,6 +98,8 @@ class FullStreamReader:
         """Return at most `limit` of the next elements, or None at the end."""
         elements: list[Any] = []
         consumers = self._consumer.num_consumers
+        if self._balancer is not None:
+            limit = 1  # no element is lost if the next round fails
         self._fetch(consumers * limit)
         positions: list[Position] = [self.get_position()]
         while len(elements) < limit:
@@ -94,23 +111,29 @@ class FullStreamReader:
                 self._round.append(self._rows[self._offset])
                 self._offset += 1
                 if len(self._round) == consumers:
-                    elements.append(self._round[self._consumer.index])
-                    self._end_round(chunk.state_at(self._offset), positions)
+                    elements += self._end_round(chunk.state_at(self._offset), positions)
             if elements:
                 break  # later elements may require a wait
         if not elements and self._has_ended and self._round:
             if self._consumer.remainder != "drop":
-                last = share_remainder(self._round, consumers, self._consumer.remainder)
-                elements.append(last[self._consumer.index])
-                self._end_round(self._input.get_position(), positions)
+                elements += self._end_round(self._input.get_position(), positions)
             self._round = []
         if not elements:
             return None
         return Chunk.of_rows(elements, lambda index: positions[index])
 
-    def _end_round(self, position: Position, positions: list[Position]) -> None:
-        self._begin_round(position)
+    def _end_round(self, position: Position, positions: list[Position]) -> list[Any]:
+        """Return this consumer's element of the current round, and begin the next one.
+
+        Args:
+            position: Position after the round.
+            positions: List to append it to.
+        """
+        batches, consumer = self._round, self._consumer
+        self._begin_round(position)  # also if an error takes the place of its element
         positions.append(position)
+        shaped = shape_round(batches, consumer.num_consumers, consumer.remainder, self._balancer)
+        return [shaped[consumer.index]]
 
     def _begin_round(self, position: Position) -> None:
         self._round, self._position = [], position
@@ -153,6 +176,13 @@ class FullStreamReader:
         """Close the input."""
         self._has_ended, self._chunk, self._round = True, None, []
         self._input.close()
+
+
+def _load_balancer(cost_fn: bytes) -> RowBalancer:
+    step = load_plan(cost_fn)
+    assert isinstance(step, Map), step
+    function = UserFunction(step.fn, "cost_fn", contain_exits=False)
+    return RowBalancer(function, numbers_by_round=True)
 
 
 class ConsumerReader:

@@ -1,0 +1,72 @@
+"""Displays of datasets, iterators and servers run no user code, and HTML is escaped."""
+
+from __future__ import annotations
+
+import headrace as hr
+
+Dataset = hr.Dataset
+
+
+def fail(x):
+    raise AssertionError("a display calls no function")
+
+
+def test_repr_names_what_is_known_without_running():
+    assert repr(Dataset.range(3)).startswith("<Dataset FromSource element_spec=ArraySpec(")
+    dataset = Dataset.range(3).map(fail).batch(2)
+    assert repr(dataset) == "<Dataset Batch element_spec=unknown until read>"
+
+
+def test_html_lists_steps_with_specs_and_locations():
+    html = Dataset.range(3).map(fail).batch(2)._repr_html_()
+    assert html.count("<li") == 3
+    assert "test_display.py:" in html
+    assert "Batch(size=2" in html
+    assert "unknown until read" in html
+    assert "iteration" not in html
+
+
+def test_html_is_escaped():
+    html = Dataset.range(3).map(lambda x: x).map(lambda x: fail(x))._repr_html_()
+    assert "&lt;lambda&gt;" in html
+    assert "<lambda>" not in html
+
+
+def test_html_shows_the_last_statistics():
+    dataset = Dataset.range(3).map(lambda x: x if x else -x)
+    list(dataset.iterate(stats=True))
+    html = dataset._repr_html_()
+    assert "Last iteration" in html
+    assert "elements" in html
+
+
+def test_html_of_a_deep_plan_is_not_recursive():
+    dataset = Dataset.range(3)
+    for _ in range(2000):
+        dataset = dataset.skip(0)
+    assert dataset._repr_html_().count("<li") == 2001
+
+
+def test_iterators_name_their_step_and_status():
+    iterator = iter(Dataset.range(3).map(lambda x: x + 1).batch(2))
+    assert repr(iterator) == "<DatasetIterator of batch, not started>"
+    next(iterator)
+    assert repr(iterator) == "<DatasetIterator of batch, running>"
+    iterator.close()
+    assert repr(iterator) == "<DatasetIterator of batch, ended>"
+
+
+def test_servers_name_their_addresses_and_workers():
+    with hr.service.LocalCluster(num_workers=2, processes=False) as cluster:
+        dispatcher = cluster.dispatcher
+        assert repr(dispatcher) == f"<DispatchServer at {cluster.target}, 2 workers>"
+        assert repr(cluster) == (
+            f"<LocalCluster at {cluster.target}, workers running: 2, as threads of this process>"
+        )
+        with hr.service.WorkerServer(
+            hr.service.WorkerConfig(cluster.target.removeprefix("tcp://"))
+        ) as worker:
+            assert repr(worker).startswith(f"<WorkerServer at {worker.address}, dispatcher ")
+    assert repr(dispatcher).endswith(", stopped>")
+    assert repr(worker).endswith(", stopped>")
+    assert repr(hr.service.DispatchServer(start=False)) == "<DispatchServer, not started>"
