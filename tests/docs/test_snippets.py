@@ -19,6 +19,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "service").glob("*.md")),
+    *sorted((ROOT / "docs" / "coming-from").glob("*.md")),
 ]
 DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
 BLOCKS = [
