@@ -25,6 +25,7 @@ BENCHMARKS = (
     "nested_datasets",
     "windows",
     "tfrecord",
+    "file_sources",
     "jpeg",
     "service_scalars",
     "service_batches",
