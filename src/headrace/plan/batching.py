@@ -86,6 +86,8 @@ class PaddedBatch(Node):
         check_flag("drop_remainder", self.drop_remainder, or_none=False)
         object.__setattr__(self, "padded_shapes", check_shapes(self.padded_shapes))
         object.__setattr__(self, "padding_values", check_values(self.padding_values))
+        # Each worker of a data service would drop a remainder, so the step runs in the client.
+        object.__setattr__(self, "propagates_ids", not self.drop_remainder)
 
     @property
     def padding(self) -> Padding:

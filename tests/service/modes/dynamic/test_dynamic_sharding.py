@@ -181,6 +181,14 @@ def test_padded_batches_equal_those_of_a_single_process(cluster: LocalCluster) -
     assert got == sorted(batch.tolist() for batch in batches)
 
 
+def test_workers_drop_no_remainders_of_padded_batches(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    kept = Range(55).filter(lambda n: int(n) % 7 != 3)
+    batches = kept.map(lambda n: [n] * (int(n) % 5 + 1)).padded_batch(4, drop_remainder=True)
+    assert len(list(dynamic(cluster, batches))) == len(list(batches)) == 11
+    assert "client   padded_batch" in dynamic(cluster, batches).explain()
+
+
 @pytest.mark.catalogue("DS20", "DS21")
 def test_sampled_datasets_are_read_by_one_worker_in_order(cluster: LocalCluster) -> None:
     cluster.add_worker()

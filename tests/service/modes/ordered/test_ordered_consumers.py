@@ -268,11 +268,14 @@ def counted(number: int) -> int:
     return number
 
 
+@pytest.mark.parametrize("step", ["batch", "padded_batch"])
 def test_batches_with_drop_remainder_are_computed_once(
-    service: str, caplog: pytest.LogCaptureFixture
+    service: str, caplog: pytest.LogCaptureFixture, step: str
 ) -> None:
-    dataset = hr.Dataset.range(161).map(counted).batch(8, drop_remainder=True).map(lambda x: x + 1)
-    both = consumer_datasets(dataset, service, "without the rest", 2)
+    CALLS["of consumers"] = 0
+    batches = getattr(hr.Dataset.range(161).map(counted), step)(8, drop_remainder=True)
+    dataset = batches.map(lambda x: x + 1)
+    both = consumer_datasets(dataset, service, f"without the rest of {step}", 2)
     got = [row for each in both for batch in lists(each) for row in batch]
     assert sorted(got) == list(range(1, 161))
     assert CALLS["of consumers"] == 160

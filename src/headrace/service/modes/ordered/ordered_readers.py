@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from headrace.element.chunk import Chunk
 from headrace.errors import FailedPreconditionError
-from headrace.plan.batching import Batch
+from headrace.plan.batching import Batch, PaddedBatch
 from headrace.plan.elementwise import Map
 from headrace.plan.node import Node
 from headrace.plan.ordering import ShardBlocks, ShardElements, Skip, Take
@@ -410,14 +410,14 @@ def drops_remainder(plan: Node) -> bool:
     """Return whether rows that are too few for a last batch are dropped."""
     while plan.one_to_one:
         (plan,) = plan.inputs
-    return isinstance(plan, Batch) and plan.drop_remainder
+    return isinstance(plan, Batch | PaddedBatch) and plan.drop_remainder
 
 
 def _rows_per_element(plan: Node) -> int:
     """Return the number of rows per element of a plan accepted by `is_divisible`."""
     while plan.one_to_one:
         (plan,) = plan.inputs
-    return plan.size if isinstance(plan, Batch) else 1
+    return plan.size if isinstance(plan, Batch | PaddedBatch) else 1
 
 
 def _find_splits(plan: Node) -> ReadSplits:
