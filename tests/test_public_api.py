@@ -24,7 +24,7 @@ TOP = {
     "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset", "Reader", "Source",
     "TFRecordDataset",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
-    "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",
+    "coordinator", "distribute", "errors", "grain", "initializers", "io", "jax", "keras", "metrics",
     "optimizers", "service", "testing", "torch",
 }  # fmt: skip
 KERAS = {

@@ -1,7 +1,8 @@
 """Datasets from other libraries' pipelines, recognized by their interfaces without importing them.
 
 Random-access data becomes a `map` over a range of indices, so it is shuffled, split and restored by
-arithmetic, like arrays. Data that can only be iterated over becomes a generator.
+arithmetic, like arrays. Data that can only be iterated over becomes a source of one index; it is
+restored by its iterator's state if it has one (Grain), else read again from the start.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from headrace.sources.arrow_rows import ArrowRows, DecodeLists
 from headrace.sources.hugging_face import HuggingFaceRows, find_parquet_rows
+from headrace.sources.stateful_iterable import StatefulIterableSource
 
 __all__ = ["from_arrow_rows", "from_pipeline", "from_random_access"]
 
@@ -66,7 +68,10 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
             return make.from_source(files)
         return make.range(_num_shards(pipeline)).flat_map(_OpenShard(make, pipeline))
     if _is_instance_by_name(pipeline, "grain", "MapDataset"):
-        return make.range(len(pipeline)).flat_map(_OptionalItem(make, pipeline))
+        items = make.range(len(pipeline)).map(_OptionalItem(pipeline))
+        return items.filter(_is_present).map(_get_present)
+    if any(_is_instance_by_name(pipeline, "grain", kind) for kind in ("IterDataset", "DataLoader")):
+        return make.from_source(StatefulIterableSource(pipeline))
     if _is_random_access(pipeline):
         return from_random_access(make, pipeline)
     if isinstance(pipeline, Iterable):
@@ -112,14 +117,21 @@ class _GetBatch:
 
 @dataclass(frozen=True)
 class _OptionalItem:
-    """Opens an index of a Grain dataset, which is None if a filter dropped its element."""
+    """Gets an item of a Grain dataset, which is None if a filter dropped its element."""
 
-    make: Any
     sequence: Any
 
-    def __call__(self, index: np.int64) -> Any:
+    def __call__(self, index: np.int64) -> tuple[bool, Any]:
         item = self.sequence[int(index)]
-        return self.make.range(0) if item is None else self.make.from_tensors(item)
+        return (False, 0) if item is None else (True, item)
+
+
+def _is_present(is_present: bool, item: Any) -> bool:
+    return is_present
+
+
+def _get_present(is_present: bool, item: Any) -> Any:
+    return item
 
 
 @dataclass(frozen=True)
