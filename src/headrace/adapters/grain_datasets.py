@@ -26,7 +26,8 @@ def iter_dataset(dataset: Dataset[Any]) -> Any:
     (`hr.service.distribute`), the data workers compute the elements.
 
     Each iteration is an epoch of the dataset: shuffles draw a new order. A state selects its own
-    epoch. `mp_prefetch` divides a dataset of this process among its processes with
+    epoch. For several epochs apply `Dataset.repeat`; Grain's repetition of an iterator reads one
+    epoch again, in the same order. `mp_prefetch` divides a dataset of this process among its processes with
     `Dataset.shard`.
 
     >>> import headrace as hr
