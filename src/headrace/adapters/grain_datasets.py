@@ -27,8 +27,9 @@ def iter_dataset(dataset: Dataset[Any]) -> Any:
 
     Each iteration is an epoch of the dataset: shuffles draw a new order. A state selects its own
     epoch. For several epochs apply `Dataset.repeat`; Grain's repetition of an iterator reads one
-    epoch again, in the same order. `mp_prefetch` divides a dataset of this process among its processes with
-    `Dataset.shard`.
+    epoch again, in the same order.
+
+    `mp_prefetch` divides a dataset of this process among its processes with `Dataset.shard`.
 
     >>> import headrace as hr
     >>> numbers = hr.grain.iter_dataset(hr.Dataset.range(6)).map(lambda x: x * 10).batch(2)
