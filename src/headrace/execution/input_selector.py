@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _BLOCK = 1024
 """Number of choices drawn at once."""
 
-_MAX_SKIPPED_ROWS = 1_000_000
+_MAX_SKIPPED_ROWS = 100_000
 """Number of consecutive rows of weights that are skipped before the dataset ends: a function of the
 step may never give a weight to the remaining inputs."""
 
