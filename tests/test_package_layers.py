@@ -17,6 +17,7 @@ PACKAGE = ROOT / "src" / "headrace"
 OPTIONAL = {
     "array_record",
     "cv2",
+    "grain",
     "jax",
     "keras",
     "kubernetes",
@@ -56,6 +57,7 @@ def test_imports_follow_the_layers():
 
 #: Packages that may import compute frameworks.
 FRAMEWORK_PACKAGES = {"frameworks", "adapters"}
+FRAMEWORKS = {"grain", "jax", "keras", "torch"}
 
 
 def test_each_optional_dependency_is_imported_by_one_file():
@@ -63,7 +65,7 @@ def test_each_optional_dependency_is_imported_by_one_file():
     for path in PACKAGE.rglob("*.py"):
         within = path.relative_to(PACKAGE)
         for name in OPTIONAL.intersection(imports(path)):
-            if within.parts[0] not in FRAMEWORK_PACKAGES or name not in {"jax", "keras", "torch"}:
+            if within.parts[0] not in FRAMEWORK_PACKAGES or name not in FRAMEWORKS:
                 importers[name].add(str(within))
     assert {name: sorted(paths) for name, paths in importers.items() if len(paths) > 1} == {}
 

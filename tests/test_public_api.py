@@ -24,7 +24,7 @@ TOP = {
     "LanceDataset", "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset",
     "RaggedArray", "Reader", "Source", "TFRecordDataset", "StorageCache",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
-    "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",
+    "coordinator", "distribute", "errors", "grain", "initializers", "io", "jax", "keras", "metrics",
     "optimizers", "service", "testing", "torch",
 }  # fmt: skip
 KERAS = {

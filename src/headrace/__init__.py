@@ -6,7 +6,7 @@ from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
     from headrace import coordinator, distribute, errors, io, service, testing
-    from headrace.adapters import jax, keras, torch
+    from headrace.adapters import grain, jax, keras, torch
     from headrace.data.array_records import ArrayRecordDataset
     from headrace.data.dataset import Dataset
     from headrace.data.file_datasets import ParquetDataset, TextLineDataset, TFRecordDataset
@@ -78,6 +78,7 @@ else:
             "coordinator": "headrace.coordinator:",
             "distribute": "headrace.distribute:",
             "errors": "headrace.errors:",
+            "grain": "headrace.adapters.grain:",
             "initializers": "headrace.parameter_server.initializers:",
             "io": "headrace.io:",
             "jax": "headrace.adapters.jax:",
@@ -126,6 +127,7 @@ __all__ = [
     "coordinator",
     "distribute",
     "errors",
+    "grain",
     "initializers",
     "io",
     "jax",

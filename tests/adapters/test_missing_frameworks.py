@@ -13,7 +13,8 @@ import sys
 sys.modules[{missing!r}] = None
 import headrace as hr
 {adapter} = hr.{adapter}
-assert not {{"jax", "keras", "torch"}} & {{name for name, module in sys.modules.items() if module}}
+loaded = {{name for name, module in sys.modules.items() if module}}
+assert not {{"grain", "jax", "keras", "torch"}} & loaded
 try:
     {adapter}.{name}
 except ImportError as error:
@@ -28,6 +29,7 @@ except AttributeError as error:
 @pytest.mark.parametrize(
     ("missing", "adapter", "name", "message"),
     [
+        ("grain", "grain", "iter_dataset", "pip install 'headrace[grain]'"),
         ("jax", "jax", "device_iterator", "pip install 'headrace[jax]'"),
         ("keras", "keras", "dataset", "pip install 'headrace[keras]'"),
         ("tensorboard", "keras", "TensorBoard", "requires the package tensorboard"),

@@ -307,20 +307,6 @@ def test_shards_of_a_hugging_face_stream_are_separate_splits() -> None:
     assert rows_of(rows) + rows_of(rest) == rows_of(stream)
 
 
-# --- Grain --------------------------------------------------------------------------------------
-
-
-def test_elements_dropped_by_a_grain_filter_are_skipped() -> None:
-    # Grain itself is not installed here: what is relied on is the name, and None for such indices.
-    class MapDataset(Squares):
-        def __getitem__(self, index: int) -> Any:
-            return None if index % 3 else {"x": index}
-
-    MapDataset.__module__ = "grain._src.python.dataset.dataset"
-    dataset = hr.Dataset.from_pipeline(MapDataset())
-    assert rows_of(dataset) == [{"x": 0}, {"x": 3}, {"x": 6}]
-
-
 # --- anything else, and the service -------------------------------------------------------------
 
 

@@ -11,7 +11,12 @@ from typing import Any
 import headrace as hr
 
 #: Framework that is imported when the first name of a package is used.
-FRAMEWORKS = {"headrace.jax": "jax", "headrace.keras": "keras", "headrace.torch": "torch"}
+FRAMEWORKS = {
+    "headrace.grain": "grain",
+    "headrace.jax": "jax",
+    "headrace.keras": "keras",
+    "headrace.torch": "torch",
+}
 
 
 def public_packages() -> dict[str, ModuleType]:

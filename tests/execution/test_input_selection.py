@@ -231,7 +231,7 @@ def test_the_seed_of_the_options_is_used_if_none_was_given():
         ({"weights": [1, 2, -1]}, ValueError, "at least 0"),
         ({"weights": [0, 0, 0]}, ValueError, "not all 0"),
         ({"weights": [1, 2, float("nan")]}, ValueError, "finite"),
-        ({"weights": "abc"}, TypeError, "`weights` must be a list of numbers or a Dataset"),
+        ({"weights": "abc"}, TypeError, "`weights` must be a list of numbers, pairs"),
         ({"weights": ["a", 1, 1]}, TypeError, "`weights` must be numbers"),
         ({"seed": "a"}, TypeError, "`seed` must be an integer"),
         ({"stop_on_empty_dataset": None}, TypeError, "`stop_on_empty_dataset` must be a bool"),

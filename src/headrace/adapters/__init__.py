@@ -1,4 +1,4 @@
-"""Adapters of datasets and embedding tables for PyTorch, JAX and Keras.
+"""Adapters of datasets and embedding tables for PyTorch, JAX, Keras and Grain.
 
 * `torch`: the public names of `hr.torch`. A loader (`torch_loader`) makes iterators
   (`torch_iterator`) over epochs (`torch_loader_epochs`) of the shard of this rank and worker
@@ -12,6 +12,8 @@
 * `keras`: the public names of `hr.keras`: a dataset for `fit`, `evaluate` and `predict`
   (`keras_dataset`); `keras_batches` checks the batches, and `keras_fit` checks the arguments of
   `fit`, `evaluate` and `predict`, and rejects models in scopes.
+* `grain`: the public names of `hr.grain`: an `IterDataset` (`grain_datasets`) and a data source
+  with random access (`grain_source`) over a dataset.
 * `keras_training`: training of Keras models under strategies.
 * `torch_tables` and `jax_tables`: look-up of embedding table rows, and their gradients.
 """

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from headrace.data.missing_names import MissingNamesMeta
 from headrace.plan.batching import PaddedBatch
 from headrace.plan.combining import Choose, Sample
+from headrace.plan.elements import FromSource
+from headrace.plan.elementwise import Map
 from headrace.plan.node import Node, call_site
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
+from headrace.sources.memory import RangeSource
 
 if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
@@ -44,23 +47,36 @@ class SelectionMethods(metaclass=MissingNamesMeta):
         >>> mixed = hr.Dataset.sample_from_datasets([ones, twos], weights=[0.9, 0.1], seed=7)
         >>> sum(int(x) for x in mixed.take(1000)) < 1200
         True
+        >>> stages = [(0, [1, 0]), (3, [0.5, 0.5]), (1000, [0, 1])]
+        >>> mixed = hr.Dataset.sample_from_datasets([ones, twos], weights=stages, seed=7)
+        >>> [int(x) for x in mixed.take(3)], [int(x) for x in mixed.skip(1000).take(3)]
+        ([1, 1, 1], [2, 2, 2])
 
         Args:
             datasets: The datasets; their elements have the same structure.
-            weights: Probability weights of the datasets, or a Dataset of such lists, one for each
-                element; None draws all with equal probability.
+            weights: Probability weights of the datasets; None draws all with equal probability. For
+                weights that change, pass pairs `(step, weights)` in ascending order from step 0 on,
+                a function that returns the weights of a step, or a Dataset of weights, one row for
+                each step. A step is the number of an element of the mixture, from 0 on in each
+                epoch. Steps that only have weights for exhausted datasets are skipped.
             seed: Seed of the choices; None draws new ones in each run.
             stop_on_empty_dataset: Whether to end when an exhausted dataset is drawn, instead of
                 drawing again among the others.
             rerandomize_each_iteration: Whether each epoch has new choices; None means only if no
                 seed is given.
         """
-        has_weight_dataset = isinstance(weights, SelectionMethods)
+        weight_inputs: tuple[Node, ...] = ()
+        if isinstance(weights, SelectionMethods):
+            weight_inputs, weights = (weights.plan,), None
+        elif callable(weights):
+            steps = FromSource(source=RangeSource(0, None, 1), location=call_site())
+            weight_inputs = (Map(input=steps, fn=weights, location=call_site()),)
+            weights = None
         return cls._from_plan(
             Sample(
                 datasets=cls._check_datasets("datasets", datasets),
-                weight_inputs=(weights.plan,) if isinstance(weights, SelectionMethods) else (),
-                weights=None if has_weight_dataset else weights,
+                weight_inputs=weight_inputs,
+                weights=weights,
                 seed=seed,
                 stop_on_empty_dataset=stop_on_empty_dataset,
                 rerandomize_each_iteration=rerandomize_each_iteration,

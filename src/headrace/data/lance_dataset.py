@@ -7,7 +7,6 @@ from typing import Any
 
 from headrace.data.dataset import Dataset
 from headrace.data.missing_names import explain_unknown_arguments
-from headrace.data.pipelines import from_arrow_rows
 from headrace.sources.lance import LanceRows
 from headrace.storage.names import FileName
 
@@ -41,4 +40,6 @@ def LanceDataset(  # noqa: N802 - the field's name
         InvalidArgumentError: If a column does not exist or has no NumPy values; while reading, if a
             value is null and no float, date or time.
     """
-    return from_arrow_rows(Dataset, LanceRows.of_dataset(uri, columns, version, storage_options))  # type: ignore[no-any-return]
+    rows = LanceRows.of_dataset(uri, columns, version, storage_options)
+    dataset: Dataset[dict[str, Any]] = rows.as_dataset(Dataset)
+    return dataset

@@ -1,11 +1,13 @@
 """Datasets from other libraries' pipelines, recognized by their interfaces without importing them.
 
 Random-access data becomes a `map` over a range of indices, so it is shuffled, split and restored by
-arithmetic, like arrays. Data that can only be iterated over becomes a generator.
+arithmetic, like arrays. Data that can only be iterated over becomes a source of one index; it is
+restored by its iterator's state if it has one (Grain), else read again from the start.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.sources.arrow_rows import ArrowRows, DecodeLists
-from headrace.sources.hugging_face import HuggingFaceRows, find_parquet_rows
+from headrace.sources.stateful_iterable import StatefulIterableSource
 
-__all__ = ["from_arrow_rows", "from_pipeline", "from_random_access"]
+__all__ = ["from_pipeline", "from_random_access"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,17 +35,11 @@ def from_random_access(make: Any, sequence: Any, num_parallel_calls: int | None 
             f"{type(sequence).__name__}; for an iterable use Dataset.from_generator"
         )
     if _is_instance_by_name(sequence, "datasets", "Dataset"):
-        rows = HuggingFaceRows.of_dataset(sequence)
+        rows = _hugging_face().HuggingFaceRows.of_dataset(sequence)
         if rows is not None:
-            return from_arrow_rows(make, rows)
+            return rows.as_dataset(make)
     indices = make.range(len(sequence))
     return indices.map(_GetItem(sequence), num_parallel_calls=num_parallel_calls)
-
-
-def from_arrow_rows(make: Any, rows: ArrowRows) -> Any:
-    """Return the rows of a table as a dataset of class `make`."""
-    dataset = make.from_source(rows)
-    return dataset if rows.schema.is_fixed else dataset.map(DecodeLists(rows.schema))
 
 
 def from_pipeline(make: Any, pipeline: Any) -> Any:
@@ -61,12 +56,15 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
     if _is_instance_by_name(pipeline, "torch.utils.data", "DataLoader"):
         return _from_loader(make, pipeline)
     if _is_instance_by_name(pipeline, "datasets", "IterableDataset"):
-        files = find_parquet_rows(pipeline)
+        files = _hugging_face().find_parquet_rows(pipeline)
         if files is not None:
             return make.from_source(files)
         return make.range(_num_shards(pipeline)).flat_map(_OpenShard(make, pipeline))
     if _is_instance_by_name(pipeline, "grain", "MapDataset"):
-        return make.range(len(pipeline)).flat_map(_OptionalItem(make, pipeline))
+        items = make.range(len(pipeline)).map(_OptionalItem(pipeline))
+        return items.filter(_is_present).map(_get_present)
+    if any(_is_instance_by_name(pipeline, "grain", kind) for kind in ("IterDataset", "DataLoader")):
+        return make.from_source(StatefulIterableSource(pipeline))
     if _is_random_access(pipeline):
         return from_random_access(make, pipeline)
     if isinstance(pipeline, Iterable):
@@ -77,6 +75,11 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
         f"a {type(pipeline).__name__} cannot be read as a dataset: it has no `__iter__`, no "
         "`__len__` with `__getitem__`, and is no function that returns an iterable"
     )
+
+
+def _hugging_face() -> Any:
+    """Return the module, which imports packages for Arrow and Parquet."""
+    return importlib.import_module("headrace.sources.hugging_face")
 
 
 @dataclass(frozen=True)
@@ -112,14 +115,21 @@ class _GetBatch:
 
 @dataclass(frozen=True)
 class _OptionalItem:
-    """Opens an index of a Grain dataset, which is None if a filter dropped its element."""
+    """Gets an item of a Grain dataset, which is None if a filter dropped its element."""
 
-    make: Any
     sequence: Any
 
-    def __call__(self, index: np.int64) -> Any:
+    def __call__(self, index: np.int64) -> tuple[bool, Any]:
         item = self.sequence[int(index)]
-        return self.make.range(0) if item is None else self.make.from_tensors(item)
+        return (False, 0) if item is None else (True, item)
+
+
+def _is_present(is_present: bool, item: Any) -> bool:
+    return is_present
+
+
+def _get_present(is_present: bool, item: Any) -> Any:
+    return item
 
 
 @dataclass(frozen=True)

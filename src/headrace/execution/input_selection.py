@@ -367,7 +367,7 @@ def _make_sample(node: Sample, context: Context) -> ElementIterator:
             entropy, weights, len(node.datasets), step_name(node)
         )
     else:
-        selector = RandomInputSelector(entropy, node.weights or (1.0,) * len(node.datasets))
+        selector = RandomInputSelector(entropy, node.schedule)
     inputs = [make_iterator(input_, context) for input_ in node.datasets]
     return InputSelectionIterator(inputs, selector, stops_on_empty=node.stop_on_empty_dataset)
 

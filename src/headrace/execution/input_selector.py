@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +16,7 @@ from headrace.element.chunk import States
 from headrace.errors import InvalidElementError
 from headrace.execution.input_buffer import InputBuffer
 from headrace.execution.iterator import ElementIterator, State
-from headrace.plan.combining import validate_weights
+from headrace.plan.combining import Schedule, validate_weights
 from headrace.plan.random_words import derive_key, random_words
 
 __all__ = [
@@ -23,8 +26,14 @@ __all__ = [
     "VaryingWeightsInputSelector",
 ]
 
+_log = logging.getLogger(__name__)
+
 _BLOCK = 1024
 """Number of choices drawn at once."""
+
+_MAX_SKIPPED_ROWS = 100_000
+"""Number of consecutive rows of weights that are skipped before the dataset ends: a function of the
+step may never give a weight to the remaining inputs."""
 
 
 class InputSelector(ABC):
@@ -64,16 +73,20 @@ class InputSelector(ABC):
 
 
 class RandomInputSelector(InputSelector):
-    """Chooses inputs at random with constant weights.
+    """Chooses inputs at random, with weights that are constant or follow a schedule.
+
+    If all inputs with a weight have ended, the next choice is the first one in the schedule that
+    has another input.
 
     Args:
         entropy: Entropy of the random numbers.
-        weights: One weight for each input.
+        schedule: Weights of the inputs from each choice on.
     """
 
-    def __init__(self, entropy: Sequence[int], weights: Sequence[float]) -> None:
+    def __init__(self, entropy: Sequence[int], schedule: Schedule) -> None:
         self._sampler = _WeightedSampler(entropy)
-        self._weights = np.array(weights, np.float64)
+        self._starts = [first for first, _ in schedule]
+        self._weights = [np.array(weights, np.float64) for _, weights in schedule]
         self._count = 0
         self._ended: Sequence[bool] = ()
         self._block_start = 0  # number of the first choice in the block
@@ -82,10 +95,16 @@ class RandomInputSelector(InputSelector):
     def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
         offset = self._count - self._block_start
         if ended != self._ended or not 0 <= offset < len(self._block):
-            weights = np.where(ended, 0.0, self._weights)
-            if not weights.any():
-                return None
-            self._block = self._sampler.sample(self._count, max(count, _BLOCK), weights, sum(ended))
+            stage = bisect_right(self._starts, self._count) - 1
+            while not (weights := np.where(ended, 0.0, self._weights[stage])).any():
+                stage += 1
+                if stage == len(self._starts):
+                    return None
+                self._count = self._starts[stage]
+            size = max(count, _BLOCK)
+            if stage + 1 < len(self._starts):
+                size = min(size, self._starts[stage + 1] - self._count)
+            self._block = self._sampler.sample(self._count, size, weights, sum(ended))
             self._block_start, self._ended, offset = self._count, ended, 0
         return self._block[offset : offset + count]
 
@@ -104,6 +123,19 @@ class _WeightedSampler:
 
     def __init__(self, entropy: Sequence[int]) -> None:
         self._entropy = entropy
+        #: Random numbers for single choices: the first choice, the ended inputs, and the numbers.
+        self._block: tuple[int, int, list[float]] = (0, -1, [])
+
+    def sample_one(self, number: int, weights: Sequence[float], ended_inputs: int) -> int:
+        """Return one choice, the same that `sample` returns."""
+        first, ended, uniform = self._block
+        if ended != ended_inputs or not 0 <= number - first < len(uniform):
+            first, uniform = number, self._uniform(number, _BLOCK, ended_inputs).tolist()
+            self._block = first, ended_inputs, uniform
+        ends = list(accumulate(weights))
+        chosen = bisect_right([end / ends[-1] for end in ends], uniform[number - first])
+        # A value rounded up to 1 selects the last input with a weight.
+        return min(chosen, max(i for i, weight in enumerate(weights) if weight))
 
     def sample(
         self, first: int, count: int, weights: NDArray[np.float64], ended_inputs: int
@@ -116,15 +148,19 @@ class _WeightedSampler:
             weights: One weight for each input, not all 0.
             ended_inputs: Number of ended inputs; it changes the random numbers of repeated draws.
         """
-        random_bits = random_words(
-            derive_key([*self._entropy, ended_inputs]), np.arange(first, first + count)
-        )
-        uniform = (random_bits >> _DISCARDED_BITS).astype(np.float64) * _FLOAT_SCALE
+        uniform = self._uniform(first, count, ended_inputs)
         ends = np.cumsum(weights)
         inputs = np.searchsorted(ends / ends[-1], uniform, side="right")
         # A value rounded up to 1 selects the last input with a weight.
         last: int = np.flatnonzero(weights)[-1]
         return np.minimum(inputs, last)
+
+    def _uniform(self, first: int, count: int, ended_inputs: int) -> NDArray[np.float64]:
+        """Return the random number of each choice, from 0 to below 1."""
+        random_bits = random_words(
+            derive_key([*self._entropy, ended_inputs]), np.arange(first, first + count)
+        )
+        return (random_bits >> _DISCARDED_BITS).astype(np.float64) * _FLOAT_SCALE
 
 
 _DISCARDED_BITS = np.uint64(11)
@@ -202,6 +238,8 @@ def _check_choice(choice: object) -> int | None:
 class VaryingWeightsInputSelector(_DatasetDrivenSelector):
     """Chooses inputs at random with weights from a dataset, one row per choice.
 
+    A row without a weight for an input that has elements left is skipped.
+
     Args:
         entropy: Entropy of the random numbers.
         input_: Yields weights.
@@ -217,18 +255,31 @@ class VaryingWeightsInputSelector(_DatasetDrivenSelector):
         self._count = 0  # number of choices made
 
     def choices(self, count: int, ended: Sequence[bool]) -> NDArray[np.int64] | None:
-        chunk = self._input_buffer.peek(1)
-        if chunk is None:
-            return None
-        try:
-            row = validate_weights(chunk.rows()[self._input_buffer.offset], self._inputs)
-        except (TypeError, ValueError) as error:
+        for _ in range(_MAX_SKIPPED_ROWS):
+            chunk = self._input_buffer.peek(1)
+            if chunk is None:
+                return None
+            try:
+                row = validate_weights(chunk.rows()[self._input_buffer.offset], self._inputs)
+            except (TypeError, ValueError) as error:
+                self.consume(1)
+                raise InvalidElementError(f"{self._step}: {error}") from error
+            weights = [
+                0.0 if has_ended else weight for weight, has_ended in zip(row, ended, strict=True)
+            ]
+            if any(weights):
+                chosen = self._sampler.sample_one(self._count, weights, sum(ended))
+                return np.array([chosen], np.int64)
             self.consume(1)
-            raise InvalidElementError(f"{self._step}: {error}") from error
-        weights = np.where(ended, 0.0, row)
-        if not weights.any():
-            return None
-        return self._sampler.sample(self._count, 1, weights, sum(ended))
+        _log.warning(
+            "%s ends at step %d: none of the last %d steps had a weight for a dataset that has "
+            "elements left (datasets %s have ended)",
+            self._step,
+            self._count,
+            _MAX_SKIPPED_ROWS,
+            [number for number, has_ended in enumerate(ended) if has_ended],
+        )
+        return None
 
     def consume(self, count: int) -> None:
         super().consume(count)

@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from headrace.arguments import check_callable, check_flag
+from headrace.arguments import check_callable, check_flag, check_int
 from headrace.element.spec import Spec, relax
 from headrace.element.structure import Structure, unflatten
 from headrace.plan.node import Node, is_unordered_requested
@@ -23,7 +23,10 @@ __all__ = [
     "Concatenate",
     "Interleave",
     "Sample",
+    "Schedule",
     "Zip",
+    "is_schedule",
+    "validate_schedule",
     "validate_weights",
 ]
 
@@ -137,8 +140,9 @@ class Sample(Node):
     datasets: tuple[Node, ...]
     weight_inputs: tuple[Node, ...] = ()
     """A dataset of weights, one row per element, instead of `weights`."""
-    weights: tuple[float, ...] | None = None
-    """None: equal weights, or those of `weight_inputs`."""
+    weights: tuple[float, ...] | Schedule | None = None
+    """Weights of the datasets, or their schedule; None: equal weights, or those of
+    `weight_inputs`."""
     seed: int | None = None
     stop_on_empty_dataset: bool = False
     rerandomize_each_iteration: bool | None = None
@@ -150,12 +154,18 @@ class Sample(Node):
         check_flag("stop_on_empty_dataset", self.stop_on_empty_dataset, or_none=False)
         check_flag("rerandomize_each_iteration", self.rerandomize_each_iteration)
         if self.weights is not None:
-            weights = validate_weights(self.weights, len(self.datasets))
-            object.__setattr__(self, "weights", weights)
+            validate = validate_schedule if is_schedule(self.weights) else validate_weights
+            object.__setattr__(self, "weights", validate(self.weights, len(self.datasets)))
         if self.seed is not None:
             self.validate_int("seed", minimum=-(1 << 63))
         elif self.rerandomize_each_iteration is False and self.default_seed is None:
             object.__setattr__(self, "default_seed", secrets.randbits(52))
+
+    @property
+    def schedule(self) -> Schedule:
+        """Weights from each step on, where they do not come from a dataset."""
+        weights: Any = self.weights or (1.0,) * len(self.datasets)
+        return weights if is_schedule(weights) else ((0, weights),)
 
     @property
     def is_same_in_each_epoch(self) -> bool:
@@ -170,13 +180,16 @@ class Sample(Node):
     def cardinality(self, *inputs: int) -> int:
         if self.weight_inputs:
             return UNKNOWN if inputs[-1] else 0
-        weights = self.weights or (1.0,) * len(inputs)
-        drawn = [size for size, weight in zip(inputs, weights, strict=True) if weight > 0]
+        # For each stage of the schedule, the datasets that it draws from.
+        drawn = [{i for i, weight in enumerate(row) if weight > 0} for _, row in self.schedule]
         if self.stop_on_empty_dataset:
-            return INFINITE if set(drawn) == {INFINITE} else UNKNOWN
-        if INFINITE in drawn:
+            sizes = {inputs[i] for stage in drawn for i in stage}
+            return INFINITE if sizes == {INFINITE} else UNKNOWN
+        last = [inputs[i] for i in drawn[-1]]
+        if INFINITE in last:
             return INFINITE
-        return UNKNOWN if UNKNOWN in drawn else sum(drawn)
+        is_read_to_the_end = all(stage <= drawn[-1] for stage in drawn)
+        return sum(last) if is_read_to_the_end and UNKNOWN not in last else UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -206,6 +219,43 @@ class Choose(Node):
         return choices if set(members) == {INFINITE} else UNKNOWN
 
 
+Schedule: TypeAlias = tuple[tuple[int, tuple[float, ...]], ...]
+"""Steps in ascending order, from 0 on, each with the weights from there on."""
+
+
+def is_schedule(weights: Any) -> bool:
+    """Return whether weights are given as pairs of a step and a list, not as numbers."""
+    return (
+        isinstance(weights, list | tuple)
+        and len(weights) > 0
+        and all(isinstance(item, list | tuple) for item in weights)
+    )
+
+
+def validate_schedule(schedule: Any, count: int) -> Schedule:
+    """Return the weights of `count` datasets from each step on.
+
+    Raises:
+        TypeError: If an item is not a pair of an integer and a list of numbers.
+        ValueError: If the steps do not ascend from 0, or as for `validate_weights`.
+    """
+    stages: list[tuple[int, tuple[float, ...]]] = []
+    for item in schedule:
+        if len(item) != 2:
+            raise TypeError(
+                f"`weights` must be numbers, or pairs of a step and a list of weights, but has "
+                f"{item!r:.80}"
+            )
+        first = check_int("a step of `weights`", item[0], minimum=0)
+        if first != 0 if not stages else first <= stages[-1][0]:
+            raise ValueError(
+                "the steps of `weights` must begin with 0 and ascend, but got "
+                f"{[item[0] for item in schedule]!r:.80}"
+            )
+        stages.append((first, validate_weights(item[1], count)))
+    return tuple(stages)
+
+
 def validate_weights(weights: Any, count: int) -> tuple[float, ...]:
     """Return the weights of `count` datasets as floats.
 
@@ -215,7 +265,8 @@ def validate_weights(weights: Any, count: int) -> tuple[float, ...]:
     """
     if not isinstance(weights, Sequence | np.ndarray) or isinstance(weights, str | bytes):
         raise TypeError(
-            f"`weights` must be a list of numbers or a Dataset, but got {weights!r:.80}"
+            "`weights` must be a list of numbers, pairs of a step and such a list, a function of "
+            f"the step, or a Dataset, but got {weights!r:.80}"
         )
     try:
         result = tuple([float(weight) for weight in weights])

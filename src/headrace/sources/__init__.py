@@ -3,6 +3,7 @@
 memory        range, counter, from_tensor_slices, from_tensors, random, the elements of a window
 window        the elements of a sliding window
 generator     from_generator
+stateful_iterable  iterables whose iterators have states, such as those of Grain
 signature     conversion of values to an output signature
 array_record  ArrayRecord files
 mds_samples   samples of MDS shards

@@ -55,6 +55,11 @@ class ArrowRows(IndexedSource):
     def describe_row(self, index: int) -> str:
         """Return a dataset and the number of a row in it, for an error."""
 
+    def as_dataset(self, make: Any) -> Any:
+        """Return the rows as a dataset of class `make`."""
+        dataset = make.from_source(self)
+        return dataset if self.schema.is_fixed else dataset.map(DecodeLists(self.schema))
+
     @property
     def element_spec(self) -> Spec | None:
         leaves, structure = flatten(self.schema.spec(None))
