@@ -219,6 +219,27 @@ def test_other_elements_fail_in_their_turn(strategy, element, message):
         raise InvalidElementError(failure)
 
 
+@pytest.mark.parametrize("strategy", ["first_fit", "best_fit", "concat_then_split"])
+def test_order_of_components_is_that_of_a_rows_first_sequence_after_restores(strategy):
+    def components(n):
+        pair = {"a": np.full(3, n), "b": np.full(3, -n)}
+        return pair if n % 3 == 0 else dict(reversed(pair.items()))
+
+    def rows():
+        return iter(Dataset.range(9).map(components).pack_sequences(7, strategy))
+
+    with rows() as iterator:
+        orders, states = [], [iterator.get_state()]
+        for row in iterator:
+            orders.append(next(iter(row)))
+            states.append(iterator.get_state())
+    assert set(orders) == {"a", "b"}
+    for position, state in enumerate(states):
+        with rows() as iterator:
+            iterator.set_state(state)
+            assert [next(iter(row)) for row in iterator] == orders[position:]
+
+
 def test_components_must_fit_the_lengths():
     lengths = {"tokens": 4, "mask": 4}
     (failure,) = outcomes(numbered([3]).pack_sequences(lengths))

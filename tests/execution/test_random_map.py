@@ -234,6 +234,17 @@ def test_resampling_continues_from_every_state(initial):
     assert_restores_everywhere(make)
 
 
+@pytest.mark.parametrize("initial", [None, [0.5, 0.5]])
+def test_a_state_of_resampling_needs_the_same_distributions(initial):
+    def resampled(target):
+        return iter(Dataset.range(9).rejection_resample(lambda x: x % 2, target, initial, seed=1))
+
+    state = resampled([0.5, 0.5]).get_state()
+    resampled([0.5, 0.5]).set_state(state)
+    with pytest.raises(FailedPreconditionError, match="its arguments have changed"):
+        resampled([0.6, 0.4]).set_state(state)
+
+
 def test_resampling_in_order_has_the_elements_of_one_process(cluster):
     def make():
         data = Dataset.from_tensor_slices(CLASSES[:300])

@@ -91,6 +91,19 @@ def test_elements_of_a_window_can_be_changed_without_changing_others():
     assert all(row.sum() == 0 for window in windows for row in window)
 
 
+def test_ragged_batches_of_windows_do_not_depend_on_the_lengths_in_them():
+    rows = Dataset.range(6).map(lambda n: np.full(2 if n < 4 else int(n) % 3, n))
+    batches = rows.window(2).flat_map(lambda w: w.ragged_batch(2))
+    assert [batch.to_list() for batch in batches] == [
+        [[0, 0], [1, 1]],
+        [[2, 2], [3, 3]],
+        [[4], [5, 5]],
+    ]
+    pairs = Dataset.from_tensor_slices(np.arange(8).reshape(4, 2))  # the plan tells the length
+    stacked = pairs.window(2).flat_map(lambda w: w.ragged_batch(2))
+    assert [batch.tolist() for batch in stacked] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
 def test_an_error_is_raised_once_and_its_element_is_left_out():
     for make in (lambda w: w.batch(3), lambda w: w.take(9).batch(3)):
         found = []

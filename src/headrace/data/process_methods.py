@@ -24,7 +24,8 @@ class ProcessMethods(metaclass=MissingNamesMeta):
 
         Use it for functions that hold the global interpreter lock, which threads cannot run in
         parallel. Elements, their order and states are those of a single process, for any number of
-        processes. Functions must be picklable; those of a script or notebook are sent by value.
+        processes. Only a batch of which an element fails may be shorter, if `ignore_errors` is not
+        below it. Functions must be picklable; those of a script or notebook are sent by value.
 
         Processes start at the first iteration, are shared by datasets with the same number, and
         stop when the last of these datasets is garbage collected, or with this process.

@@ -39,7 +39,9 @@ class RandomMethods(metaclass=MissingNamesMeta):
         """Replace each element by `fn(element, rng)`, with a generator for each element.
 
         The random numbers follow from the seed, the epoch and the element's position. They do not
-        depend on threads, on the number of data workers, or on restores.
+        depend on threads, on the number of data workers, or on restores. Only above batches of
+        elements that a `filter` or an `interleave` leaves, workers that read without `ordered=True`
+        make other batches, with other numbers.
 
         >>> import headrace as hr
         >>> def add_noise(x, rng):

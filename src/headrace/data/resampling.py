@@ -134,6 +134,11 @@ class _Decide(_Classifier):
 
     probabilities: NDArray[np.float64]
 
+    @property
+    def saved_arguments(self) -> list[float]:
+        """What must be equal for a state to be restored."""
+        return list(map(float, self.probabilities))
+
     def __call__(self, element: Any, word: Any) -> tuple[Any, ...]:
         label = self.classify(element, len(self.probabilities))
         return _uniform(word) < self.probabilities[label], np.int64(label), element
@@ -144,6 +149,11 @@ class _EstimateAndDecide(_Classifier):
     """Counts the classes, and decides with probabilities of acceptance from the counts."""
 
     target: NDArray[np.float64]
+
+    @property
+    def saved_arguments(self) -> list[float]:
+        """What must be equal for a state to be restored."""
+        return list(map(float, self.target))
 
     def __call__(
         self, counts: NDArray[np.int64], pair: tuple[Any, Any]

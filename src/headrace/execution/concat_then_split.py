@@ -14,8 +14,8 @@ from headrace.execution.packed_rows import (
     PackedRow,
     PackingIterator,
     Sequences,
+    check_layout,
     check_sequences,
-    match_layout,
 )
 from headrace.execution.window_collector import decode_gaps, encode_gaps
 from headrace.plan.packing import ConcatThenSplit
@@ -41,9 +41,9 @@ class ConcatThenSplitIterator(PackingIterator):
         return [element.ordinal for element in self._held]
 
     def _add(self, sequences: Sequences) -> PackedRow | None:
-        self._lengths_of(sequences)  # checks the names
+        self._lengths_of(tuple(sequences))  # checks the names
         if self._held:
-            sequences = match_layout(sequences, self._held[0].value)
+            check_layout(sequences, self._held[0].value)
         sizes = set(map(len, sequences.values()))
         if len(sizes) > 1:
             found = ", ".join(f"{name}: {len(array)}" for name, array in sequences.items())

@@ -35,8 +35,8 @@ __all__ = [
     "PackedRow",
     "PackingIterator",
     "Sequences",
+    "check_layout",
     "check_sequences",
-    "match_layout",
 ]
 
 Sequences: TypeAlias = dict[str, NDArray[Any]]
@@ -143,9 +143,8 @@ class PackingIterator(ElementIterator):
         self._input.drop()
         return InvalidElementError(f"element {position} of {self._step}: {error}")
 
-    def _lengths_of(self, sequences: Sequences) -> list[int]:
+    def _lengths_of(self, names: tuple[str, ...]) -> list[int]:
         """Return the length of a row for each component."""
-        names = tuple(sequences)
         lengths = self._lengths.get(names)
         if lengths is None:
             self._lengths[names] = lengths = component_lengths(names, self._length)
@@ -162,7 +161,9 @@ class PackingIterator(ElementIterator):
         """Return stacked rows, each made of sequences."""
         columns: Sequences = {}
         first = rows[0][0]
-        for (name, array), length in zip(first.items(), self._lengths_of(first), strict=True):
+        for (name, array), length in zip(
+            first.items(), self._lengths_of(tuple(first)), strict=True
+        ):
             shape = (len(rows), length)
             values = np.zeros(shape, array.dtype)
             segment_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -217,26 +218,19 @@ def _layout(sequences: Sequences) -> list[tuple[str, np.dtype[Any]]]:
     return [(name, array.dtype) for name, array in sequences.items()]
 
 
-def match_layout(sequences: Sequences, held: Sequences) -> Sequences:
-    """Return a sequence with its components in the order of one that is held.
+def check_layout(sequences: Sequences, held: Sequences) -> None:
+    """Check a sequence against one that is held; the order of components may differ.
 
     Raises:
         InvalidElementError: If components or dtypes differ.
     """
-    if len(held) == len(sequences) == 1:
-        (name,) = sequences
-        if name in held and sequences[name].dtype == held[name].dtype:
-            return sequences
-    if _layout(sequences) != _layout(held):
-        if sequences.keys() == held.keys():
-            sequences = {name: sequences[name] for name in held}
-            if _layout(sequences) == _layout(held):
-                return sequences
+    if sequences.keys() != held.keys() or any(
+        array.dtype != held[name].dtype for name, array in sequences.items()
+    ):
         raise InvalidElementError(
             f"the element has {_describe(sequences)}, but an element before it has "
             f"{_describe(held)}; convert all elements to the same components and dtypes with map()"
         )
-    return sequences
 
 
 def _describe(sequences: Sequences) -> str:

@@ -18,8 +18,8 @@ from headrace.execution.packed_rows import (
     PackedRow,
     PackingIterator,
     Sequences,
+    check_layout,
     check_sequences,
-    match_layout,
 )
 from headrace.execution.window_collector import decode_gaps, encode_gaps
 from headrace.plan.packing import PackSequences
@@ -68,6 +68,7 @@ class BinPackingIterator(PackingIterator):
         self._num_bins = node.num_bins
         self._best_fit = node.best_fit
         self._bins: list[_Bin] = []  # oldest first
+        self._names: tuple[str, ...] = ()  # of components, in the order of `_Bin.free`
         self._num_finished = 0  # rows
 
     def _held_ordinals(self) -> Iterable[int]:
@@ -75,11 +76,13 @@ class BinPackingIterator(PackingIterator):
 
     def _add(self, sequences: Sequences) -> PackedRow | None:
         if self._bins:
-            sequences = match_layout(sequences, self._bins[0].elements[0].value)
-        capacities = self._lengths_of(sequences)
-        sizes = list(map(len, sequences.values()))
+            check_layout(sequences, self._bins[0].elements[0].value)
+        else:
+            self._names = tuple(sequences)
+        capacities = self._lengths_of(self._names)
+        sizes = self._sizes_of(sequences)
         if not all(map(ge, capacities, sizes)):
-            raise _too_long(sequences, capacities)
+            raise _too_long(self._names, sizes, capacities)
         bin_ = self._find_bin(sizes)
         if bin_ is None:
             if len(self._bins) >= self._num_bins:
@@ -88,6 +91,9 @@ class BinPackingIterator(PackingIterator):
             self._bins.append(bin_)
         is_full = bin_.add(self._input.take(sequences), sizes)
         return self._finish(bin_) if is_full else None
+
+    def _sizes_of(self, sequences: Sequences) -> list[int]:
+        return [len(sequences[name]) for name in self._names]
 
     def _find_bin(self, sizes: list[int]) -> _Bin | None:
         """Return the bin for a sequence, or None if it fits in none."""
@@ -139,18 +145,20 @@ class BinPackingIterator(PackingIterator):
 
     def set_state(self, state: State) -> None:
         self._bins, self._num_finished = [], 0
-        first = state["first_ordinal"]
-        contents = [(age, decode_gaps(gaps, first)) for age, gaps in state["bins"]]
+        contents = [(age, decode_gaps(gaps, state["first_ordinal"])) for age, gaps in state["bins"]]
         elements = self._input.restore(state, [o for _, ordinals in contents for o in ordinals])
+        for element in elements.values():
+            element.value = check_sequences(element.value)
         if contents:
-            first_bin = check_sequences(elements[contents[0][1][0]].value)
+            first = elements[contents[0][1][0]].value
+            self._names = tuple(first)
             for element in elements.values():
-                element.value = match_layout(check_sequences(element.value), first_bin)
+                check_layout(element.value, first)
         for age, ordinals in contents:
-            held = [elements[ordinal] for ordinal in ordinals]
-            bin_ = _Bin(self._lengths_of(held[0].value), -age)
-            for element in held:
-                bin_.add(element, list(map(len, element.value.values())))
+            bin_ = _Bin(self._lengths_of(self._names), -age)
+            for ordinal in ordinals:
+                element = elements[ordinal]
+                bin_.add(element, self._sizes_of(element.value))
             self._bins.append(bin_)
 
     def close(self) -> None:
@@ -158,11 +166,11 @@ class BinPackingIterator(PackingIterator):
         super().close()
 
 
-def _too_long(sequences: Sequences, lengths: Sequence[int]) -> InvalidElementError:
+def _too_long(
+    names: Sequence[str], sizes: Sequence[int], lengths: Sequence[int]
+) -> InvalidElementError:
     name, size, length = next(
-        (name, len(array), length)
-        for (name, array), length in zip(sequences.items(), lengths, strict=True)
-        if len(array) > length
+        entry for entry in zip(names, sizes, lengths, strict=True) if entry[1] > entry[2]
     )
     return InvalidElementError(
         f"component [{name!r}] has {size} tokens, but a row has {length}; increase `length`, "

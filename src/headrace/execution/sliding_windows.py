@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk, States
 from headrace.element.memory import copy_array
-from headrace.element.spec import ArraySpec
+from headrace.element.spec import ArraySpec, Spec
 from headrace.element.stack import stack_column
 from headrace.element.structure import flatten, unflatten
 from headrace.errors import InvalidElementError
@@ -20,6 +20,7 @@ from headrace.execution.sliding_buffer import SlidingBuffer, WindowRun
 from headrace.plan.batching import Batch
 from headrace.plan.elements import FromSource
 from headrace.plan.sliding_windows import BatchedWindows, Window
+from headrace.plan.traverse import element_spec
 from headrace.plan.user_function import step_name
 from headrace.sources.window import WindowSource
 
@@ -36,6 +37,7 @@ class WindowIterator(ElementIterator):
     def __init__(self, node: Window, context: Context) -> None:
         self._node = node
         self._buffer = SlidingBuffer(make_iterator(node.input, context), node)
+        self._specs = flatten(element_spec(node.input))[0]  # none if the plan does not tell
 
     @property
     def can_read_ahead(self) -> bool:
@@ -46,7 +48,8 @@ class WindowIterator(ElementIterator):
         if run is None:
             return None
         make, stride = self._node.make_dataset, self._node.stride
-        parts = [(leaf, _element_spec(leaf)) for leaf in run.leaves]
+        specs = self._specs or [None] * len(run.leaves)
+        parts = list(zip(run.leaves, map(_element_spec, run.leaves, specs), strict=True))
         rows = [
             unflatten(
                 run.structure,
@@ -69,11 +72,16 @@ class WindowIterator(ElementIterator):
         self._buffer.close()
 
 
-def _element_spec(buffer: Any) -> ArraySpec | None:
-    """Return the spec of the elements of a buffer, if it is an array that shows it."""
+def _element_spec(buffer: Any, declared: Spec | None) -> Spec | None:
+    """Return the spec of the elements of a buffer: that of the plan, else what an array shows.
+
+    An array does not show lengths, which may differ in other windows.
+    """
+    if isinstance(declared, ArraySpec):
+        return declared
     if not isinstance(buffer, np.ndarray) or buffer.dtype.hasobject:
         return None
-    return ArraySpec(buffer.shape[1:], buffer.dtype)
+    return ArraySpec((None,) * (buffer.ndim - 1), buffer.dtype)
 
 
 @make_iterator.register(BatchedWindows)

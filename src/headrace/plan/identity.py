@@ -212,7 +212,11 @@ def _to_json(value: Any) -> Any:
         case type():
             return {"type": value.__qualname__}
         case _ if callable(value):
-            return {"function": _function_name(value)}
+            function = {"function": _function_name(value)}
+            # Of functions that steps make: arguments of the step, besides the user's function.
+            if hasattr(type(value), "saved_arguments"):
+                function["arguments"] = _to_json(value.saved_arguments)
+            return function
         case _ if dataclasses.is_dataclass(value):
             fields = dataclasses.fields(value)
             return {
