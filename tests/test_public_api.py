@@ -19,8 +19,8 @@ from tests.docs.public_names import public_packages
 
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
-    "CsvDataset", "Dataset", "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset",
-    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset",
+    "CsvDataset", "Dataset", "DatasetIterator", "DatasetSpec", "EmbeddingTable", "FixedLengthRecordDataset",
+    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "IteratorStats", "JsonLinesDataset",
     "LanceDataset", "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset",
     "RaggedArray", "Reader", "Source", "TFRecordDataset", "StorageCache",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
