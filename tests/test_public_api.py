@@ -19,9 +19,11 @@ from tests.docs.public_names import public_packages
 
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
-    "CsvDataset", "Dataset", "DatasetIterator", "DatasetSpec", "EmbeddingTable", "FixedLengthRecordDataset",
+    "CsvDataset", "Dataset", "DatasetIterator", "DatasetSpec", "EmbeddingTable",
+    "FixedLengthRecordDataset",
     "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "IteratorStats",
-    "JsonLinesDataset", "LanceDataset", "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset",
+    "JsonLinesDataset", "LanceDataset", "Lookup", "MDSDataset", "Optional", "Options",
+    "ParquetDataset",
     "RaggedArray", "Reader", "Source", "TFRecordDataset", "StorageCache",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
     "coordinator", "distribute", "errors", "initializers", "io", "jax", "keras", "metrics",

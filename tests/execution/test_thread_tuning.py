@@ -62,6 +62,10 @@ def waits_half_of_the_time(threads):
     return max(0.002, 0.001 * threads / CORES), 0.001, 0.0001
 
 
+def waits_while_others_hold_the_lock(threads):
+    return 0.02, 0.0002, 0.006
+
+
 def waits_for_another_lock(threads):
     return 0.001 * threads, 0.0001, 0.0
 
@@ -74,6 +78,7 @@ def waits_for_another_lock(threads):
         (releases_the_lock, CORES, CORES),
         (holds_the_lock, MIN_THREADS, MIN_THREADS),
         (waits_half_of_the_time, 4, 4),
+        (waits_while_others_hold_the_lock, MAX_THREADS, MAX_THREADS),
         (waits_for_another_lock, MIN_THREADS, MIN_THREADS),
     ],
 )

@@ -55,6 +55,12 @@ class IteratorStats:
 
     Times are samples, a hundred per second; a step of a plan with several threads may have more
     seconds than the iterator.
+
+    >>> import headrace as hr
+    >>> iterator = hr.Dataset.range(6).map(lambda x: x + 1).iterate(stats=True)
+    >>> _ = list(iterator)
+    >>> [(step.name, step.elements) for step in iterator.stats().steps]
+    [('map', 6), ('gather', 6), ('indices', 6)]
     """
 
     steps: tuple[StepStats, ...]

@@ -7,7 +7,8 @@ a busy machine:
     measure with `min_threads` -> choose -> compare the rate -> hold, ever longer -> measure again
 
 * If a thread that awakes from a short sleep waits for the lock, usually as long as another thread
-  may hold it (`sys.getswitchinterval`), the function holds it: `min_threads` are enough.
+  may hold it (`sys.getswitchinterval`), and calls are not spent on waiting alone, the function
+  holds it: `min_threads` are enough.
 * Otherwise the fraction of a call on a processor tells how many threads keep all cores busy: one
   per core if it only computes, `max_threads` if it only waits.
 * More threads are kept only if they compute more elements per second, since some functions wait
@@ -49,6 +50,8 @@ _LOCK_SLEEP_SECONDS = 0.0005
 _MIN_LOCK_DELAYS = 3
 _HELD_SHARE = 0.6
 """Fraction of the switch interval from which on the interpreter lock counts as held."""
+_MIN_HOLDING_FRACTION = 0.1
+"""Smallest fraction of calls on a processor of a function that holds the lock with two threads."""
 
 _logger = logging.getLogger("headrace")
 
@@ -183,9 +186,12 @@ class ThreadTuner:
 
     def _count_useful(self) -> int:
         """Return how many threads the measured function can use."""
-        if statistics.median(self._lock_delays) >= _HELD_SHARE * sys.getswitchinterval():
+        fraction = (self._cpu + 1e-9) / self._busy
+        delay = statistics.median(self._lock_delays)
+        is_held = delay >= _HELD_SHARE * sys.getswitchinterval()
+        if is_held and fraction >= _MIN_HOLDING_FRACTION:  # else other threads hold the lock
             return self._min_threads
-        useful = round(self._cores * self._busy / (self._cpu + 1e-9))
+        useful = round(self._cores / fraction)
         return max(self._min_threads, min(self._max_threads, useful))
 
     def _hold(self, threads: int, now: float) -> None:
