@@ -266,7 +266,7 @@ input_wait_code: set[CodeType] = set()
 
 def input_wait(function: _FunctionT) -> _FunctionT:
     """Mark a function in which a step waits for its input, such as workers, for profilers."""
-    input_wait_code.add(function.__code__)  # type: ignore[attr-defined]
+    input_wait_code.add(function.__code__)
     return function
 
 
