@@ -21,6 +21,7 @@ BENCHMARKS = (
     "scalar_map",
     "distributed_input",
     "interleave",
+    "autotune",
     "packing",
     "nested_datasets",
     "windows",

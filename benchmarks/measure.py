@@ -153,13 +153,18 @@ def _stop(running: list[tuple[_Process, Measurement]]) -> None:
         running.pop()
 
 
-def ratio(ours: Measurement, theirs: list[Measurement]) -> float | None:
+def ratio(
+    ours: Measurement, theirs: list[Measurement], *, of_best_median: bool = False
+) -> float | None:
     """Our rate over that of the fastest of `theirs`, the median over rounds; None if unknown.
 
+    The fastest is that of each round or, with `of_best_median`, the one with the highest median.
     None also if only one of several peers did not run: the fastest of them is unknown.
     """
     if ours.rate is None or not theirs or any(m.rate is None for m in theirs):
         return None
+    if of_best_median:
+        theirs = [max(theirs, key=lambda m: m.rate or 0.0)]
     rounds = zip(ours.rates, *(m.rates for m in theirs), strict=True)
     return float(statistics.median(own / max(others) for own, *others in rounds))
 

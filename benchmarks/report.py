@@ -321,7 +321,11 @@ def _rate_outcome(target: Target, by_name: dict[str, Measurement], workload: Wor
         return f"{target_text}: {_outcome(measured.rate, measured.rate, target.at_least, workload)}"
     of = target.of[0] if len(target.of) == 1 else "the fastest of " + ", ".join(target.of)
     target_text = f"{target.at_least:.3g}x {of}"
-    reached = ratio(measured, [by_name[name] for name in target.of])
+    reached = ratio(
+        measured,
+        [by_name[name] for name in target.of],
+        of_best_median=target.of_best_median,
+    )
     if target.or_rate is None:
         return f"{target_text}: {_outcome(reached, None, target.at_least, workload)}"
     target_text += f" or {_rate(target.or_rate, workload)}"

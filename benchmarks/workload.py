@@ -70,12 +70,15 @@ class Target:
         at_least: Minimum ratio of the rates, or, without `of`, items per second.
         by: Name of the contender that should reach the target.
         or_rate: Items per second that meet the target as well.
+        of_best_median: Whether to compare with the contender with the highest median rate, for many
+            contenders with similar rates: the fastest of many in a round is a lucky one.
     """
 
     of: tuple[str, ...]
     at_least: float
     by: str = "headrace"
     or_rate: float | None = None
+    of_best_median: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

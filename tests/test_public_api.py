@@ -19,9 +19,11 @@ from tests.docs.public_names import public_packages
 
 TOP = {
     "AUTOTUNE", "ArrayRecordDataset", "ArraySpec", "Checkpoint", "CheckpointManager", "Chunk",
-    "CsvDataset", "Dataset", "DatasetIterator", "EmbeddingTable", "FixedLengthRecordDataset",
-    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "JsonLinesDataset",
-    "LanceDataset", "Lookup", "MDSDataset", "Optional", "Options", "ParquetDataset",
+    "CsvDataset", "Dataset", "DatasetIterator", "DatasetSpec", "EmbeddingTable",
+    "FixedLengthRecordDataset",
+    "INFINITE_CARDINALITY", "IndexedSlices", "IndexedSource", "IteratorStats",
+    "JsonLinesDataset", "LanceDataset", "Lookup", "MDSDataset", "Optional", "Options",
+    "ParquetDataset",
     "RaggedArray", "Reader", "Source", "TFRecordDataset", "StorageCache",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
     "coordinator", "distribute", "errors", "grain", "initializers", "io", "jax", "keras", "metrics",

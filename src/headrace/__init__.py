@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
     from headrace.data.file_datasets import ParquetDataset, TextLineDataset, TFRecordDataset
     from headrace.data.iterator import DatasetIterator
+    from headrace.data.iterator_stats import IteratorStats
     from headrace.data.lance_dataset import LanceDataset
     from headrace.data.line_datasets import (
         CsvDataset,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.distribute import metrics
     from headrace.distribute.variable import Variable
     from headrace.element.chunk import Chunk
+    from headrace.element.dataset_leaf import DatasetSpec
     from headrace.element.lookup import Lookup
     from headrace.element.ragged import RaggedArray
     from headrace.element.spec import ArraySpec
@@ -55,10 +57,12 @@ else:
             "CsvDataset": "headrace.data.line_datasets",
             "Dataset": "headrace.data.dataset",
             "DatasetIterator": "headrace.data.iterator",
+            "DatasetSpec": "headrace.element.dataset_leaf",
             "EmbeddingTable": "headrace.parameter_server.table",
             "FixedLengthRecordDataset": "headrace.data.line_datasets",
             "IndexedSlices": "headrace.parameter_server.arrays",
             "IndexedSource": "headrace.plan.source",
+            "IteratorStats": "headrace.data.iterator_stats",
             "JsonLinesDataset": "headrace.data.line_datasets",
             "LanceDataset": "headrace.data.lance_dataset",
             "Lookup": "headrace.element.lookup",
@@ -104,10 +108,12 @@ __all__ = [
     "CsvDataset",
     "Dataset",
     "DatasetIterator",
+    "DatasetSpec",
     "EmbeddingTable",
     "FixedLengthRecordDataset",
     "IndexedSlices",
     "IndexedSource",
+    "IteratorStats",
     "JsonLinesDataset",
     "LanceDataset",
     "Lookup",

@@ -57,6 +57,11 @@ def test_the_fastest_of_several_is_chosen_in_each_round() -> None:
     assert ratio(ours, [first, second]) == 2.0
 
 
+def test_the_contender_with_the_best_median_is_one_of_all_rounds() -> None:
+    ours, first, second = _measured([8.0, 8.0, 8.0], [1.0, 4.0, 2.0], [3.0, 1.0, 4.0])
+    assert ratio(ours, [first, second], of_best_median=True) == 8.0 / 3.0
+
+
 def test_there_is_no_ratio_to_a_failed_contender() -> None:
     ours, peer, bound = _measured([8.0], [1.0], [1.0], problem="failed: OSError")
     assert ratio(ours, [peer]) is None

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.slow, pytest.mark.timeout(240)]
 
 BENCHMARKS = (
     "adapters_torch",
+    "autotune",
     "dispatcher",
     "exactly_once",
     "exactly_once_bytes",

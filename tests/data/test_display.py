@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from html.parser import HTMLParser
+
+import pytest
+
 import headrace as hr
+from tests.execution.pipelines import PIPELINES
 
 Dataset = hr.Dataset
 
@@ -30,6 +35,43 @@ def test_html_is_escaped():
     html = Dataset.range(3).map(lambda x: x).map(lambda x: fail(x))._repr_html_()
     assert "&lt;lambda&gt;" in html
     assert "<lambda>" not in html
+
+
+class Outline(HTMLParser):
+    """Checks that tags are closed in order, and collects texts and tags."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.texts = [], set(), []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_html_is_well_formed(name):
+    outline = Outline(PIPELINES[name]()._repr_html_())
+    assert outline.tags == {"div", "b", "ul", "li", "code"}
+    assert outline.texts
+
+
+def test_names_and_specs_are_texts_of_the_html():
+    key = "<script>alert('&')</script>"
+    dataset = Dataset.from_tensor_slices({key: [1, 2]}).map(lambda row: row, name="<i>")
+    list(dataset.iterate(stats=True))
+    outline = Outline(dataset._repr_html_())
+    assert outline.tags == {"div", "b", "ul", "li", "code", "pre"}
+    assert "<script>" in "".join(outline.texts)
 
 
 def test_html_shows_the_last_statistics():

@@ -10,20 +10,24 @@ import time
 import pytest
 
 import headrace as hr
-from headrace.execution.thread_tuning import MAX_THREADS, ThreadTuner
+from headrace.execution.thread_tuning import MAX_THREADS, MIN_THREADS, ThreadTuner, _Phase
 
 Dataset = hr.Dataset
 CORES = 2
 
 
 def simulate(tuner, now, seconds, call, spare_seconds=0.0):
-    """Run calls for `seconds`; `call(threads)` returns wall and processor time of one call."""
+    """Run calls for `seconds`.
+
+    `call(threads)` returns wall and processor time of one call, and the delay by the lock.
+    """
     end = now.value + seconds
     threads = [now.value] * tuner.threads
     while now.value < end:
         heapq.heapify(threads)
         begin = heapq.heappop(threads)
-        wall, cpu = call(max(1, tuner.threads))
+        wall, cpu, delay = call(tuner.threads)
+        tuner.add_lock_delay(delay)
         now.value = max(now.value, begin + wall)
         changed = tuner.observe(begin, begin + wall, cpu, 1)
         threads.append(begin + wall + spare_seconds)
@@ -39,45 +43,66 @@ class Now:
 
 
 def waits(threads):
-    return 0.002, 0.00002
+    return 0.002, 0.00002, 0.0
+
+
+def waits_long(threads):
+    return 0.5, 0.00002, 0.0
 
 
 def releases_the_lock(threads):
-    share = max(1.0, threads / CORES)
-    return 0.001 * share, 0.001
+    return 0.001 * max(1.0, threads / CORES), 0.001, 0.0001
 
 
 def holds_the_lock(threads):
-    return 0.001 * threads * (1.0 if threads == 1 else 1.1), 0.001
+    return 0.001 * threads * (1.0 if threads == 1 else 1.1), 0.001, 0.005 * (threads - 1)
 
 
 def waits_half_of_the_time(threads):
-    return max(0.002, 0.001 * threads), 0.001
+    return max(0.002, 0.001 * threads / CORES), 0.001, 0.0001
+
+
+def waits_while_others_hold_the_lock(threads):
+    return 0.02, 0.0002, 0.006
+
+
+def waits_for_another_lock(threads):
+    return 0.001 * threads, 0.0001, 0.0
 
 
 @pytest.mark.parametrize(
     ("call", "fewest", "most"),
     [
         (waits, MAX_THREADS, MAX_THREADS),
+        (waits_long, MAX_THREADS, MAX_THREADS),
         (releases_the_lock, CORES, CORES),
-        (holds_the_lock, 1, 1),
-        (waits_half_of_the_time, 2, 4),
+        (holds_the_lock, MIN_THREADS, MIN_THREADS),
+        (waits_half_of_the_time, 4, 4),
+        (waits_while_others_hold_the_lock, MAX_THREADS, MAX_THREADS),
+        (waits_for_another_lock, MIN_THREADS, MIN_THREADS),
     ],
 )
 def test_number_of_threads_fits_the_function(call, fewest, most):
     now = Now()
     tuner = ThreadTuner("map", CORES, clock=now)
-    simulate(tuner, now, 1.0, call)
-    while tuner._before is not None:  # a trial
+    simulate(tuner, now, 8.0, call)
+    while tuner._phase is not _Phase.HOLDING:
         simulate(tuner, now, 0.05, call)
     assert fewest <= tuner.threads <= most
+
+
+def test_functions_that_compute_use_all_cores():
+    now = Now()
+    tuner = ThreadTuner("map", 8, clock=now)
+    simulate(tuner, now, 1.0, lambda threads: (0.001, 0.001, 0.0))
+    assert tuner.threads == 8
 
 
 def test_idle_threads_are_not_increased():
     now = Now()
     tuner = ThreadTuner("map", CORES, clock=now)
     simulate(tuner, now, 5.0, waits, spare_seconds=0.01)
-    assert tuner.threads == 1
+    assert tuner.threads == MIN_THREADS
 
 
 def test_threads_adapt_to_a_function_that_changes():
@@ -85,9 +110,9 @@ def test_threads_adapt_to_a_function_that_changes():
     tuner = ThreadTuner("map", CORES, clock=now)
     simulate(tuner, now, 1.0, holds_the_lock)
     simulate(tuner, now, 60.0, waits)
-    assert tuner.threads > 4
+    assert tuner.threads == MAX_THREADS
     simulate(tuner, now, 300.0, holds_the_lock)
-    assert tuner.threads <= 2
+    assert tuner.threads == MIN_THREADS
 
 
 def test_limits_are_kept():

@@ -12,7 +12,7 @@ from headrace.execution.statistics import Measurements, StepMeasurements
 from headrace.execution.step_registry import Activity, name_step
 from headrace.plan.buffering import Prefetch
 from headrace.plan.elements import FromSource, GatherIndices, ReadIndices
-from headrace.plan.node import AUTOTUNE, Node
+from headrace.plan.node import AUTOTUNE
 
 __all__ = ["IteratorStats", "StepStats", "summarize"]
 
@@ -42,7 +42,7 @@ class StepStats:
     own_seconds: float
     """Seconds in the step itself, including its reads of files, summed over threads."""
     input_wait_seconds: float
-    """Seconds that its threads waited for input."""
+    """Seconds that its threads waited for input, or for the workers of a data service."""
     consumer_wait_seconds: float
     """Seconds that its threads waited until its consumer took elements: its buffer was full."""
     num_parallel_calls: int | None
@@ -55,6 +55,12 @@ class IteratorStats:
 
     Times are samples, a hundred per second; a step of a plan with several threads may have more
     seconds than the iterator.
+
+    >>> import headrace as hr
+    >>> iterator = hr.Dataset.range(6).map(lambda x: x + 1).iterate(stats=True)
+    >>> _ = list(iterator)
+    >>> [(step.name, step.elements) for step in iterator.stats().steps]
+    [('map', 6), ('gather', 6), ('indices', 6)]
     """
 
     steps: tuple[StepStats, ...]
@@ -128,6 +134,13 @@ def _find_bottleneck(measured: Measurements) -> Bottleneck | None:
             f"it takes {outside:.0%} of the time, so a faster dataset would gain little",
         )
     step, share = _busiest_step(measured.steps, seconds)
+    source = max(measured.steps, key=_service_wait)
+    waiting = _service_wait(source) / seconds
+    if waiting > max(share, WAITING_SHARE):
+        return Bottleneck(
+            f"the data service, {name_step(source.node)}",
+            f"{waiting:.0%} of the time it waits for workers; see `headrace top`",
+        )
     if step is None or share < WAITING_SHARE:
         return Bottleneck("waits", "no step is busy; see the columns of waits")
     name = name_step(step.node)
@@ -136,6 +149,11 @@ def _find_bottleneck(measured: Measurements) -> Bottleneck | None:
     if outside >= WAITING_SHARE and not overlaps:
         advice.append("to compute elements while the program uses others, end with prefetch()")
     return Bottleneck(name, "; ".join(filter(None, advice)))
+
+
+def _service_wait(step: StepMeasurements) -> float:
+    """Return the seconds that a step waited for a data service: it has no other input."""
+    return 0.0 if step.node.inputs else step.seconds[Activity.INPUT_WAIT]
 
 
 def _busiest_step(
@@ -178,15 +196,8 @@ def _advise(step: StepMeasurements) -> str:
             return f"more threads than num_parallel_calls={calls}: hr.AUTOTUNE"
         return "more processes: hr.service.distribute"
     if isinstance(node, FromSource | ReadIndices | GatherIndices):
-        return _advise_source(node)
+        return "read several files at once: interleave(..., num_parallel_calls=hr.AUTOTUNE)"
     return ""
-
-
-def _advise_source(node: Node) -> str:
-    source = getattr(node, "source", None)
-    if getattr(source, "explanation", ""):
-        return "see `headrace top`"
-    return "read several files at once: interleave(..., num_parallel_calls=hr.AUTOTUNE)"
 
 
 # --- The table ------------------------------------------------------------------------------------

@@ -217,11 +217,7 @@ def _make_gather(node: GatherIndices, context: Context) -> ElementIterator:
     if reads_unresolved_source(node):
         source = resolve_randomness(node.source, context.iteration_entropy)
         node = node.with_parameters(source=source)
-    if (
-        context.split_provider is None
-        and isinstance(node.input, Indices)
-        and not context.is_instrumented
-    ):
+    if context.split_provider is None and isinstance(node.input, Indices):
         return RowsIterator(
             node.source, node.input.start, node.input.size, context, borrows=borrows
         )

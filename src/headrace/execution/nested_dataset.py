@@ -246,13 +246,16 @@ class DatasetReadAhead:
             dataset.result = ReadResult(chunk, error, after)
             dataset.is_busy = False
             is_abandoned = dataset.is_abandoned
-            if self._tuner is not None and chunk is not None and not self._is_closed:
+            tuner = self._tuner
+            if tuner is not None and chunk is not None and not self._is_closed:
                 cpu_seconds = time.thread_time() - cpu_begin
-                if self._tuner.observe(begin, time.perf_counter(), cpu_seconds, chunk.size):
-                    self._threads.resize(self._tuner.threads)
+                if tuner.observe(begin, time.perf_counter(), cpu_seconds, chunk.size):
+                    self._threads.resize(tuner.threads)
             self._changed.notify_all()
         if is_abandoned:
             close_quietly(dataset.iterator)
+        if tuner is not None:
+            tuner.measure_lock()
 
     def wait_for(self, dataset: NestedDataset, step: str) -> None:
         """Wait for the result of a dataset; start reading if necessary."""

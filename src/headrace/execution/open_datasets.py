@@ -14,7 +14,7 @@ from headrace.execution.input_buffer import ChunkSizer, InputBuffer
 from headrace.execution.interleave_order import CLOSED_SLOT, InterleavePosition, OuterPosition
 from headrace.execution.iterator import State, make_iterator
 from headrace.execution.nested_dataset import DatasetReadAhead, NestedDataset, OpenResult
-from headrace.execution.thread_tuning import MAX_THREADS, ThreadTuner
+from headrace.execution.thread_tuning import MAX_THREADS, MIN_THREADS, ThreadTuner
 from headrace.plan.combining import Interleave
 from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.partition_nodes import ReadSplits
@@ -193,7 +193,7 @@ class OpenDatasets:
                 step,
                 context.parallelism,
                 # A dataset that waits, such as for a slow peer, should not block all others.
-                min_threads=max(2, context.parallelism),
+                min_threads=max(MIN_THREADS, context.parallelism),
                 max_threads=min(MAX_THREADS, node.cycle_length + 1),
             )
             if calls == AUTOTUNE

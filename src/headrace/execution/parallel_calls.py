@@ -271,6 +271,7 @@ class ParallelCalls:
 
     def _run(self) -> None:
         grains, clock, cpu_clock = self._grains, time.perf_counter, time.thread_time
+        tuner = self._tuner
         while (grain := grains.get()) is not None:
             if self.is_stopped:
                 continue
@@ -279,6 +280,8 @@ class ParallelCalls:
             self._call_function(batch, start, stop)
             self._timings.append((begin, clock(), cpu_clock() - cpu_begin, stop - start))
             grain = batch = None  # type: ignore[assignment]  # not kept alive while waiting
+            if tuner is not None:
+                tuner.measure_lock()
 
     def _call_function(self, batch: InputBatch, start: int, stop: int) -> None:
         rows, results, call = batch.rows, batch.results, self._function

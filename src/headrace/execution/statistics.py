@@ -22,6 +22,7 @@ from headrace.execution.iterator import ElementIterator, InstrumentedIterator, L
 from headrace.execution.parallel_map import ParallelMapIterator
 from headrace.execution.step_registry import Activity, StepRegistry, find_activity, name_step
 from headrace.forks import call_in_children
+from headrace.plan.elements import GatherIndices, Indices
 from headrace.plan.node import Node, distinct_nodes
 from headrace.threads import start_thread
 
@@ -88,6 +89,8 @@ class StatisticsCollector:
         self._building: list[tuple[Node, ElementIterator, _CountingIterator]] | None = None
         #: Iterators of the plan that runs, without nested datasets.
         self._counting: list[_CountingIterator] = []
+        #: Steps without an iterator of their own: indices, and the step that reads their elements.
+        self._read_together: list[tuple[StepMeasurements, StepMeasurements]] = []
         self._sampler: _Sampler | None = None
         self._seconds = self._consumer_seconds = 0.0
         #: Identifier of the thread that read last.
@@ -123,6 +126,14 @@ class StatisticsCollector:
         }
         for step, node in zip(self._plan_steps, nodes, strict=True):
             step.node = node  # keeps the nodes alive, so that no other has the same `id`
+        built = {id(node) for node, _, _ in building}
+        self._read_together = [
+            (self._running_steps[id(node.input)], self._running_steps[id(node)])
+            for node in nodes
+            if isinstance(node, GatherIndices)
+            and isinstance(node.input, Indices)
+            and id(node.input) not in built
+        ]
         self._counting = []
         for node, inner, counting in building:
             counting.step = self._find_step(node)
@@ -187,6 +198,8 @@ class StatisticsCollector:
             counting.add_rows()
             if counting.step is not None and isinstance(counting.iterator, ParallelMapIterator):
                 counting.step.threads = counting.iterator.threads
+        for indices, reader in self._read_together:
+            indices.elements = reader.elements
         with self._lock:
             steps = (*self._plan_steps, *self._nested_steps.values())
         return Measurements(steps, self._seconds, self._consumer_seconds)
@@ -317,7 +330,8 @@ class _Sampler:
                 switch_interval = sys.getswitchinterval()
                 sys.setswitchinterval(_SWITCH_INTERVAL)
                 try:
-                    time.sleep(random.random() * _MAX_JITTER_SECONDS)
+                    if self._stop.wait(random.random() * _MAX_JITTER_SECONDS):
+                        return
                     now = time.perf_counter()
                     seconds = min(now - last, _MAX_SAMPLE_SECONDS)
                     self._collector.add_sample(seconds, self._thread.ident)

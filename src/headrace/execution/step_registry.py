@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from headrace.execution.parallel_calls import ParallelCalls
 from headrace.execution.parallel_map import ParallelMapIterator
-from headrace.execution.threads import ReadAheadThread, WaitWarning
+from headrace.execution.threads import ReadAheadThread, input_wait_code
 from headrace.plan.node import Node
 
 __all__ = ["Activity", "StepRegistry", "find_activity", "name_step"]
@@ -36,6 +36,7 @@ class Activity(Enum):
     OWN_CODE = "own code"
     """Runs the step itself, including its reads of files and its array operations."""
     INPUT_WAIT = "waits for its input"
+    """Waits for another step or, in a step that reads a data service, for the service."""
     CONSUMER_WAIT = "waits for its consumer"
     """Has read ahead as far as it may."""
 
@@ -102,7 +103,7 @@ def find_activity(
         code = frame.f_code
         if code in outside:
             return None
-        is_awaiting_input = is_awaiting_input or code in _INPUT_WAITS
+        is_awaiting_input = is_awaiting_input or code in input_wait_code
         is_waiting = is_waiting or code is _CONDITION_WAIT
         if code.co_qualname.rpartition(".")[0] in registry.classes:
             owner = frame.f_locals.get("self")
@@ -132,8 +133,5 @@ def _classify(
     return Activity.OWN_CODE if is_engine else Activity.USER_CODE
 
 
-_INPUT_WAITS: frozenset[CodeType] = frozenset(
-    {WaitWarning.wait.__code__, WaitWarning.wait_with_backoff.__code__}
-)
 _CONDITION_WAIT = threading.Condition.wait.__code__
 _IDLE = ParallelCalls._run.__code__

@@ -1,54 +1,76 @@
-"""Number of threads for AUTOTUNE, found by measuring calls while they run.
+"""Number of threads for AUTOTUNE, chosen by measuring calls while they run.
 
-Extra threads help a function that waits or that releases the interpreter lock, as NumPy does. They
-slow down a function that holds the lock. Neither is known in advance, so the tuner compares the
-elements per second with different numbers of threads:
+More threads help a function that waits, and one that releases the interpreter lock, as NumPy does.
+They slow down a function that holds the lock. With few threads these can be distinguished, even on
+a busy machine:
 
-    more threads, kept if that gains `_MIN_GAIN` -> half as many, kept if that loses nothing
+    measure with `min_threads` -> choose -> compare the rate -> hold, ever longer -> measure again
 
-and so on, ever more rarely. It measures only while the threads are what limits the speed. The
-fraction of a call that runs on a processor tells how many threads could be useful: as many as cores
-for a function that only computes, `MAX_THREADS` for one that only waits.
+* If a thread that awakes from a short sleep waits for the lock, usually as long as another thread
+  may hold it (`sys.getswitchinterval`), and calls are not spent on waiting alone, the function
+  holds it: `min_threads` are enough.
+* Otherwise the fraction of a call on a processor tells how many threads keep all cores busy: one
+  per core if it only computes, `max_threads` if it only waits.
+* More threads are kept only if they compute more elements per second, since some functions wait
+  for a lock of their own.
+
+It measures only while the threads are what limits the speed.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import statistics
+import sys
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 
-__all__ = ["MAX_THREADS", "ThreadTuner"]
+__all__ = ["MAX_THREADS", "MIN_THREADS", "ThreadTuner"]
 
 MAX_THREADS = 16
-_MIN_GAIN = 1.15
-"""Smallest ratio of rates for which more threads are used."""
-_MIN_KEPT = 0.97
-"""Smallest ratio of rates for which fewer threads are used."""
-_WINDOW_SECONDS = 0.05
-"""Minimum duration of a measurement."""
-_TRIAL_SECONDS = 0.1
+MIN_THREADS = 2
+"""Smallest number of threads. A function that holds the interpreter lock loses little with two, and
+whether it holds the lock can be measured only with two."""
+_MEASURING_SECONDS = 0.1
+_COMPARING_SECONDS = 0.2
 _MIN_CALLS_PER_THREAD = 3
+_MIN_GAIN = 1.1
+"""Smallest ratio of rates for which more threads are kept."""
 _MIN_UTILIZATION = 0.6
 """Fraction of the time below which the threads are not what limits the speed."""
-_FULL_UTILIZATION = 0.8
 _DRAIN_SECONDS = 0.06
 """Time in which the queue of a parallel map is processed."""
-_FORGETTING = 0.6
-"""Factor of the largest fraction of calls on a processor at each choice: functions change."""
-_FIRST_HOLD_SECONDS = 0.5
+_FIRST_HOLD_SECONDS = 1.0
 _MAX_HOLD_SECONDS = 60.0
+_LOCK_INTERVAL_SECONDS = 0.01
+"""Minimum seconds between measurements of the delay by the interpreter lock."""
+_LOCK_SLEEP_SECONDS = 0.0005
+_MIN_LOCK_DELAYS = 3
+_HELD_SHARE = 0.6
+"""Fraction of the switch interval from which on the interpreter lock counts as held."""
+_MIN_HOLDING_FRACTION = 0.1
+"""Smallest fraction of calls on a processor of a function that holds the lock with two threads."""
 
 _logger = logging.getLogger("headrace")
 
 
+class _Phase(Enum):
+    MEASURING = auto()
+    """Measures with `min_threads`."""
+    COMPARING = auto()
+    """Compares the rate with the one measured before."""
+    HOLDING = auto()
+
+
 class ThreadTuner:
-    """Chooses a number of threads. Calls need a lock.
+    """Chooses a number of threads. `observe` needs a lock.
 
     Args:
         step: Name of the step, for the log.
         cores: Number of processor cores.
-        min_threads: Smallest number, and the first.
+        min_threads: Smallest number, and the first; at least two.
         max_threads: Largest number.
         clock: Returns the time in seconds.
     """
@@ -58,7 +80,7 @@ class ThreadTuner:
         step: str,
         cores: int,
         *,
-        min_threads: int = 1,
+        min_threads: int = MIN_THREADS,
         max_threads: int = MAX_THREADS,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -69,19 +91,14 @@ class ThreadTuner:
         self._clock = clock
         self.threads = min_threads
         """The number to use now."""
-        #: Number of threads and rate before the current trial; None without one.
-        self._before: tuple[int, float] | None = None
-        #: Largest fraction of calls on a processor. Other processes and other threads only make it
-        #: smaller.
-        self._cpu_fraction = 0.0
-        #: Moving average of the rate since the last trial; 0 if unknown.
-        self._held_rate = 0.0
+        self._phase = _Phase.MEASURING
+        #: Elements per second with `min_threads`.
+        self._min_rate = 0.0
         self._hold_until = 0.0
         self._hold_seconds = _FIRST_HOLD_SECONDS
-        self._num_holds = 0
-        #: Whether the next trial is with fewer threads; trials alternate.
-        self._tries_fewer = False
-        self._last_logged: int | None = None
+        #: The number that is held, or was held last.
+        self._held: int | None = None
+        self._next_lock_time = 0.0
         self._start_window(-math.inf)
 
     def _start_window(self, since: float) -> None:
@@ -90,6 +107,30 @@ class ThreadTuner:
         self._elements = self._calls = 0
         self._ignored_until = since
         self._window_start = math.inf
+        #: Seconds that threads waited for the interpreter lock after a sleep.
+        self._lock_delays: list[float] = []
+
+    # --- on the threads, without a lock ---------------------------------------------------------
+
+    def measure_lock(self) -> None:
+        """Measure the delay by the interpreter lock, if it is needed. To be called between calls.
+
+        A thread awakes from a sleep of half a millisecond and needs the lock.
+        """
+        if self._phase is not _Phase.MEASURING:
+            return
+        now = self._clock()
+        if now < max(self._next_lock_time, self._ignored_until):
+            return
+        self._next_lock_time = now + _LOCK_INTERVAL_SECONDS
+        time.sleep(_LOCK_SLEEP_SECONDS)
+        self.add_lock_delay(self._clock() - now - _LOCK_SLEEP_SECONDS)
+
+    def add_lock_delay(self, seconds: float) -> None:
+        """Record that a thread waited for the interpreter lock."""
+        self._lock_delays.append(seconds)
+
+    # --- with a lock ----------------------------------------------------------------------------
 
     def observe(self, begin: float, end: float, cpu_seconds: float, elements: int) -> bool:
         """Count a call; return whether `threads` has changed.
@@ -108,8 +149,12 @@ class ThreadTuner:
         self._elements += elements
         self._calls += 1
         elapsed = end - self._window_start
-        window = _WINDOW_SECONDS if self._before is None else _TRIAL_SECONDS
-        if self._calls < _MIN_CALLS_PER_THREAD * self.threads or elapsed < window:
+        is_measuring = self._phase is _Phase.MEASURING
+        if (
+            elapsed < (_MEASURING_SECONDS if is_measuring else _COMPARING_SECONDS)
+            or self._calls < _MIN_CALLS_PER_THREAD * self.threads
+            or (is_measuring and len(self._lock_delays) < _MIN_LOCK_DELAYS)
+        ):
             return False
         old = self.threads
         self._evaluate(end, elapsed)
@@ -122,56 +167,40 @@ class ThreadTuner:
         return self.threads != old
 
     def _evaluate(self, now: float, elapsed: float) -> None:
-        threads = self.threads
-        self._cpu_fraction = max(self._cpu_fraction, self._cpu / (self._busy + 1e-9))
-        utilization = self._busy / (threads * elapsed)
-        # Calls that have not ended yet are not counted, so with busy threads the duration of calls
-        # is more exact than the number of elements.
-        is_busy = utilization >= _FULL_UTILIZATION
-        rate = self._elements / (self._busy / threads if is_busy else elapsed)
-        if self._before is not None:
-            old_threads, old_rate = self._before
-            self._before = None
-            if rate < old_rate * (_MIN_GAIN if threads > old_threads else _MIN_KEPT):
-                self._hold(old_threads, now)
-                return
-            self._hold_seconds = _FIRST_HOLD_SECONDS
-            if threads < old_threads:
-                self._hold(threads, now)
-                self._tries_fewer = True
-                return
+        is_limit = self._busy >= _MIN_UTILIZATION * self.threads * elapsed
+        rate = self._elements / elapsed
+        if self._phase is _Phase.COMPARING:
+            is_better = rate >= _MIN_GAIN * self._min_rate
+            self._hold(self.threads if is_better else self._min_threads, now)
+        elif not is_limit or (self._phase is _Phase.HOLDING and now < self._hold_until):
+            return
+        elif self._phase is _Phase.HOLDING:
+            self._phase, self.threads = _Phase.MEASURING, self._min_threads
         else:
-            rate = self._held_rate = (self._held_rate + rate) / 2 if self._held_rate else rate
-            if now < self._hold_until:
-                return
-        if utilization < _MIN_UTILIZATION:
-            return
-        others = self._fewer_threads() if self._tries_fewer else self._more_threads()
-        self._tries_fewer = False
-        if others == threads:
-            self._hold(threads, now)
-            return
-        self._before = threads, rate
-        self.threads = others
+            useful = self._count_useful()
+            if useful == self._min_threads:
+                self._hold(useful, now)
+            else:
+                self._min_rate = rate
+                self._phase, self.threads = _Phase.COMPARING, useful
 
-    def _more_threads(self) -> int:
-        # More would only compete for the cores.
-        useful = round(self._cores / (self._cpu_fraction + 1e-3))
-        return max(self.threads, min(self._max_threads, useful))
-
-    def _fewer_threads(self) -> int:
-        return max(self._min_threads, self.threads // 2)
+    def _count_useful(self) -> int:
+        """Return how many threads the measured function can use."""
+        fraction = (self._cpu + 1e-9) / self._busy
+        delay = statistics.median(self._lock_delays)
+        is_held = delay >= _HELD_SHARE * sys.getswitchinterval()
+        if is_held and fraction >= _MIN_HOLDING_FRACTION:  # else other threads hold the lock
+            return self._min_threads
+        useful = round(self._cores / fraction)
+        return max(self._min_threads, min(self._max_threads, useful))
 
     def _hold(self, threads: int, now: float) -> None:
-        """Use this number, and try others after some time."""
-        self.threads = threads
-        self._held_rate = 0.0
-        self._cpu_fraction *= _FORGETTING
-        self._num_holds += 1
-        self._tries_fewer = self._num_holds % 2 == 1
+        """Use this number, and measure again after some time."""
+        if self._held is None:
+            _logger.info("%s: AUTOTUNE uses %d threads", self._step, threads)
+        elif threads != self._held:
+            _logger.debug("%s: AUTOTUNE uses %d threads", self._step, threads)
+            self._hold_seconds = _FIRST_HOLD_SECONDS
+        self._phase, self.threads, self._held = _Phase.HOLDING, threads, threads
         self._hold_until = now + self._hold_seconds
         self._hold_seconds = min(2 * self._hold_seconds, _MAX_HOLD_SECONDS)
-        if threads != self._last_logged:
-            level = logging.INFO if self._last_logged is None else logging.DEBUG
-            _logger.log(level, "%s: AUTOTUNE uses %d threads", self._step, threads)
-            self._last_logged = threads

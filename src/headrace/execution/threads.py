@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Condition
-from typing import NamedTuple, TypeAlias
+from types import CodeType
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from headrace.element.chunk import Chunk
 from headrace.execution.input_buffer import ChunkSizer
@@ -23,6 +24,8 @@ __all__ = [
     "ThreadPool",
     "WaitWarning",
     "close_quietly",
+    "input_wait",
+    "input_wait_code",
 ]
 
 # --- Read-ahead thread ----------------------------------------------------------------------------
@@ -255,6 +258,18 @@ def _run_jobs(jobs: SimpleQueue[Job | None], idle: threading.Semaphore) -> None:
 
 # --- Waits that log a warning when they last long -------------------------------------------------
 
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+
+input_wait_code: set[CodeType] = set()
+"""Code of functions in which a step waits for its input."""
+
+
+def input_wait(function: _FunctionT) -> _FunctionT:
+    """Mark a function in which a step waits for its input, such as workers, for profilers."""
+    input_wait_code.add(function.__code__)
+    return function
+
+
 _MIN_WAIT_SECONDS = 0.01
 _FIRST_WARNING_SECONDS = 10.0
 _REPEAT_WARNING_SECONDS = 60.0
@@ -283,6 +298,7 @@ class WaitWarning:
         self._start = clock()
         self._next_warning = self._start + _FIRST_WARNING_SECONDS
 
+    @input_wait
     def wait(self, changed: Condition) -> None:
         """Wait on a held condition until it is notified, or until a warning is due.
 
@@ -299,6 +315,7 @@ class WaitWarning:
             raise
         self.warn_if_due()
 
+    @input_wait
     def wait_with_backoff(self, changed: Condition) -> None:
         """Wait like `wait`, but return at the latest after as long as was waited so far.
 

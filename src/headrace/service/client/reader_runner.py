@@ -30,6 +30,7 @@ from headrace.errors import (
     HeadraceError,
     UnavailableError,
 )
+from headrace.execution.threads import input_wait
 from headrace.process_metrics import count_skipped
 from headrace.service.client.actions import ClientActions, ReceivedBatch
 from headrace.service.client.read_session import ReadSession
@@ -341,6 +342,7 @@ class ReaderRunner:
         if self._interruptions != interruptions:
             raise CancelledError("the iterator was interrupted")
 
+    @input_wait
     def _wait_until(self, condition: Callable[[], bool], interruptions: int) -> None:
         """Wait until the condition holds, or until there are more interruptions."""
         # Usually the wait is short, so the I/O thread need not check it.
