@@ -237,3 +237,22 @@ def test_workers_drop_the_elements_of_one_process(name, caplog):
         assert sorted(read(ShardingPolicy.DYNAMIC)) == sorted(expected)
         assert sorted(read(ShardingPolicy.OFF)) == sorted(expected * 2)
     assert "dropped" in caplog.text
+
+
+def test_a_line_that_does_not_fit_is_not_left_in_the_file(tmp_path):
+    path = tmp_path / "letters"
+    script = (
+        "import resource\n"
+        "import headrace as hr\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
+        "data = hr.Dataset.range(9).map(lambda x: 1 // 0)\n"
+        f"data = data.ignore_errors(dead_letter={str(path)!r})\n"
+        "try:\n"
+        "    list(data)\n"
+        "except hr.errors.FailedPreconditionError as error:\n"
+        "    print(error)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "bytes fit into the dead letter file" in result.stdout
+    assert path.read_bytes().endswith(b"}\n")
+    assert lines(path) != []

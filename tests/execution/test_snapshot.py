@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -150,3 +151,24 @@ def test_workers_store_copies_and_dynamic_sharding_is_refused(tmp_path):
         copies = dataset.apply(distribute(ShardingPolicy.OFF, cluster.target))
         assert sorted(numbers(copies)) == sorted(numbers(dataset) * 2)
     assert files(tmp_path) == ["elements"]
+
+
+def test_partial_files_of_killed_processes_are_removed(tmp_path):
+    dataset = Dataset.range(3000).map(lambda x: x + 1).snapshot(tmp_path)
+    running = iter(dataset)
+    next(running)
+    (locked,) = tmp_path.glob("*/elements.partial-*")
+    abandoned, new = (locked.with_name(f"elements.partial-{name}") for name in "ab")
+    for path in (abandoned, new):
+        path.write_bytes(b"")
+    for path in (abandoned, locked):
+        os.utime(path, (1, 1))
+
+    iterator = iter(dataset)
+    next(iterator)
+    assert not abandoned.exists()
+    assert new.exists()
+    assert locked.exists()
+    iterator.close()
+    assert len(numbers(running)) == 2999
+    assert files(tmp_path) == ["elements", new.name]

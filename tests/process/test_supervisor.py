@@ -25,6 +25,7 @@ class FakeChild:
 
     exit_code: int | None = None
     stop_requested: bool = False
+    stop_signaled: bool = False
     ready_message: str | None = None
     says: list[str] = field(default_factory=list)
     is_buried: bool = False
@@ -36,7 +37,7 @@ class FakeChild:
     def read_messages(self) -> None:
         for word in self.says:
             if word == "leaving":
-                self.stop_requested = True
+                self.stop_requested = self.stop_signaled = True
             else:
                 self.ready_message = word
 
@@ -120,6 +121,21 @@ def test_process_stopped_by_a_signal_is_not_restarted(spawner: FakeSpawner, code
     assert isinstance(ended, ProcessExited)
     assert ended.restart_in is None
     assert processes.is_empty
+
+
+def test_process_stopped_by_a_signal_is_restarted_on_request(spawner: FakeSpawner) -> None:
+    processes = make_process_set(spawner, restarts_signaled=True)
+    spawner.children[0].says += ["here", "leaving"]
+    spawner.children[0].exit_code = 0
+    [_, ended] = processes.poll(1.0)
+    assert isinstance(ended, ProcessExited)
+    assert ended.restart_in == 0.5
+    processes.poll(1.5)
+    spawner.children[1].stop_requested = True  # by this process
+    spawner.children[1].exit_code = 0
+    [ended] = processes.poll(2.0)
+    assert isinstance(ended, ProcessExited)
+    assert ended.restart_in is None
 
 
 def test_process_never_ready_is_restarted_after_a_crash_only(

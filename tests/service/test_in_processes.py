@@ -168,6 +168,18 @@ def test_an_element_that_ends_one_process_is_computed_again(
     assert marker.exists()
 
 
+def test_processes_that_got_sigterm_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = hr.Dataset.range(60).map(slowly).in_processes(1)
+    with caplog.at_level(logging.WARNING), iter(dataset) as iterator:
+        found = [int(next(iterator))]
+        for pid in pool_pids(1):
+            os.kill(pid, signal.SIGTERM)
+        found += numbers(iterator)
+        assert found == list(range(60))
+        assert numbers(dataset) == list(range(60))
+    assert "; replacement starts in 0.5 s" in caplog.text
+
+
 def test_an_interrupted_wait_loses_no_element() -> None:
     def slow(x: Any) -> Any:
         time.sleep(0.4)

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lance
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pytest
 
 import headrace as hr
-from headrace.errors import DataLossError, InvalidArgumentError, NotFoundError
+from headrace.errors import DataLossError, InvalidArgumentError, NotFoundError, UnavailableError
+from headrace.saved.schema import FileSchema
 from headrace.sources.lance import LanceRows
 from headrace.testing.conformance import check_source
 
@@ -131,3 +133,18 @@ def test_lost_files_are_errors(path: str) -> None:
     shutil.rmtree(Path(path) / "data")
     with pytest.raises(DataLossError, match=r"rows\.lance': \d+ rows from row 0 cannot be read"):
         next(iter(dataset))
+
+
+class FailingDataset:
+    def take(self, indices: list[int], columns: list[str]) -> None:
+        raise OSError("connection lost")
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind"), [("s3://b/x.lance", UnavailableError), ("/x.lance", DataLossError)]
+)
+def test_rows_that_cannot_be_reached_are_not_damaged(uri: str, kind: type[Exception]) -> None:
+    rows = LanceRows(uri, 1, (), FileSchema(None, ()), 3)
+    object.__setattr__(rows, "_dataset", SimpleNamespace(open=lambda *_: FailingDataset()))
+    with pytest.raises(kind, match=r"rows from row 1 cannot be read: connection lost"):
+        rows.take(np.array([1, 2]))

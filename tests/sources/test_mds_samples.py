@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,25 @@ def test_a_truncated_compressed_shard_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataLossError, match=r"shard\.00000\.mds\.gz' cannot be decompressed"):
         list(hr.MDSDataset(folder))
+
+
+def test_a_damaged_compressed_shard_is_an_error(tmp_path: Path) -> None:
+    folder = write_directory(tmp_path / "data", COLUMNS, [[sample(n) for n in range(50)]], "gz")
+    path = folder / "shard.00000.mds.gz"
+    data = path.read_bytes()
+    path.write_bytes(data[:20] + b"\xff" * 100 + data[120:])
+    with pytest.raises(DataLossError, match=r"shard\.00000\.mds\.gz' cannot be decompressed"):
+        list(hr.MDSDataset(folder))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
+def test_the_number_of_open_shards_is_limited(tmp_path: Path) -> None:
+    shards = [[sample(n)] for n in range(200)]
+    dataset = hr.MDSDataset(write_directory(tmp_path / "data", COLUMNS, shards))
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert [int(row["number"]) for row in dataset] == list(range(200))
+    assert len(os.listdir("/proc/self/fd")) < num_open + 100
+    assert sorted(int(row["number"]) for row in dataset.shuffle(200)) == list(range(200))
 
 
 def test_samples_after_a_damaged_one_are_read(plain: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import fcntl
+import glob
 import os
 import struct
 import threading
@@ -142,6 +144,9 @@ class MemoryStore(ElementStore, StoreWriter):
 
 _MAGIC = b"HRCACHE3"
 _MAGIC_PREFIX = b"HRCACHE"
+_PARTIAL = ".partial-"
+_ABANDONED_SECONDS = 3600.0
+"""Time since the last write after which a partial file is removed if no process has locked it."""
 # Header after the magic: seed, and length of the identity in bytes. The identity follows.
 _HEADER = struct.Struct("<qH")
 
@@ -217,8 +222,9 @@ class FileStoreWriter(StoreWriter):
 
     def __init__(self, filename: str, seed: int, identity: str) -> None:
         self._path = Path(filename)
-        self._partial = self._path.with_name(f"{self._path.name}.partial-{uuid.uuid4().hex[:8]}")
+        self._partial = self._path.with_name(f"{self._path.name}{_PARTIAL}{uuid.uuid4().hex[:8]}")
         self._file = self._create_file()
+        self._lock_and_clean_up()
         name = identity.encode()
         self._file.write(_MAGIC + _HEADER.pack(seed, len(name)) + name)
         self._frames = FrameWriter(self._file)
@@ -232,6 +238,22 @@ class FileStoreWriter(StoreWriter):
                 f"cannot write cache file '{self._path}': {error.strerror or error}; use a file "
                 "in a directory with write access"
             ) from error
+
+    def _lock_and_clean_up(self) -> None:
+        """Lock the partial file until it is closed, and remove those of processes that were killed.
+
+        Some network file systems have no locks, or only locks of one host: there, a file that was
+        written to lately is not removed.
+        """
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            now = os.fstat(self._file.fileno()).st_mtime  # of the file system's clock
+            for other in self._path.parent.glob(f"{glob.escape(self._path.name)}{_PARTIAL}*"):
+                if other == self._partial or other.stat().st_mtime > now - _ABANDONED_SECONDS:
+                    continue
+                with contextlib.suppress(BlockingIOError), other.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    other.unlink()
 
     def append(self, chunk: Chunk) -> None:
         self._frames.append(chunk)

@@ -203,6 +203,10 @@ def _append_line(path: str, entry: dict[str, Any]) -> None:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             num_written = os.write(file, line)
+            end = os.lseek(file, 0, os.SEEK_CUR)
+            if num_written < len(line) and os.fstat(file).st_size == end:
+                # The next line, when there is space again, must not continue this one.
+                os.ftruncate(file, end - num_written)
         finally:
             os.close(file)
     except OSError as error:

@@ -89,6 +89,8 @@ class ChildProcess:
         self._final_output = ""
         #: Whether it was asked to stop, by this process or by a signal.
         self.stop_requested = False
+        #: Whether a signal asked it to stop, which this process did not send.
+        self.stop_signaled = False
         #: Text of its ready message; None before that.
         self.ready_message: str | None = None
         with contextlib.ExitStack() as stack:
@@ -153,6 +155,7 @@ class ChildProcess:
                 self.ready_message = text
                 self._close_startup_output()
             elif kind == STOPPING:
+                self.stop_signaled = not self.stop_requested
                 self.stop_requested = True
 
     def read_startup_output(self) -> str:

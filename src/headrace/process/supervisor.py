@@ -1,6 +1,7 @@
 """Supervision of child processes: commands are restarted when their processes exit.
 
-Rule 1. A process that was asked to stop, by this process or by a signal, is not restarted.
+Rule 1. A process that was asked to stop, by this process or by a signal, is not restarted, except
+        after a signal if the owner of the process set says so (`restarts_signaled`).
 Rule 2. A process that has been ready once is restarted however it ended. One that was never ready
         is restarted only if the owner of the process set accepts its exit code as temporary
         (`retries`).
@@ -121,18 +122,21 @@ class SupervisedCommand:
         self._is_ready = self._was_ready = True
         return True
 
-    def record_exit(self, now: float, retries: Callable[[int], bool]) -> float | None:
+    def record_exit(
+        self, now: float, retries: Callable[[int], bool], *, restarts_signaled: bool = False
+    ) -> float | None:
         """Record that the process has ended; return the delay before its restart, or None.
 
         Args:
             now: Current time.
             retries: Returns whether to restart after an exit code if the process was never ready.
+            restarts_signaled: Whether to restart it if a signal asked it to stop.
         """
         child, self.child = self.child, None
-        if child is not None and (
-            child.stop_requested or not (self._was_ready or retries(child.exit_code or 0))
-        ):
-            return None
+        if child is not None:
+            is_asked = child.stop_requested and not (restarts_signaled and child.stop_signaled)
+            if is_asked or not (self._was_ready or retries(child.exit_code or 0)):
+                return None
         self._consecutive_exits = (
             1 if now - self._started_at > _STABLE_SECONDS else self._consecutive_exits + 1
         )
@@ -175,6 +179,7 @@ class ProcessSet:
 
     Args:
         restarts: Whether processes that exit on their own are restarted.
+        restarts_signaled: Whether `restarts` includes those that a signal asked to stop.
         retries: Returns whether to restart after an exit code if the process was never ready.
         spawn: Starts a process.
     """
@@ -183,10 +188,12 @@ class ProcessSet:
         self,
         *,
         restarts: bool = True,
+        restarts_signaled: bool = False,
         retries: Callable[[int], bool] = lambda code: False,
         spawn: Callable[[ChildCommand], ChildProcess] = ChildProcess,
     ) -> None:
         self._restarts = restarts
+        self._restarts_signaled = restarts_signaled
         self._retries = retries
         self._spawn = spawn
         self._commands: list[SupervisedCommand] = []
@@ -238,7 +245,7 @@ class ProcessSet:
                 except OSError as error:
                     events.append(
                         ProcessStartFailed(
-                            supervised, error, supervised.record_exit(now, self._retries) or 0.0
+                            supervised, error, self._record_exit(supervised, now) or 0.0
                         )
                     )
             child = supervised.child
@@ -251,11 +258,14 @@ class ProcessSet:
                 events.append(ProcessReady(supervised, child))
             if not is_running:
                 child.reap()
-                restart_in = supervised.record_exit(now, self._retries) if self._restarts else None
+                restart_in = self._record_exit(supervised, now) if self._restarts else None
                 if restart_in is None:
                     self._commands.remove(supervised)
                 events.append(ProcessExited(supervised, child, restart_in))
         return events
+
+    def _record_exit(self, supervised: SupervisedCommand, now: float) -> float | None:
+        return supervised.record_exit(now, self._retries, restarts_signaled=self._restarts_signaled)
 
 
 STOP_SECONDS = 4.0
@@ -273,6 +283,7 @@ class Supervisor:
         on_event: Called with each event that `start` does not wait for: a child exited, or is ready
             after a restart. Called under the lock of this object, from its thread.
         restarts: Whether children that exit on their own are restarted.
+        restarts_signaled: Whether `restarts` includes those that a signal asked to stop.
     """
 
     def __init__(
@@ -281,10 +292,11 @@ class Supervisor:
         on_event: Callable[[ProcessEvent], object],
         *,
         restarts: bool = True,
+        restarts_signaled: bool = False,
     ) -> None:
         self._process_name = process_name
         self._on_event = on_event
-        self._processes = ProcessSet(restarts=restarts)
+        self._processes = ProcessSet(restarts=restarts, restarts_signaled=restarts_signaled)
         self._closing = threading.Event()
         #: Guards the process set and the attributes below.
         self._changed = threading.Condition()

@@ -85,6 +85,9 @@ class LocalCluster:
         UnavailableError: If a worker did not start; the message has its output.
     """
 
+    _restarts_signaled = False
+    """Whether a worker process that got SIGTERM is replaced, rather than taken out of service."""
+
     def __init__(
         self,
         num_workers: int = 2,
@@ -121,7 +124,10 @@ class LocalCluster:
         try:
             if processes:
                 self._supervisor = Supervisor(
-                    "worker process", self._handle_event, restarts=restart
+                    "worker process",
+                    self._handle_event,
+                    restarts=restart,
+                    restarts_signaled=self._restarts_signaled,
                 )
             self._add(num_workers)
         except BaseException:
@@ -210,8 +216,9 @@ class LocalCluster:
         match event:
             case ProcessReady(_, child):
                 self._workers.append(ProcessWorker(child))
-            case ProcessExited(_, child, restart_in) if not child.stop_requested:
-                self._log_exit(child, restart_in)
+            case ProcessExited(_, child, restart_in):
+                if restart_in is not None or not child.stop_requested:
+                    self._log_exit(child, restart_in)
             case ProcessStartFailed(_, error, retry_in):
                 _log.warning("starting a worker failed: %s; retry in %g s", error, retry_in)
 

@@ -98,6 +98,9 @@ def _is_worker_process() -> bool:
 class _PoolCluster(LocalCluster):
     """Dispatcher and worker processes of a pool; workers have this process's environment."""
 
+    # Nobody could start others. A batch system may signal a whole job some time before its end.
+    _restarts_signaled = True
+
     def _worker_command(self, options: Mapping[str, Any]) -> ChildCommand:
         command = super()._worker_command(options)
         inherited = {name: os.environ.get(name) for name in NO_ACCELERATORS}

@@ -20,7 +20,7 @@ from headrace.errors import (
 )
 from headrace.saved.schema import FileSchema
 from headrace.sources.arrow_rows import ArrowRows, infer_row_schema
-from headrace.storage.names import FileName, as_names
+from headrace.storage.names import FileName, as_names, is_local
 
 __all__ = ["LanceRows"]
 
@@ -101,7 +101,9 @@ class LanceRows(ArrowRows):
         try:
             return dataset.take(indices.tolist(), columns=list(self.columns))
         except (OSError, ValueError) as error:
-            raise DataLossError(
+            # Rows that cannot be reached now are not damaged: `ignore_errors` must not drop them.
+            is_remote = isinstance(error, OSError) and not is_local(self.uri)
+            raise (UnavailableError if is_remote else DataLossError)(
                 f"{self.uri!r}: {len(indices)} rows from row {min(indices.tolist())} cannot be "
                 f"read: {error}"
             ) from error

@@ -17,6 +17,7 @@ import json
 import mmap
 import os
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ __all__ = ["DecodeSample", "MDSSource", "read_index"]
 
 _MAX_CACHED_BYTES = 256 << 20
 """Maximum size of the remote or compressed shards that a source keeps in memory."""
+_MAX_MAPPED_SHARDS = 64
+"""Maximum number of other shards that a source keeps open. Each has a file descriptor."""
 
 _INDEX = "index.json"
 
@@ -87,13 +90,16 @@ class _OpenShards:
             return data
 
     def _discard_oldest(self) -> None:
-        """Discard shards in memory, not the last one, until the rest is small enough."""
+        """Discard shards, not the last one, until those in memory and the maps are few enough."""
         in_memory = [(shard, len(d)) for shard, d in self._contents.items() if type(d) is bytes]
         excess = sum(size for _, size in in_memory) - _MAX_CACHED_BYTES
         for shard, size in in_memory[:-1]:
             if excess > 0:
                 del self._contents[shard]
                 excess -= size
+        mapped = [shard for shard, d in self._contents.items() if type(d) is not bytes]
+        for shard in mapped[:-_MAX_MAPPED_SHARDS]:
+            del self._contents[shard]  # closed once no thread reads from it
 
     def __reduce__(self) -> tuple[type[_OpenShards], tuple[()]]:
         return _OpenShards, ()
@@ -179,7 +185,7 @@ def _decompress(data: bytes, shard: Shard) -> bytes:
             return bz2.decompress(data)
         if shard.compression == "zstd":
             return _decompress_zstd(data, shard)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataLossError(f"{shard.path!r} cannot be decompressed: {error}") from error
     return data
 

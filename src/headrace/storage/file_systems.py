@@ -12,9 +12,14 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 
+from headrace.errors import HeadraceError
 from headrace.storage.options import StorageOptions
+from headrace.storage.retrying import find_status, shorten_message
 
 __all__ = ["convert_error", "find_file_system", "is_object_store"]
+
+_HTTP_TIMEOUT_SECONDS = 30.0
+"""Seconds to wait for a connection, and for the next bytes of a reply."""
 
 _S3, _GCS, _AZURE = "s3", "gs", "az"
 #: Kind of object store by scheme.
@@ -83,18 +88,29 @@ def _find(url: str, options: StorageOptions, retries: bool) -> tuple[Any, str]:
 
 
 def convert_error(error: Exception) -> Exception:
-    """Return an error of obstore as a built-in one; return any other error as it is."""
+    """Return an error of obstore, or of an HTTP reply, as a built-in one; others as they are."""
     # The other lines of messages of obstore repeat the first one in another form.
     message, *others = str(error).split("\n", 1)
     if type(error) is FileNotFoundError and others:
         return FileNotFoundError(message)
     if type(error).__module__.partition(".")[0] != "obstore":
-        return error
+        status = None if isinstance(error, HeadraceError | OSError) else find_status(error)
+        return error if status is None else _convert_status(status, shorten_message(error))
     match type(error).__name__:
         case "PermissionDeniedError" | "UnauthenticatedError":
             return PermissionError(message)
         case "UnknownConfigurationKeyError":
             return ValueError(f"{message} Check `storage_options`.")
+    return OSError(message)
+
+
+def _convert_status(status: int, message: str) -> OSError:
+    """Return the built-in error for the HTTP status of a failed request."""
+    match status:
+        case 401 | 403:
+            return PermissionError(message)
+        case 404 | 410:
+            return FileNotFoundError(message)
     return OSError(message)
 
 
@@ -105,11 +121,28 @@ def is_object_store(system: Any) -> bool:
 
 
 def _find_fsspec_system(url: str, options: dict[str, Any]) -> tuple[Any, str]:
+    if url.startswith(("http://", "https://")):
+        options = _add_http_timeouts(options)
     try:
         system, path = url_to_fs(url, **options)
     except TypeError as error:  # an unknown argument; the message does not contain its value
         raise ValueError(f"{error}; check `storage_options`") from None
     return system, str(path)
+
+
+def _add_http_timeouts(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with limits of each wait for a server, instead of one for a whole reply.
+
+    By default, fsspec waits five minutes for a server that has stopped to reply.
+    """
+    try:
+        from aiohttp import ClientTimeout  # noqa: PLC0415 - optional dependency
+    except ImportError:
+        return options  # fsspec explains it
+    seconds = _HTTP_TIMEOUT_SECONDS
+    timeout = ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
+    client = {"timeout": timeout} | dict(options.get("client_kwargs") or {})
+    return options | {"client_kwargs": client}
 
 
 def _store_class() -> Any:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.waiting import Backoff, WaitWarningLimiter
 
-__all__ = ["is_transient", "retry_read"]
+__all__ = ["find_status", "is_transient", "retry_read", "shorten_message"]
 
 T = TypeVar("T")
 
@@ -46,6 +46,11 @@ _TRANSIENT_NAMES = frozenset(
         "TransportError",  # google.auth
     }
 )
+_MALFORMED_REPLIES = frozenset(
+    {"BadHttpMessage", "BadStatusLine", "HttpProcessingError", "InvalidHeader", "LineTooLong"}
+)
+"""Errors of aiohttp for replies that are no HTTP, by name of the class."""
+_MAX_MESSAGE_LENGTH = 500
 _TRANSIENT_ERRNOS = frozenset(
     {
         errno.EAGAIN,
@@ -72,7 +77,9 @@ def is_transient(error: BaseException) -> bool:
     """
     if isinstance(error, _PERMANENT):
         return False
-    status = _find_status(error)
+    if type(error.__cause__).__name__ in _MALFORMED_REPLIES:
+        return True  # aiohttp reports it with status 400
+    status = find_status(error)
     if status is not None:
         return status in (408, 429) or status >= 500
     if isinstance(error, TimeoutError | ConnectionError):
@@ -85,7 +92,16 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, OSError) and (error.errno is None or error.errno in _TRANSIENT_ERRNOS)
 
 
-def _find_status(error: BaseException) -> int | None:
+def shorten_message(error: BaseException) -> str:
+    """Return the first line of a message, or the name of the error's class if it has none."""
+    # The other lines of messages of obstore repeat the first one in another form. A message of
+    # aiohttp may contain a whole reply.
+    message = str(error).partition("\n")[0] or type(error).__name__
+    is_long = len(message) > _MAX_MESSAGE_LENGTH
+    return f"{message[:_MAX_MESSAGE_LENGTH]}..." if is_long else message
+
+
+def find_status(error: BaseException) -> int | None:
     """Return the HTTP status of a failed request, if the error has one."""
     sources: list[Any] = [error, getattr(error, "response", None)]
     for source in sources:
@@ -137,8 +153,7 @@ def retry_read(
                 raise
             pause = next(backoff)
             waited = clock() - began
-            # The other lines of messages of obstore repeat the first one in another form.
-            reason = str(error).partition("\n")[0] or type(error).__name__
+            reason = shorten_message(error)
             if waited + pause >= DEADLINE_SECONDS:
                 raise UnavailableError(
                     f"{url!r} cannot be read at byte {offset}: {attempts} attempts failed in "
