@@ -12,9 +12,7 @@ import numpy as np
 from headrace.errors import InvalidArgumentError
 from headrace.sources.images import decode_image
 
-__all__ = ["IMAGE_ENCODINGS", "Column"]
-
-IMAGE_ENCODINGS = ("jpeg", "png", "pil")
+__all__ = ["Column"]
 
 _SCALARS = frozenset(
     f"{kind}{bits}"
@@ -46,11 +44,6 @@ class Column:
     name: str
     encoding: str
     num_bytes: int | None
-
-    @property
-    def kind(self) -> str:
-        """Name of the encoding, without arguments."""
-        return self.encoding.partition(":")[0]
 
     def find_decoder(self) -> Callable[[bytes], Any]:
         """Return the function that decodes a value.
