@@ -6,15 +6,16 @@ arithmetic, like arrays. Data that can only be iterated over becomes a generator
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.sources.arrow_rows import ArrowRows, DecodeLists
-from headrace.sources.hugging_face import HuggingFaceRows, find_parquet_rows
+if TYPE_CHECKING:
+    from headrace.sources.arrow_rows import ArrowRows
 
 __all__ = ["from_arrow_rows", "from_pipeline", "from_random_access"]
 
@@ -34,7 +35,7 @@ def from_random_access(make: Any, sequence: Any, num_parallel_calls: int | None 
             f"{type(sequence).__name__}; for an iterable use Dataset.from_generator"
         )
     if _is_instance_by_name(sequence, "datasets", "Dataset"):
-        rows = HuggingFaceRows.of_dataset(sequence)
+        rows = _hugging_face().HuggingFaceRows.of_dataset(sequence)
         if rows is not None:
             return from_arrow_rows(make, rows)
     indices = make.range(len(sequence))
@@ -44,7 +45,12 @@ def from_random_access(make: Any, sequence: Any, num_parallel_calls: int | None 
 def from_arrow_rows(make: Any, rows: ArrowRows) -> Any:
     """Return the rows of a table as a dataset of class `make`."""
     dataset = make.from_source(rows)
-    return dataset if rows.schema.is_fixed else dataset.map(DecodeLists(rows.schema))
+    return dataset if rows.schema.is_fixed else dataset.map(rows.make_decoder())
+
+
+def _hugging_face() -> Any:
+    """Return the module, which imports the code for Arrow files; most programs need neither."""
+    return importlib.import_module("headrace.sources.hugging_face")
 
 
 def from_pipeline(make: Any, pipeline: Any) -> Any:
@@ -61,7 +67,7 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
     if _is_instance_by_name(pipeline, "torch.utils.data", "DataLoader"):
         return _from_loader(make, pipeline)
     if _is_instance_by_name(pipeline, "datasets", "IterableDataset"):
-        files = find_parquet_rows(pipeline)
+        files = _hugging_face().find_parquet_rows(pipeline)
         if files is not None:
             return make.from_source(files)
         return make.range(_num_shards(pipeline)).flat_map(_OpenShard(make, pipeline))

@@ -11,7 +11,7 @@ from operator import attrgetter, ge, sub
 
 from headrace.errors import InvalidElementError
 from headrace.execution.context import Context
-from headrace.execution.held_input import HeldElement, joined_metadata
+from headrace.execution.held_input import HeldElement, join_metadata
 from headrace.execution.iterator import State, make_iterator
 from headrace.execution.packed_rows import (
     MakeState,
@@ -21,7 +21,7 @@ from headrace.execution.packed_rows import (
     check_sequences,
     match_layout,
 )
-from headrace.execution.window_collector import decode_gaps, encode_gaps
+from headrace.execution.replayable_input import decode_gaps, encode_gaps
 from headrace.plan.packing import PackSequences
 
 __all__ = ["BinPackingIterator"]
@@ -116,7 +116,7 @@ class BinPackingIterator(PackingIterator):
         self._bins.remove(bin_)
         self._num_finished += 1
         parts = [element.value for element in bin_.elements]
-        return PackedRow(parts, joined_metadata(bin_.elements), self._make_state())
+        return PackedRow(parts, join_metadata(bin_.elements), self._make_state())
 
     def _finish_row(self) -> PackedRow | None:
         return None

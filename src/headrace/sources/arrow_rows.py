@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from headrace.plan.source import IndexedSource
 from headrace.saved.schema import NUMBERS_KIND, FileSchema
 from headrace.sources.arrow_columns import find_null, infer_arrow_schema, read_columns
 
-__all__ = ["ArrowRows", "DecodeLists", "infer_row_schema"]
+__all__ = ["ArrowRows", "infer_row_schema"]
 
 
 def infer_row_schema(arrow_schema: Any) -> FileSchema:
@@ -39,7 +40,7 @@ class ArrowRows(IndexedSource):
     """Rows of a table as dicts; an index is a row.
 
     Lists of numbers of different lengths cannot be stacked: they are the `bytes` of their arrays,
-    which `DecodeLists` converts.
+    which the function of `make_decoder` converts.
 
     Attributes:
         schema: Schema of the rows.
@@ -54,6 +55,10 @@ class ArrowRows(IndexedSource):
     @abstractmethod
     def describe_row(self, index: int) -> str:
         """Return a dataset and the number of a row in it, for an error."""
+
+    def make_decoder(self) -> Callable[[Element], Element]:
+        """Return a picklable function that decodes the lists in a row."""
+        return _DecodeLists(self.schema)
 
     @property
     def element_spec(self) -> Spec | None:
@@ -91,7 +96,7 @@ def _only_chunk(column: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class DecodeLists:
+class _DecodeLists:
     """Function that decodes the lists in a row of `ArrowRows`."""
 
     schema: FileSchema
