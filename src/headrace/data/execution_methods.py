@@ -88,7 +88,7 @@ class ExecutionMethods(StepMethods):
         ([0, 1, 4], [0, 1, 4], 3)
 
         Args:
-            path: Directory on a local or mounted disk. Remove it to store the elements anew.
+            path: Directory on a local or mounted disk. Remove it to store the elements again.
             compression: "AUTO" or None; elements are stored as they are in memory.
             reader_func: Not supported.
             shard_func: Not supported.
@@ -132,12 +132,12 @@ class ExecutionMethods(StepMethods):
         *,
         name: str | None = None,
     ) -> Dataset[Any]:
-        """Drop the elements for which a step before this one raises an error.
+        """Drop elements that fail: a step before this one raises an error.
 
         The number of dropped elements is logged as a warning at the end of an epoch, and is
         `DatasetIterator.num_ignored_errors`. With the data service, a worker logs the number of
         elements that it dropped. Errors of the service itself, such as UnavailableError, are
-        raised, and so is an error that comes again without a new element.
+        raised, and so is an error that the input raises twice at the same position.
 
         >>> import headrace as hr
         >>> inverse = hr.Dataset.range(-1, 3).map(lambda x: 6 // int(x)).ignore_errors()

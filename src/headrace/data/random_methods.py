@@ -74,7 +74,7 @@ class RandomMethods(StepMethods):
         """Drop elements at random, so that the classes have the distribution `target_dist`.
 
         Elements become `(class, element)`. A class that is the rarest in comparison with its target
-        loses no elements; no element comes twice.
+        loses no elements, and no element is repeated.
 
         >>> import headrace as hr
         >>> numbers = hr.Dataset.range(10000)

@@ -27,7 +27,7 @@ from headrace.plan.packing import PackSequences
 __all__ = ["BinPackingIterator"]
 
 _MAX_AGE = 8
-"""Rows per bin that may be finished while a bin is open."""
+"""The next bin to finish is the oldest if this many rows per bin were finished since it began."""
 
 
 class _Bin:

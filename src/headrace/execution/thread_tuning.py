@@ -22,21 +22,25 @@ __all__ = ["MAX_THREADS", "ThreadTuner"]
 
 MAX_THREADS = 16
 _MIN_GAIN = 1.15
-"""Smallest ratio of rates for which more threads are used."""
-_MIN_KEPT = 0.97
-"""Smallest ratio of rates for which fewer threads are used."""
+"""More threads are kept if the rate grows by this factor."""
+_MIN_REMAINING = 0.97
+"""Fewer threads are kept if this fraction of the rate remains."""
 _WINDOW_SECONDS = 0.05
-"""Minimum duration of a measurement."""
+"""Minimum duration of a measurement, in seconds."""
 _TRIAL_SECONDS = 0.1
+"""Minimum duration of a measurement with another number of threads, in seconds."""
 _MIN_CALLS_PER_THREAD = 3
+"""Minimum number of calls in a measurement, per thread."""
 _MIN_UTILIZATION = 0.6
 """Fraction of the time below which the threads are not what limits the speed."""
 _FULL_UTILIZATION = 0.8
+"""Fraction of the time from which on the threads count as always busy."""
 _DRAIN_SECONDS = 0.06
-"""Time in which the queue of a parallel map is processed."""
-_FORGETTING = 0.6
-"""Factor of the largest fraction of calls on a processor at each choice: functions change."""
+"""Seconds in which the queue of a parallel map is processed."""
+_CPU_FRACTION_DECAY = 0.6
+"""Factor of `_cpu_fraction` at each choice, because a function may change."""
 _FIRST_HOLD_SECONDS = 0.5
+"""Seconds from a choice to the next trial; doubled after each trial that changes nothing."""
 _MAX_HOLD_SECONDS = 60.0
 
 _logger = logging.getLogger("headrace")
@@ -97,7 +101,7 @@ class ThreadTuner:
         Args:
             begin: Time of its beginning, of the tuner's clock.
             end: Time of its end.
-            cpu_seconds: Time of it on a processor.
+            cpu_seconds: Seconds of it on a processor.
             elements: Number of elements that it computed.
         """
         if begin < self._ignored_until:
@@ -122,6 +126,12 @@ class ThreadTuner:
         return self.threads != old
 
     def _evaluate(self, now: float, elapsed: float) -> None:
+        """Decide a trial, or start one, from the measurement that ends now.
+
+        Args:
+            now: Time of the tuner's clock.
+            elapsed: Duration of the measurement in seconds.
+        """
         threads = self.threads
         self._cpu_fraction = max(self._cpu_fraction, self._cpu / (self._busy + 1e-9))
         utilization = self._busy / (threads * elapsed)
@@ -132,7 +142,7 @@ class ThreadTuner:
         if self._before is not None:
             old_threads, old_rate = self._before
             self._before = None
-            if rate < old_rate * (_MIN_GAIN if threads > old_threads else _MIN_KEPT):
+            if rate < old_rate * (_MIN_GAIN if threads > old_threads else _MIN_REMAINING):
                 self._hold(old_threads, now)
                 return
             self._hold_seconds = _FIRST_HOLD_SECONDS
@@ -166,7 +176,7 @@ class ThreadTuner:
         """Use this number, and try others after some time."""
         self.threads = threads
         self._held_rate = 0.0
-        self._cpu_fraction *= _FORGETTING
+        self._cpu_fraction *= _CPU_FRACTION_DECAY
         self._num_holds += 1
         self._tries_fewer = self._num_holds % 2 == 1
         self._hold_until = now + self._hold_seconds

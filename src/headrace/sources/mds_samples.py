@@ -70,7 +70,7 @@ class Shard:
 
 
 class _OpenShards:
-    """Contents of the shards used last. Copies open their own."""
+    """Contents of the shards used last. A pickled copy opens them again."""
 
     def __init__(self) -> None:
         self._contents: OrderedDict[Shard, _Data] = OrderedDict()
