@@ -24,15 +24,13 @@ def test_misspelt_method_error_suggests_the_nearest_name(name, message):
 def test_unknown_method_error_lists_the_methods():
     with pytest.raises(AttributeError, match=r"no method 'zzz'; it has: .*batch.*unbatch"):
         Dataset.range(3).zzz  # noqa: B018 - the attribute is the test
-    assert not hasattr(Dataset.range(3), "_repr_html_")
+    assert not hasattr(Dataset.range(3), "_repr_png_")
 
 
 @pytest.mark.parametrize(
     ("name", "cure"),
     [
-        ("window", "sliding_window_view"),
         ("sparse_batch", r"ragged_batch\(\) of the indices and of the values"),
-        ("snapshot", r"save\(path\)"),
         ("output_shapes", "element_spec"),
         ("make_one_shot_iterator", r"iter\(dataset\)"),
         ("distribute", r"dataset.apply\(hr.service.distribute\("),

@@ -15,6 +15,7 @@ from headrace.plan.identity import identity
 from headrace.plan.serialize import dump_plan, load_plan
 from headrace.storage.names import expand_names
 from headrace.storage.options import NO_OPTIONS, StorageOptions
+from tests.sources.test_mds_samples import COLUMNS, sample, write_directory
 
 
 class VaultFileSystem(MemoryFileSystem):  # type: ignore[misc]
@@ -43,6 +44,16 @@ def files() -> None:
     system = VaultFileSystem(**OPTIONS)
     for number in range(2):
         system.pipe_file(f"/v/{number}.txt", b"line %d\n" % number)
+
+
+@pytest.mark.usefixtures("files")
+def test_options_apply_to_the_index_and_the_shards_of_mds_directories(tmp_path: Path) -> None:
+    write_directory(tmp_path, COLUMNS, [[sample(number) for number in range(3)]])
+    VaultFileSystem(**OPTIONS).put(f"{tmp_path}/*", "/mds/")
+
+    samples = hr.MDSDataset("vault://mds", storage_options=OPTIONS)
+
+    assert [row["text"] for row in samples] == ["text 0", "text 1", "text 2"]
 
 
 @pytest.mark.usefixtures("files")

@@ -1,8 +1,8 @@
 """The Dataset class: a plan with methods. Each method creates a node, which checks its arguments.
 
-Methods that create a dataset from data are in `data/source_methods.py`. Methods that combine
-datasets or group elements are in `data/dataset_methods.py`, and those over the whole sequence in
-`data/sequence_methods.py`.
+Most methods are in base classes, grouped by topic: `data/source_methods.py` (datasets of arrays and
+files), `selection_methods`, `batching_methods`, `window_methods`, `random_methods`,
+`execution_methods` and `reading_methods`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
 
 import numpy as np
 
-from headrace.data.dataset_methods import SelectionMethods, WindowMethods
+from headrace.data.batching_methods import BatchingMethods
 from headrace.data.element_type import T_co
-from headrace.data.error_methods import ErrorMethods
+from headrace.data.execution_methods import ExecutionMethods
 from headrace.data.inference import infer_spec
 from headrace.data.iterator import DatasetIterator
 from headrace.data.missing_names import missing_method_message
-from headrace.data.packing_methods import PackingMethods
-from headrace.data.process_methods import ProcessMethods
 from headrace.data.random_methods import RandomMethods
 from headrace.data.reading_methods import ReadingMethods
 from headrace.data.saving import save_dataset
-from headrace.data.sequence_methods import SequenceMethods
-from headrace.data.sliding_window_methods import SlidingWindowMethods
-from headrace.data.snapshot_methods import SnapshotMethods
+from headrace.data.selection_methods import SelectionMethods
 from headrace.data.source_methods import SourceMethods
-from headrace.element.dataset_leaf import DatasetLeaf
+from headrace.data.window_methods import WindowMethods
 from headrace.element.spec import Spec
 from headrace.element.structure import flatten
 from headrace.plan import traverse
@@ -52,16 +48,11 @@ ResultT = TypeVar("ResultT", bound="Dataset[Any]")
 
 class Dataset(
     SourceMethods,
-    SelectionMethods,
+    SelectionMethods[T_co],
+    BatchingMethods,
     WindowMethods,
-    PackingMethods,
-    SequenceMethods[T_co],
-    ProcessMethods,
     RandomMethods,
-    ErrorMethods,
-    SnapshotMethods,
-    SlidingWindowMethods,
-    DatasetLeaf,
+    ExecutionMethods,
     ReadingMethods[T_co],
     Generic[T_co],
 ):
@@ -88,28 +79,9 @@ class Dataset(
                 f"`plan` must be a plan node, but got {type(plan).__name__}; for data in memory "
                 "use Dataset.from_tensor_slices, for a generator Dataset.from_generator"
             )
-        self._plan = plan
+        super().__init__(plan)
         self._epochs = itertools.count()
         self._last_statistics = None
-
-    @property
-    def plan(self) -> Node:
-        """The plan: an immutable tree of the dataset's steps.
-
-        >>> type(hr.Dataset.range(6).batch(2).plan).__name__
-        'Batch'
-        """
-        return self._plan
-
-    @classmethod
-    def _from_plan(cls, plan: Node) -> Dataset[Any]:
-        return cls(plan)
-
-    def _append_step(
-        self, step: Callable[..., Node], *, name: str | None = None, **arguments: Any
-    ) -> Dataset[Any]:
-        """Return a dataset with another step appended."""
-        return type(self)(step(input=self._plan, location=call_site(name), **arguments))
 
     @staticmethod
     def zip(*datasets: Any, name: str | None = None) -> Dataset[Any]:

@@ -14,7 +14,7 @@ from headrace.element.wire import frame_bytes
 from headrace.errors import FailedPreconditionError, UserFunctionError
 from headrace.execution.build import build_iterator
 from headrace.execution.iterator import ElementIterator, InstrumentedIterator, LazyRows
-from headrace.plan.batching import Batch, PaddedBatch
+from headrace.plan.batching import Batch, PaddedBatch, RaggedBatch
 from headrace.plan.buffering import Cache, Prefetch
 from headrace.plan.combining import Interleave
 from headrace.plan.elements import FromSource, GatherIndices, ReadIndices
@@ -22,7 +22,6 @@ from headrace.plan.elementwise import Map
 from headrace.plan.ignoring_errors import IgnoreErrors
 from headrace.plan.node import Node
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
-from headrace.plan.ragged import RaggedBatch
 from headrace.plan.sliding_windows import Window
 from headrace.plan.traverse import element_spec, find_leaves, transform, walk
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow

@@ -46,7 +46,7 @@ class StepStats:
     consumer_wait_seconds: float
     """Seconds that its threads waited until its consumer took elements: its buffer was full."""
     num_parallel_calls: int | None
-    """Threads; None if it has none of its own."""
+    """Number of threads that call its function; None for steps without such threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,11 +190,11 @@ def _advise(step: StepMeasurements) -> str:
         if calls is None:
             return (
                 "more threads: num_parallel_calls=hr.AUTOTUNE, or more processes if its function "
-                "holds the interpreter lock: hr.service.distribute"
+                "holds the interpreter lock: in_processes()"
             )
         if calls != AUTOTUNE:
             return f"more threads than num_parallel_calls={calls}: hr.AUTOTUNE"
-        return "more processes: hr.service.distribute"
+        return "more processes: in_processes() on this machine, or hr.service.distribute"
     if isinstance(node, FromSource | ReadIndices | GatherIndices):
         return "read several files at once: interleave(..., num_parallel_calls=hr.AUTOTUNE)"
     return ""

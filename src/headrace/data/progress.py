@@ -118,7 +118,7 @@ class _Progress:
 
 
 def _find_display() -> Callable[[int | None], _Display] | None:
-    """Return how to show progress in this process; None if nobody would see it."""
+    """Return the kind of display of this process; None without a terminal or notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is not None and type(shell).__name__ == "ZMQInteractiveShell":

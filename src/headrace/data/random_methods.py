@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headrace.data.missing_names import MissingNamesMeta
 from headrace.data.resampling import resample
-from headrace.plan.node import Node, call_site
+from headrace.data.step_methods import StepMethods
+from headrace.plan.node import call_site
 from headrace.plan.random_map import DrawRandomWords, RandomMap
 
 if TYPE_CHECKING:
@@ -16,16 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["RandomMethods"]
 
 
-class RandomMethods(metaclass=MissingNamesMeta):
+class RandomMethods(StepMethods):
     """Methods with random numbers that follow from a seed and the element's position."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def plan(self) -> Node: ...  # noqa: D102
-
-        @classmethod
-        def _from_plan(cls, plan: Node) -> Dataset[Any]: ...
 
     def random_map(
         self,
@@ -84,7 +76,7 @@ class RandomMethods(metaclass=MissingNamesMeta):
         """Drop elements at random, so that the classes have the distribution `target_dist`.
 
         Elements become `(class, element)`. A class that is the rarest in comparison with its target
-        loses no elements; no element comes twice.
+        loses no elements, and no element is repeated.
 
         >>> import headrace as hr
         >>> numbers = hr.Dataset.range(10000)

@@ -1,4 +1,4 @@
-"""`rejection_resample`, built from existing steps: words, a map or scan, a filter and a map."""
+"""`rejection_resample`, built from other steps: random words, a map or scan, a filter, a map."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def resample(
     """
     check_callable("class_func", class_func)
     target = _check_distribution("target_dist", target_dist)
-    # The words are drawn here, so that workers do it even if the client estimates.
+    # A separate step draws the random words, so that workers run it even if the client estimates.
     words = DrawRandomWords(input=plan, seed=seed, location=location)
     location = f"{location}, rejection_resample"
     decided: Node

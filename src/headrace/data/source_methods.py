@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 
 from headrace.arguments import check_callable, check_flag, check_int, check_seconds
-from headrace.data.missing_names import MissingNamesMeta, slices_error
+from headrace.data.missing_names import slices_error
 from headrace.data.pipelines import from_pipeline, from_random_access
 from headrace.data.saving import load_source, load_streams
+from headrace.data.step_methods import StepMethods
 from headrace.element.spec import Spec
 from headrace.plan.elements import FromSource
 from headrace.plan.node import Node, call_site
@@ -31,13 +32,8 @@ __all__ = ["SourceMethods"]
 S = TypeVar("S")
 
 
-class SourceMethods(metaclass=MissingNamesMeta):
+class SourceMethods(StepMethods):
     """Constructors of datasets from arrays, generators, files and sources."""
-
-    if TYPE_CHECKING:
-
-        @classmethod
-        def _from_plan(cls, plan: Node) -> Dataset[Any]: ...
 
     @classmethod
     def from_source(cls, source: Source, *, name: str | None = None) -> Dataset[Any]:

@@ -30,8 +30,7 @@ class ElementKeys:
     """
 
     def __init__(self) -> None:
-        #: Numbers of the structures with dtypes seen so far. They exclude shapes, because there may
-        #: be as many shapes as elements.
+        #: Number of each structure with dtypes; without shapes, as each element may have another.
         self._forms: dict[Hashable, bytes] = {}
         self._text_forms: dict[type, bytes] = {}
 

@@ -12,7 +12,6 @@ Building blocks of steps:
     held_input       reads element by element for a step that holds some of them
     element_numbers  numbers of elements; merges parts of several chunks
     threads          read-ahead thread, job threads, waits that log what they wait for
-
     thread_tuning    number of threads for AUTOTUNE
 
 Measurement of running plans:
@@ -28,8 +27,7 @@ Steps, by the file in `plan/` that describes them:
     random_map       random_map (words and generators)
     ignoring_errors  ignoring_errors with error_counter
     ordering         ordering, shuffle with shuffle_buffer
-    batching         batching, padded or not
-    ragged           ragged, a batching iterator
+    batching         batching (stacked, padded, ragged)
     unique           unique
     windows          windows (datasets of windows, buckets) with window_collector
     packing          packing (whole sequences), concat_then_split, with packed_rows; cost_batching

@@ -1,4 +1,4 @@
-"""Iterators of the steps that join elements into batches, padded or not, and split batches."""
+"""Iterators of the steps that join elements into batches, and of the step that splits them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headrace.element.chunk import Chunk, DeferredMetadata, States
 from headrace.element.chunk import concatenate as concatenate_chunks
 from headrace.element.compact_columns import MetadataColumn
 from headrace.element.metadata import concatenate_metadata, group_metadata
+from headrace.element.ragged import stack_ragged
 from headrace.element.stack import StackedElement
 from headrace.element.structure import Element, describe_component, flatten
 from headrace.element.transpose import map_leaves
@@ -23,14 +24,14 @@ from headrace.execution.element_numbers import nest_ids
 from headrace.execution.input_buffer import InputBuffer
 from headrace.execution.iterator import ElementIterator, State, make_iterator
 from headrace.execution.step_iterator import mask_to_runs, runs_to_mask
-from headrace.plan.batching import Batch, PaddedBatch, Unbatch
+from headrace.plan.batching import Batch, PaddedBatch, RaggedBatch, Unbatch
 from headrace.plan.node import Node
-from headrace.plan.ragged import RaggedBatch
 from headrace.plan.user_function import step_name
 
 __all__ = [
     "BatchIterator",
     "PaddedBatchIterator",
+    "RaggedBatchIterator",
     "UnbatchIterator",
 ]
 
@@ -360,7 +361,7 @@ def _row_states(states: States, start: int, size: int) -> States:
     return state_at
 
 
-# --- `padded_batch`: differs from `batch` only in how elements are joined -------------------------
+# --- Batches that differ from those of `batch` only in how elements are joined -------------------
 
 
 @make_iterator.register(PaddedBatch)
@@ -376,13 +377,31 @@ class PaddedBatchIterator(BatchIterator):
     def _join(self, parts: Sequence[Chunk]) -> StackedElement:
         if all(part.is_columnar for part in parts):
             return self._padding.join([part.columns() for part in parts])
-        rows: list[Any] = []
-        for part in parts:
-            rows.extend(part.rows())
-        return self._padding.stack(rows)
+        return self._padding.stack(_rows_of(parts))
 
     def _can_reshape(self, columns: StackedElement) -> bool:
         try:
             return self._padding.needs_no_padding(columns)
         except InvalidElementError:
             return False  # raised, with the step's name, when the batch is made
+
+
+@make_iterator.register(RaggedBatch)
+class RaggedBatchIterator(BatchIterator):
+    """Joins consecutive elements, whose arrays may have different lengths."""
+
+    _verb = "join"
+
+    def __init__(self, node: RaggedBatch, context: Context) -> None:
+        super().__init__(node, context)
+        self._fixed_lengths = frozenset(node.fixed_lengths)
+
+    def _join(self, parts: Sequence[Chunk]) -> StackedElement:
+        return stack_ragged(_rows_of(parts), self._fixed_lengths)
+
+    def _can_reshape(self, columns: StackedElement) -> bool:
+        return False
+
+
+def _rows_of(parts: Sequence[Chunk]) -> list[Any]:
+    return [row for part in parts for row in part.rows()]

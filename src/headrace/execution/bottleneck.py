@@ -1,4 +1,4 @@
-"""What limits the speed of a dataset, in the words of `headrace top` and of `stats()`."""
+"""The bottleneck of a dataset, as `headrace top` and `DatasetIterator.stats` report it."""
 
 from __future__ import annotations
 

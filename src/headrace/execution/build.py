@@ -28,7 +28,6 @@ from headrace.execution import (  # noqa: F401
     interleave,
     ordering,
     packing,
-    ragged,
     random_map,
     reading,
     scanning,

@@ -17,7 +17,7 @@ from headrace.execution.packed_rows import (
     check_layout,
     check_sequences,
 )
-from headrace.execution.window_collector import decode_gaps, encode_gaps
+from headrace.execution.replayable_input import decode_gaps, encode_gaps
 from headrace.plan.packing import ConcatThenSplit
 
 __all__ = ["ConcatThenSplitIterator"]

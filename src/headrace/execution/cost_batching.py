@@ -13,9 +13,9 @@ from headrace.element.pad import Padding
 from headrace.element.structure import Element
 from headrace.errors import InvalidElementError
 from headrace.execution.context import Context
-from headrace.execution.held_input import HeldElement, HeldInput, joined_metadata
+from headrace.execution.held_input import HeldElement, HeldInput, join_metadata
 from headrace.execution.iterator import ElementIterator, State, make_iterator
-from headrace.execution.window_collector import decode_gaps, encode_gaps
+from headrace.execution.replayable_input import decode_gaps, encode_gaps
 from headrace.plan.packing import BatchByCost
 from headrace.plan.user_function import UserFunction, step_name
 
@@ -77,7 +77,7 @@ class CostBatchIterator(ElementIterator):
             raise InvalidElementError(f"{self._step} cannot pad: {error}") from error
         after = self._make_state()
         return Chunk.of_rows(
-            [batch], lambda index: after() if index else before(), joined_metadata(held)
+            [batch], lambda index: after() if index else before(), join_metadata(held)
         )
 
     def _total(self, cost: int | float, count: int) -> int | float:

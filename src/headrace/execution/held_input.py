@@ -13,18 +13,19 @@ import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.element.metadata import concatenate_metadata, group_metadata
-from headrace.element.ownership import copy_element
 from headrace.element.structure import Element
 from headrace.execution.context import Context
 from headrace.execution.element_numbers import IdColumn
 from headrace.execution.input_buffer import LazyRowStream
 from headrace.execution.iterator import ElementIterator, State, element_position
-from headrace.execution.replayable_input import ReplayableInput, ReplayMark
+from headrace.execution.replayable_input import (
+    MARK_INTERVAL,
+    ReplayableInput,
+    ReplayMark,
+    rows_to_hold,
+)
 
-__all__ = ["HeldElement", "HeldInput", "InputPosition", "joined_metadata"]
-
-_MARK_INTERVAL = 64
-"""Number of elements between marks, and the maximum to read at once if that is free."""
+__all__ = ["HeldElement", "HeldInput", "InputPosition", "join_metadata"]
 
 
 class HeldElement:
@@ -76,7 +77,7 @@ class HeldInput:
         step: str,
         held_ordinals: Callable[[], Iterable[int]],
     ) -> None:
-        self._input = ReplayableInput(input_, step, _MARK_INTERVAL)
+        self._input = ReplayableInput(input_, step, MARK_INTERVAL)
         self._held_ordinals = held_ordinals
         #: Whether elements have no metadata, which lazy rows lack.
         self._allows_lazy_rows = not (
@@ -95,7 +96,6 @@ class HeldInput:
         self._offset = 0
         self._limit = 1
         self._num_taken = num_taken  # including dropped elements
-        self._prune_at = num_taken
 
     @property
     def input(self) -> ElementIterator:
@@ -111,10 +111,9 @@ class HeldInput:
         """Read at least the next element, unless it was; return False at the end."""
         if self._offset < len(self._rows):
             return True
-        if self._lazy_rows is not None and self._num_lazy_rows < _MARK_INTERVAL:
+        if self._lazy_rows is not None and self._num_lazy_rows < MARK_INTERVAL:
             return self._read_lazy_row(self._lazy_rows) or self.read()
-        if self._num_taken >= self._prune_at:
-            self._prune()
+        self._input.prune(self._held_ordinals)
         input_ = self._input.input
         if self._lazy_rows is not None or (
             self._allows_lazy_rows and input_.has_lazy_rows and not input_.can_read_ahead
@@ -123,15 +122,14 @@ class HeldInput:
             return self._lazy_rows is not None and self.read()
         if input_.can_read_ahead:
             limit = self._limit
-            self._limit = min(2 * limit, _MARK_INTERVAL)
+            self._limit = min(2 * limit, MARK_INTERVAL)
         else:
             limit = input_.preferred_limit
         chunk = self._input.read_chunk(limit)
         if chunk is None:
             return False
         self._chunk, self._offset = chunk, 0
-        # A row that is a view of a column would keep the whole column in memory.
-        self._rows = list(map(copy_element, chunk.rows())) if chunk.is_columnar else chunk.rows()
+        self._rows = rows_to_hold(chunk)
         return True
 
     def _read_lazy_row(self, lazy_rows: LazyRowStream) -> bool:
@@ -149,12 +147,6 @@ class HeldInput:
         self._lazy_rows = None
         self._input.end_lazy_rows(failed=False)
         return False
-
-    def _prune(self) -> None:
-        held = list(self._held_ordinals())
-        self._input.discard_unused_marks(held)
-        # The interval grows with the number of held elements.
-        self._prune_at = self._num_taken + max(4 * _MARK_INTERVAL, len(held))
 
     @property
     def row(self) -> Element:
@@ -200,8 +192,7 @@ class HeldInput:
         found: dict[int, HeldElement] = {}
         remaining = iter(needed)
         for chunk in self._input.restore(state, np.array(needed, np.int64)):
-            rows = map(copy_element, chunk.rows()) if chunk.is_columnar else chunk.rows()
-            for index, row in enumerate(rows):
+            for index, row in enumerate(rows_to_hold(chunk)):
                 ordinal = next(remaining)
                 metadata = chunk.take_metadata(slice(index, index + 1))
                 found[ordinal] = HeldElement(row, ordinal, metadata)
@@ -213,7 +204,7 @@ class HeldInput:
         self._input.close()
 
 
-def joined_metadata(elements: Sequence[HeldElement]) -> IdColumn | None:
+def join_metadata(elements: Sequence[HeldElement]) -> IdColumn | None:
     """Return the metadata of an element made from all of these."""
     columns = [element.metadata for element in elements if element.metadata is not None]
     if not columns:

@@ -33,8 +33,8 @@ from headrace.plan.user_function import ErrorParts, split_message, step_name
 __all__ = ["IgnoreErrorsIterator"]
 
 _logger = logging.getLogger("headrace")
-_NOT_OF_ELEMENTS = (AbortedError, CancelledError, DeadlineExceededError, UnavailableError)
-"""Errors of a service. Elements that it still has would be lost if these were dropped."""
+_SERVICE_ERRORS = (AbortedError, CancelledError, DeadlineExceededError, UnavailableError)
+"""Errors of a service and not of an element: if they were dropped, its elements would be lost."""
 _MAX_MESSAGE_LENGTH = 2000
 
 
@@ -119,8 +119,8 @@ class IgnoreErrorsIterator(ElementIterator):
     # --- errors ---------------------------------------------------------------------------------
 
     def _drop(self, error: Exception) -> None:
-        """Count an error of the input, or raise it if it is no element's."""
-        if isinstance(error, _NOT_OF_ELEMENTS) or self._is_stuck():
+        """Count an error of the input; raise it if it is not the error of an element."""
+        if isinstance(error, _SERVICE_ERRORS) or self._is_stuck():
             raise error
         node, parts = self._node, split_message(error)
         if node.limit is not None and self._count >= node.limit:
@@ -137,7 +137,7 @@ class IgnoreErrorsIterator(ElementIterator):
             _logger.warning("%s dropped an element: %s", self._step, parts.message)
 
     def _is_stuck(self) -> bool:
-        """Return whether the input fails again without moving on, so that it may do so forever."""
+        """Return whether the input fails twice at one position, and so might fail forever."""
         try:
             state = self._input.get_state()
         except Exception:  # a dataset that cannot save a state

@@ -54,8 +54,10 @@ class PackedRow:
     def __init__(
         self, parts: list[Sequences], metadata: IdColumn | None, state_after: MakeState
     ) -> None:
+        #: The sequences, in order.
         self.parts = parts
         self.metadata = metadata
+        #: Makes the state after the row.
         self.state_after = state_after
 
 
@@ -80,7 +82,9 @@ class PackingIterator(ElementIterator):
 
     @abstractmethod
     def _add(self, sequences: Sequences) -> PackedRow | None:
-        """Take the next element, or not yet; return a row if that finishes one.
+        """Take the next element; return a row if one is finished.
+
+        If the element needs a bin that a finished row frees, it is taken by the next call.
 
         Raises:
             InvalidElementError: If the element cannot be packed. It was not taken.

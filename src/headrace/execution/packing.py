@@ -11,7 +11,7 @@ from operator import attrgetter, ge, sub
 
 from headrace.errors import InvalidElementError
 from headrace.execution.context import Context
-from headrace.execution.held_input import HeldElement, joined_metadata
+from headrace.execution.held_input import HeldElement, join_metadata
 from headrace.execution.iterator import State, make_iterator
 from headrace.execution.packed_rows import (
     MakeState,
@@ -21,13 +21,13 @@ from headrace.execution.packed_rows import (
     check_layout,
     check_sequences,
 )
-from headrace.execution.window_collector import decode_gaps, encode_gaps
+from headrace.execution.replayable_input import decode_gaps, encode_gaps
 from headrace.plan.packing import PackSequences
 
 __all__ = ["BinPackingIterator"]
 
 _MAX_AGE = 8
-"""Rows per bin that may be finished while a bin is open."""
+"""The next bin to finish is the oldest if this many rows per bin were finished since it began."""
 
 
 class _Bin:
@@ -122,7 +122,7 @@ class BinPackingIterator(PackingIterator):
         self._bins.remove(bin_)
         self._num_finished += 1
         parts = [element.value for element in bin_.elements]
-        return PackedRow(parts, joined_metadata(bin_.elements), self._make_state())
+        return PackedRow(parts, join_metadata(bin_.elements), self._make_state())
 
     def _finish_row(self) -> PackedRow | None:
         return None

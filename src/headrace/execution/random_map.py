@@ -1,4 +1,4 @@
-"""Iterators of `random_map`: words from element numbers, and calls with a generator."""
+"""Iterators of `random_map`: random words by element number, and calls with a generator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MASK = (1 << 64) - 1
 
 @make_iterator.register(DrawRandomWords)
 class DrawRandomWordsIterator(ElementIterator):
-    """Pairs elements with words of the sequence of this step and epoch, by element number."""
+    """Pairs each element with the random word of its element number, in this step and epoch."""
 
     def __init__(self, node: DrawRandomWords, context: Context) -> None:
         self._input = make_iterator(node.input, context.with_element_numbers(True))
@@ -94,7 +94,7 @@ def _make_random_map(node: RandomMap, context: Context) -> ElementIterator:
 
 
 class GeneratorFunction(UserFunction):
-    """A user's function of an element and a generator, called with an element and a word."""
+    """A user's function of an element and a generator, called with an element and a random word."""
 
     __slots__ = ("_without_generator",)
 
@@ -108,10 +108,10 @@ class GeneratorFunction(UserFunction):
 
 
 def _with_generator(fn: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """Return a function that calls `fn` with a generator made from a word.
+    """Return a function that calls `fn` with a generator made from a random word.
 
     Creating a generator takes 15 µs, most of it for a seed that is replaced; setting the state of
-    an existing one takes 2 µs. So generators are used again: one for each call in progress.
+    an existing one takes 2 µs. So generators are reused; there is one for each call in progress.
     """
     unused: list[_ReusableGenerator] = []  # several threads share it; pop and append are atomic
 
@@ -140,7 +140,7 @@ class _ReusableGenerator:
         self._key = self._state["state"]["key"]
 
     def start_at(self, word: Any) -> np.random.Generator:
-        """Return the generator at the start of the stream of this word."""
+        """Return the generator, at the start of the stream of this random word."""
         self._key[0] = word
         self._bits.state = self._state
         return self._generator

@@ -14,23 +14,36 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.chunk import Chunk
+from headrace.element.ownership import copy_element
+from headrace.element.structure import Element
 from headrace.errors import DataLossError
 from headrace.execution.input_buffer import InputBuffer, LazyRowStream
 from headrace.execution.iterator import ElementIterator, State
 
-__all__ = ["ReplayMark", "ReplayableInput"]
+__all__ = [
+    "MARK_INTERVAL",
+    "ReplayMark",
+    "ReplayableInput",
+    "decode_gaps",
+    "encode_gaps",
+    "rows_to_hold",
+]
 
+MARK_INTERVAL = 64
+"""Number of elements between the marks of a step that holds any elements of its input; also the
+maximum to read at once if that is free."""
 _MAX_READ_AT_ONCE = 1024
 _MAX_GAP = 64
-"""Maximum gap between needed elements that is read, not skipped, if reading makes no calls.
-"""
+"""Maximum gap between needed elements that is read, not skipped, if reading makes no calls."""
+_MIN_PRUNE_INTERVAL = 4 * MARK_INTERVAL
 
 
 class ReplayMark(NamedTuple):
@@ -80,6 +93,7 @@ class ReplayableInput:
         #: Oldest first. The first is at or before the oldest held element.
         self._marks: deque[ReplayMark] = deque()
         self._extra_chunk: Chunk | None = None  # read when another failure was expected
+        self._prune_at = 0  # value of `num_read` from which `prune` discards marks
 
     @property
     def oldest_mark(self) -> ReplayMark:
@@ -145,6 +159,17 @@ class ReplayableInput:
         useful = {bisect_right(starts, ordinal) - 1 for ordinal in ordinals}
         useful.add(len(marks) - 1)
         self._marks = deque([mark for index, mark in enumerate(marks) if index in useful])
+
+    def prune(self, held_ordinals: Callable[[], Iterable[int]]) -> None:
+        """Discard unused marks, at intervals that grow with the number of held elements.
+
+        Args:
+            held_ordinals: Returns the ordinals of the elements that the step holds.
+        """
+        if self.num_read >= self._prune_at:
+            held = list(held_ordinals())
+            self.discard_unused_marks(held)
+            self._prune_at = self.num_read + max(_MIN_PRUNE_INTERVAL, len(held))
 
     def restore(self, state: State, needed: NDArray[np.int64]) -> list[Chunk]:
         """Restore a state; return the elements that were held then, read again.
@@ -235,3 +260,19 @@ class ReplayableInput:
     def close(self) -> None:
         """Close the input."""
         self._input_buffer.close()
+
+
+def rows_to_hold(chunk: Chunk) -> list[Element]:
+    """Return the rows of a chunk; a row that is a view of a column would keep all of it alive."""
+    rows = chunk.rows()
+    return list(map(copy_element, rows)) if chunk.is_columnar else rows
+
+
+def encode_gaps(ordinals: Sequence[int], first: int) -> list[int]:
+    """Return increasing ordinals as differences, which are small numbers."""
+    return [after - before for before, after in pairwise([first, *ordinals])]
+
+
+def decode_gaps(gaps: Iterable[int], first: int) -> list[int]:
+    """Return the ordinals from the result of `encode_gaps`."""
+    return list(accumulate(gaps, initial=first))[1:]

@@ -1,8 +1,9 @@
 """Reading of an input in sliding windows.
 
-The elements are held in a buffer that is only appended to: windows are parts of it and share what
-overlaps. When it is full, the elements that the next window needs are copied to a new one, at least
-twice as large, so that an element is copied about twice, however far windows overlap.
+The elements are held in a buffer that is only appended to. Windows are parts of it, so they share
+the elements in which they overlap. When it is full, the elements that the next window needs are
+copied to a new buffer, at least twice as large. So an element is copied about twice, however far
+windows overlap.
 
 A state has the state of the input before the first element of the next window, and the number of
 errors raised since: after a restore the elements are read again, and those errors are not raised
@@ -71,7 +72,7 @@ class SlidingBuffer:
         self._anchor = 0  # ordinal of the element before which its state is
         self._num_read = 0
         self._has_ended = False
-        #: Number of coming errors of the input that were raised already.
+        #: Number of errors that the input raises again, since a state was restored.
         self._known_failures = failures
         #: Ordinals of the elements before which errors were raised.
         self._failures: list[int] = []
@@ -229,7 +230,7 @@ class SlidingBuffer:
         self._restart(state["skip"], state["failed"])
 
     def close(self) -> None:
-        """Close the input; there are no more windows."""
+        """Close the input. No window can be read afterwards."""
         self.input.close()
 
 

@@ -28,14 +28,17 @@ from headrace.threads import start_thread
 
 __all__ = ["Measurements", "StatisticsCollector", "StepMeasurements"]
 
-_INTERVAL = 0.01
+_SAMPLE_SECONDS = 0.01
+"""Seconds between samples."""
 _MAX_SAMPLE_SECONDS = 1.0
 """Maximum seconds of one sample: after a pause of the process, no thread was running."""
 _JOIN_TIMEOUT_SECONDS = 0.2
 _MAX_MEASURING_INTERVAL = 64
 """Maximum number of chunks between those whose first element is measured in bytes."""
 _MAX_NESTED_STEPS = 64
-_SWITCH_INTERVAL = 2e-5
+"""Maximum number of steps of nested datasets that are measured separately."""
+_SWITCH_SECONDS = 2e-5
+"""Seconds after which a sample demands the interpreter lock (`sys.setswitchinterval`)."""
 _MAX_JITTER_SECONDS = 0.002
 _WORK = (Activity.USER_CODE, Activity.OWN_CODE)
 
@@ -60,7 +63,7 @@ class StepMeasurements:
     work_by_thread: dict[int, float] = field(default_factory=dict)
     """Seconds of work by identifier of the thread."""
     threads: int | None = None
-    """Number of its own threads; None if it has none, or its inputs run on them."""
+    """Number of threads that call its function; None for steps without such threads."""
 
 
 @dataclass(frozen=True)
@@ -322,13 +325,13 @@ class _Sampler:
 
     def _run(self) -> None:
         last = time.perf_counter()
-        while not self._stop.wait(_INTERVAL):
-            # A thread that waits for the interpreter lock gets it when another thread releases it
-            # of its own accord, as in NumPy. Samples would all be taken there, so after a random
-            # time the lock is demanded soon.
+        while not self._stop.wait(_SAMPLE_SECONDS):
+            # A waiting thread gets the interpreter lock where another thread releases it, as NumPy
+            # does. All samples would be taken there. So after a random pause the switch interval is
+            # short, and the lock is taken wherever the other thread is.
             with _switch_interval_lock:
                 switch_interval = sys.getswitchinterval()
-                sys.setswitchinterval(_SWITCH_INTERVAL)
+                sys.setswitchinterval(_SWITCH_SECONDS)
                 try:
                     if self._stop.wait(random.random() * _MAX_JITTER_SECONDS):
                         return

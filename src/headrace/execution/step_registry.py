@@ -29,7 +29,7 @@ StepT = TypeVar("StepT")
 
 
 class Activity(Enum):
-    """What a thread does in a step."""
+    """Activity of a thread in a step."""
 
     USER_CODE = "user code"
     """Runs a function of the user."""
@@ -48,7 +48,7 @@ def name_step(node: Node) -> str:
 
 
 class StepRegistry(Generic[StepT]):
-    """Maps iterators to what the registrant wants to know of their steps."""
+    """Maps iterators to the caller's records of their steps."""
 
     def __init__(self) -> None:
         #: Names of the classes of steps, including their base classes.

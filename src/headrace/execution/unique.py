@@ -58,7 +58,7 @@ class UniqueIterator(ElementIterator):
             if chunk is None:
                 return None
             start, num_read = self._input_buffer.offset, self._num_read
-            indices = self._find_new(chunk, limit)
+            indices = self._take_new(chunk, limit)
             if indices:
                 states = self._states([num_read + index - start for index in indices])
                 first, stop = indices[0], indices[-1] + 1
@@ -71,16 +71,14 @@ class UniqueIterator(ElementIterator):
         if not self._has_started:
             self._has_started, self._start_state = True, self._input_buffer.get_state()
 
-    def _find_new(self, chunk: Chunk, limit: int) -> list[int]:
+    def _take_new(self, chunk: Chunk, limit: int) -> list[int]:
         """Consume elements of the buffered chunk; return the indices of up to `limit` new ones."""
         start = self._input_buffer.offset
         if self._keyed_chunk is not chunk:
             # Elements before the offset need no keys.
             unused = [b""] * start
-            self._keyed_chunk, self._keys = (
-                chunk,
-                unused + self._element_keys.of_chunk(chunk, start),
-            )
+            self._keys = unused + self._element_keys.of_chunk(chunk, start)
+            self._keyed_chunk = chunk
         seen, indices, index = self._seen, list[int](), start
         for index in range(start, chunk.size):
             key = self._keys[index]

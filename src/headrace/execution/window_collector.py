@@ -8,28 +8,31 @@ once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.element.metadata import concatenate_metadata, group_metadata
-from headrace.element.ownership import copy_element
 from headrace.element.structure import Element
 from headrace.execution.element_numbers import IdColumn
 from headrace.execution.iterator import ElementIterator, State, element_position
-from headrace.execution.replayable_input import ReplayableInput
+from headrace.execution.replayable_input import (
+    MARK_INTERVAL,
+    ReplayableInput,
+    decode_gaps,
+    encode_gaps,
+    rows_to_hold,
+)
 from headrace.plan.user_function import UserFunction
 
-__all__ = ["KeyedWindow", "WindowCollector", "decode_gaps", "encode_gaps"]
+__all__ = ["KeyedWindow", "WindowCollector"]
 
 _MAX_WINDOWS_SCANNED = 64
 """Maximum number of windows to scan for the number of elements that one of them needs."""
 _NUM_BLOCKS = 256
 """Number of blocks in the table of windows."""
-_MARK_INTERVAL = 64
-"""Number of elements between marks, and the maximum to read ahead if that is free."""
 
 
 class KeyedWindow:
@@ -126,7 +129,7 @@ class WindowCollector:
         size_of: Callable[[int], int],
         min_size: int = 1,
     ) -> None:
-        self._input = ReplayableInput(input_, step, _MARK_INTERVAL)
+        self._input = ReplayableInput(input_, step, MARK_INTERVAL)
         self._call = call
         self._key_of = key_of
         self._size_of = size_of
@@ -141,7 +144,6 @@ class WindowCollector:
         self._offset = 0  # index of the next row to collect
         self._num_collected = 0  # elements of the input that were collected or failed
         self._limit = 1
-        self._prune_at = 0
 
     def next_window(self) -> KeyedWindow | None:
         """Return the next full window, at the end the remaining ones, and then None."""
@@ -167,17 +169,15 @@ class WindowCollector:
         input_ = self._input.input
         if input_.can_read_ahead:
             limit = self._limit
-            self._limit = min(2 * limit, _MARK_INTERVAL)
+            self._limit = min(2 * limit, MARK_INTERVAL)
         else:
             limit = max(input_.preferred_limit, self._min_needed())
-        if self._num_collected >= self._prune_at:
-            self._prune()
+        self._input.prune(self._held_ordinals)
         chunk = self._input.read_chunk(limit)
         if chunk is None:
             return False
         self._chunk, self._offset = chunk, 0
-        # A row that is a view of a column would keep the whole column in memory.
-        self._rows = list(map(copy_element, chunk.rows())) if chunk.is_columnar else chunk.rows()
+        self._rows = rows_to_hold(chunk)
         return True
 
     def _min_needed(self) -> int:
@@ -188,13 +188,8 @@ class WindowCollector:
         missing = [(window.size or 1) - len(window.rows) for window in windows]
         return max(1, min([*missing, self._min_size]))
 
-    def _prune(self) -> None:
-        held_ordinals = [window.ordinals for window in self._windows.snapshot()()]
-        self._input.discard_unused_marks(
-            ordinal for ordinals in held_ordinals for ordinal in ordinals
-        )
-        # The interval grows with the number of held elements.
-        self._prune_at = self._num_collected + max(4 * _MARK_INTERVAL, sum(map(len, held_ordinals)))
+    def _held_ordinals(self) -> Iterator[int]:
+        return chain.from_iterable(window.ordinals for window in self._windows.snapshot()())
 
     def _collect(self) -> KeyedWindow | None:
         """Collect buffered elements until a window is full; return it, or None."""
@@ -284,7 +279,7 @@ class WindowCollector:
         rows: list[Element] = []
         columns: list[IdColumn | None] = []
         for chunk in chunks:
-            rows += map(copy_element, chunk.rows()) if chunk.is_columnar else chunk.rows()
+            rows += rows_to_hold(chunk)
             columns += [chunk.take_metadata(slice(index, index + 1)) for index in range(chunk.size)]
         index_of = {ordinal: index for index, ordinal in enumerate(needed)}
         for key, ordinals in contents:
@@ -292,7 +287,7 @@ class WindowCollector:
             window.rows = [rows[index_of[ordinal]] for ordinal in ordinals]
             window.ordinals = ordinals
             self._windows.add(window)
-        self._num_collected = self._prune_at = state["first_ordinal"] + state["num_read"]
+        self._num_collected = state["first_ordinal"] + state["num_read"]
         metadata = columns[index_of[removed[0]]] if removed else None
         return [rows[index_of[ordinal]] for ordinal in removed], removed, metadata
 
@@ -305,13 +300,3 @@ class WindowCollector:
         """Close the input."""
         self._reset()
         self._input.close()
-
-
-def encode_gaps(ordinals: Sequence[int], first: int) -> list[int]:
-    """Return increasing ordinals as differences, which are small numbers."""
-    return [after - before for before, after in pairwise([first, *ordinals])]
-
-
-def decode_gaps(gaps: Iterable[int], first: int) -> list[int]:
-    """Return the ordinals of which `encode_gaps` made these gaps."""
-    return list(accumulate(gaps, initial=first))[1:]

@@ -11,8 +11,7 @@ Steps:
     random_map       random_map
     ignoring_errors  ignore_errors
     ordering         shuffle, repeat, take, skip, shard, enumerate
-    batching         batch, padded_batch, unbatch
-    ragged           ragged_batch
+    batching         batch, padded_batch, ragged_batch, unbatch
     unique           unique
     windows          group_by_window, bucket_by_sequence_length
     packing          pack_sequences (whole or split sequences), batch_by_cost

@@ -21,8 +21,8 @@ __all__ = ["DrawRandomWords", "RandomMap"]
 class DrawRandomWords(Node):
     """Pair each element with a random 64-bit word: `(element, word)`.
 
-    The word follows from the seed, the epoch and the element number, and not from the order of the
-    elements or from who reads them.
+    The word follows from the seed, the epoch and the element number. It does not depend on the
+    order of the elements, or on the process that reads them.
     """
 
     kind: ClassVar[str] = "random_words"
@@ -37,8 +37,8 @@ class DrawRandomWords(Node):
     input: Node
     seed: int | None = None
     repeats_above: int = field(default=0, metadata={"is_parameter": False})
-    """Number of `repeat` steps above that are below it in the plan as written; the words are those
-    of the plan as written. Set by `rewrites.partition`."""
+    """Number of `repeat` steps that follow it here but precede it in the plan as written, which
+    determines the random words. Set by `rewrites.partition`."""
 
     def __post_init__(self) -> None:
         if self.seed is not None:
@@ -50,7 +50,7 @@ class DrawRandomWords(Node):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RandomMap(Map):
-    """Replace each pair of an element and a word by `fn(element, rng)`."""
+    """Replace each pair of an element and a random word by `fn(element, rng)`."""
 
     kind: ClassVar[str] = "random_map"
 

@@ -142,7 +142,7 @@ def refuse_windows(plan: Node, name: str) -> None:
 
     Args:
         plan: The plan.
-        name: What cannot take them.
+        name: The step or method that cannot take them, for the error.
 
     Raises:
         FailedPreconditionError: If elements are, or contain, datasets.

@@ -1,8 +1,8 @@
-"""Windows of which a function makes one batch each, found without calling it for each window.
+"""Recognition of functions that make one batch of each window.
 
 `windows.flat_map(lambda w: w.batch(32))` opens a dataset per window, which costs a hundred times
 more than copying its elements. If the function does nothing else, `BatchedWindows` yields the same
-batches. That is proved as in `plan/column_proof.py`:
+batches without calling it. That is proved as in `plan/column_proof.py`:
 
 1. The function's code is a straight line of instructions on an allow list. Attributes are `batch`,
    `zip` and `Dataset`, and values read from outside are integers, the package, or `Dataset`.

@@ -53,7 +53,7 @@ def in_processes(dataset: Dataset[Any], num_processes: int) -> Dataset[Any]:
     """Return a dataset whose steps run in worker processes; see `Dataset.in_processes`."""
     check_int("num_processes", num_processes, minimum=1)
     if _is_worker_process():
-        return dataset  # of a dataset that a function opens: it runs in parallel with others
+        return dataset  # opened by a function that already runs in a worker process
     plan = inline_process_sources(dataset.plan)
     options = ReadOptions(
         processing_mode=ShardingPolicy.DYNAMIC,
@@ -144,7 +144,7 @@ class _Pool:
             self._dataset_ids.pop(user, None)
 
     def exit_reasons(self) -> list[str]:
-        """Return how processes have ended unexpectedly, the latest last."""
+        """Return a reason for each process that ended unexpectedly, the latest last."""
         workers = () if self._cluster is None else self._cluster.workers
         return [worker.exit_reason for worker in workers if worker.exit_reason is not None]
 

@@ -16,7 +16,7 @@ from headrace.plan.source import IndexedSource
 from headrace.saved.schema import NUMBERS_KIND, FileSchema
 from headrace.sources.arrow_columns import find_null, infer_arrow_schema, read_columns
 
-__all__ = ["ArrowRows", "DecodeLists", "infer_row_schema"]
+__all__ = ["ArrowRows", "infer_row_schema"]
 
 
 def infer_row_schema(arrow_schema: Any) -> FileSchema:
@@ -39,7 +39,7 @@ class ArrowRows(IndexedSource):
     """Rows of a table as dicts; an index is a row.
 
     Lists of numbers of different lengths cannot be stacked: they are the `bytes` of their arrays,
-    which `DecodeLists` converts.
+    which `as_dataset` decodes.
 
     Attributes:
         schema: Schema of the rows.
@@ -58,7 +58,7 @@ class ArrowRows(IndexedSource):
     def as_dataset(self, make: Any) -> Any:
         """Return the rows as a dataset of class `make`."""
         dataset = make.from_source(self)
-        return dataset if self.schema.is_fixed else dataset.map(DecodeLists(self.schema))
+        return dataset if self.schema.is_fixed else dataset.map(_DecodeLists(self.schema))
 
     @property
     def element_spec(self) -> Spec | None:
@@ -96,7 +96,7 @@ def _only_chunk(column: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class DecodeLists:
+class _DecodeLists:
     """Function that decodes the lists in a row of `ArrowRows`."""
 
     schema: FileSchema

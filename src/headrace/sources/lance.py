@@ -26,7 +26,7 @@ __all__ = ["LanceRows"]
 
 
 class _OpenDataset:
-    """The open dataset. Copies open their own."""
+    """Opens the dataset once. A pickled copy opens it again."""
 
     def __init__(self) -> None:
         self.open = functools.lru_cache(1)(_open_dataset)

@@ -12,9 +12,7 @@ import numpy as np
 from headrace.errors import InvalidArgumentError
 from headrace.sources.images import decode_image
 
-__all__ = ["IMAGE_ENCODINGS", "Column"]
-
-IMAGE_ENCODINGS = ("jpeg", "png", "pil")
+__all__ = ["Column"]
 
 _SCALARS = frozenset(
     f"{kind}{bits}"
@@ -25,11 +23,11 @@ _SCALARS = frozenset(
     )
     for bits in sizes
 )
+#: Dtypes by the code that arrays without a fixed dtype begin with.
 _ARRAY_DTYPES = {
     8: "<u1", 9: "<i1", 16: "<u2", 17: "<i2", 18: "<f2",
     32: "<u4", 33: "<i4", 34: "<f4", 64: "<u8", 65: "<i8", 66: "<f8",
 }  # fmt: skip
-"""Dtypes by the number that arrays without a fixed dtype begin with."""
 _PIL_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
@@ -46,11 +44,6 @@ class Column:
     name: str
     encoding: str
     num_bytes: int | None
-
-    @property
-    def kind(self) -> str:
-        """Name of the encoding, without arguments."""
-        return self.encoding.partition(":")[0]
 
     def find_decoder(self) -> Callable[[bytes], Any]:
         """Return the function that decodes a value.

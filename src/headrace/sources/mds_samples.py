@@ -63,17 +63,17 @@ class Shard:
     name: str
     count: int
     num_bytes: int
-    compression: str = ""
-    options: StorageOptions = NO_OPTIONS
+    compression: str
+    options: StorageOptions
 
     @property
     def path(self) -> str:
         """Path or URL of the file."""
-        return open_folder(self.directory).path(self.name)
+        return open_folder(self.directory, self.options).path(self.name)
 
 
 class _OpenShards:
-    """Contents of the shards used last. Copies open their own."""
+    """Contents of the shards used last. A pickled copy opens them again."""
 
     def __init__(self) -> None:
         self._contents: OrderedDict[Shard, _Data] = OrderedDict()
@@ -334,4 +334,11 @@ def _shard_of(
         )
     raw, zipped = entry["raw_data"], entry["zip_data"]
     file = zipped if compression else raw
-    return Shard(directory, file["basename"], int(entry["samples"]), int(raw["bytes"]), compression)
+    return Shard(
+        directory=directory,
+        name=file["basename"],
+        count=int(entry["samples"]),
+        num_bytes=int(raw["bytes"]),
+        compression=compression,
+        options=options,
+    )

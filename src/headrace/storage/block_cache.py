@@ -26,16 +26,17 @@ from headrace.storage.options import StorageCache
 __all__ = ["BLOCK_BYTES", "BlockCache"]
 
 BLOCK_BYTES = 8 << 20
-"""Size of a block, except for the last one of a file."""
+"""Size of a block in bytes, except for the last one of a file."""
 
 _logger = logging.getLogger(__name__)
 
 _SUFFIX = ".block"
 _PARTIAL = ".partial"
 _ABANDONED_SECONDS = 3600.0
-"""Age of a partial file whose process was probably killed."""
+"""Age in seconds from which on a partial file is assumed to be that of a killed process."""
 _TRAILER = struct.Struct("<QI")
 _MEASURES_PER_LIMIT = 16
+"""How often the directory is measured while as many bytes are written as its limit permits."""
 
 
 class BlockCache:
@@ -79,7 +80,7 @@ class _CacheDirectory:
         self._max_bytes = cache.max_bytes
         self._lock = threading.Lock()
         #: Bytes that may be written before the directory is measured. The first block measures it.
-        self._left = 0
+        self._bytes_until_measured = 0
         self._has_warned = False
 
     def read(self, name: str, size: int) -> bytes | None:
@@ -119,8 +120,8 @@ class _CacheDirectory:
     def _make_room(self, size: int) -> None:
         """Remove the blocks that were not used for longest, if the limit would be exceeded."""
         with self._lock:
-            self._left -= size
-            if self._left >= 0:
+            self._bytes_until_measured -= size
+            if self._bytes_until_measured >= 0:
                 return
             reserve = max(size, self._max_bytes // _MEASURES_PER_LIMIT)
             blocks = self._list_blocks()
@@ -130,7 +131,7 @@ class _CacheDirectory:
                     break
                 _remove(path)
                 total -= length
-            self._left = reserve - size
+            self._bytes_until_measured = reserve - size
 
     def _list_blocks(self) -> list[tuple[float, int, str]]:
         """Return the time of the last use, the size and the path of each block."""

@@ -25,7 +25,7 @@ _S3, _GCS, _AZURE = "s3", "gs", "az"
 #: Kind of object store by scheme.
 _KINDS = {"s3": _S3, "s3a": _S3, "gs": _GCS, "gcs": _GCS, "az": _AZURE, "abfs": _AZURE}
 
-#: Names of fsspec's packages for options, by kind of object store and name of obstore. A name
+#: Names of options in the packages of fsspec, by kind of object store and name in obstore. A name
 #: may also have the prefix `aws_`, `google_` or `azure_`.
 _FSSPEC_NAMES: dict[str, dict[str, str]] = {
     _S3: {
@@ -58,8 +58,9 @@ def find_file_system(url: str, options: StorageOptions, *, retries: bool = True)
         return _find(url, options, retries)
     except (ValueError, ImportError) as error:
         kind = ImportError if isinstance(error, ImportError) else ValueError
-        unknown = " (fsspec has no file system for this URL scheme)" * ("not known" in str(error))
-        raise kind(f"{url!r}: {error}{unknown}") from error
+        is_unknown = "not known" in str(error)
+        hint = " (fsspec has no file system for this URL scheme)" if is_unknown else ""
+        raise kind(f"{url!r}: {error}{hint}") from error
 
 
 def _find(url: str, options: StorageOptions, retries: bool) -> tuple[Any, str]:
@@ -168,14 +169,13 @@ def _import_store_class() -> Any:
 
 def _to_obstore(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return options by obstore's names, from those or fsspec's."""
-    names = {theirs: ours for ours, theirs in _FSSPEC_NAMES[kind].items()}
+    obstore_names = {fsspec: obstore for obstore, fsspec in _FSSPEC_NAMES[kind].items()}
     found: dict[str, Any] = {}
-    given = _flatten(options)
-    for name, value in given.items():
+    for name, value in _flatten(options).items():
         if value is None:
             continue
         plain = name.removeprefix(_PREFIXES[kind])
-        name = names.get(plain, plain)
+        name = obstore_names.get(plain, plain)
         if kind == _GCS and name == "service_account" and value == "anon":
             name, value = "skip_signature", True
         found[name] = value

@@ -138,7 +138,7 @@ class RemoteStream:
             if self._blocks is not None:
                 at = self._fetch_block(self._blocks)
             elif self._file.reads_ahead:
-                # The file has a buffer of its own.
+                # The file has a buffer, so another one would only be a copy.
                 return self._fetch(self._offset, _MAX_READ_BYTES if size < 0 else size)
             else:
                 self._fetch_ahead(size)

@@ -48,7 +48,7 @@ class PoolAccess(Protocol):
         """Return an access that does not keep the processes running and cannot `connect`."""
 
     def exit_reasons(self) -> list[str]:
-        """Return how the processes that ended unexpectedly have ended, the latest last."""
+        """Return a reason for each process that ended unexpectedly, the latest last."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -88,8 +88,8 @@ class ProcessSource(RemoteSource):
         if problem is not None and self.pool.is_first_warning():
             _log.warning("in_processes(%d): %s", self.pool.num_processes, problem)
         address, dataset_id = self.pool.connect(self.remote_plan)
-        # Readers are in reference cycles, which must not keep the processes running: whoever reads
-        # has the plan, and so this source.
+        # Readers are in reference cycles, which must not keep the processes running. The iterator
+        # holds the plan, and so this source.
         connected = dataclasses.replace(
             self,
             pool=self.pool.without_ownership(),
@@ -109,9 +109,10 @@ class ProcessSource(RemoteSource):
         ends = f" ({', '.join(reasons)})" if reasons else ""
         return DataLossError(
             f"in_processes({self.pool.num_processes}): every process that computed "
-            f"{_describe_split(partition, split)} ended unexpectedly{ends}, so what is left of it "
-            f"is skipped. Steps that ran there: {', '.join(steps) or 'none with a function'}. To "
-            "find the cause, read the dataset without in_processes"
+            f"{_describe_split(partition, split)} ended unexpectedly{ends}, so its remaining "
+            f"elements are skipped. Steps that ran there: "
+            f"{', '.join(steps) or 'none with a function'}. To find the cause, read the dataset "
+            "without in_processes"
         )
 
     def _chosen_partition(self) -> PlanPartition:

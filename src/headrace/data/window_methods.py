@@ -1,32 +1,26 @@
-"""Sliding windows as datasets."""
+"""Methods of `Dataset` that make windows, which are datasets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from headrace.data.missing_names import MissingNamesMeta
+from headrace.data.step_methods import StepMethods
+from headrace.element.dataset_leaf import DatasetLeaf
 from headrace.plan.elements import FromSource
-from headrace.plan.node import Node
 from headrace.plan.sliding_windows import Window, refuse_windows
 from headrace.plan.traverse import element_spec, walk
+from headrace.plan.windows import GroupByWindow
 from headrace.sources.window import WindowSource
 
 if TYPE_CHECKING:
     from headrace.data.dataset import Dataset
 
-__all__ = ["SlidingWindowMethods"]
+__all__ = ["WindowMethods"]
 
 
-class SlidingWindowMethods(metaclass=MissingNamesMeta):
-    """The method `window`, and what a dataset says of itself as an element of windows."""
-
-    if TYPE_CHECKING:
-
-        @property
-        def plan(self) -> Node: ...  # noqa: D102
-
-        def _append_step(self, step: Callable[..., Node], **arguments: Any) -> Dataset[Any]: ...
+class WindowMethods(StepMethods, DatasetLeaf):
+    """Methods that make windows, and what a dataset reports as an element of other datasets."""
 
     def window(
         self,
@@ -73,6 +67,46 @@ class SlidingWindowMethods(metaclass=MissingNamesMeta):
             name=name,
         )
 
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[..., Any],
+        window_size: int | None = None,
+        window_size_func: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+    ) -> Dataset[Any]:
+        """Group elements by key; apply `reduce_func` to full windows and yield the elements.
+
+        At the end of the data, incomplete windows follow in the order of their oldest elements.
+
+        >>> import headrace as hr
+        >>> by_parity = hr.Dataset.range(7).group_by_window(
+        ...     key_func=lambda x: x % 2, reduce_func=lambda key, window: window.batch(3),
+        ...     window_size=3,
+        ... )
+        >>> [batch.tolist() for batch in by_parity]
+        [[0, 2, 4], [1, 3, 5], [6]]
+
+        Args:
+            key_func: Function that returns the key of an element, an integer.
+            reduce_func: Function of a key and a Dataset of the elements of a window; returns a
+                Dataset.
+            window_size: Number of elements per window.
+            window_size_func: Function that returns the window size for a key, instead of
+                `window_size`.
+            name: Name of the step in errors and in `explain`.
+        """
+        return self._append_step(
+            GroupByWindow,
+            key_func=key_func,
+            reduce_func=reduce_func,
+            window_size=window_size,
+            window_size_func=window_size_func,
+            make_dataset=type(self),
+            name=name,
+        )
+
     @property
     def _reads_window(self) -> bool:
         """Whether the dataset is a window or made from one, and so may be an element."""
@@ -87,4 +121,5 @@ class SlidingWindowMethods(metaclass=MissingNamesMeta):
         return element_spec(self.plan)
 
     def _refuse_windows(self, name: str) -> None:
+        """Raise an error if elements are windows, which the method `name` cannot take."""
         refuse_windows(self.plan, name)
