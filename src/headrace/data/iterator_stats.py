@@ -172,11 +172,11 @@ def _advise(step: StepMeasurements) -> str:
         if calls is None:
             return (
                 "more threads: num_parallel_calls=hr.AUTOTUNE, or more processes if its function "
-                "holds the interpreter lock: hr.service.distribute"
+                "holds the interpreter lock: in_processes(n), or hr.service.distribute"
             )
         if calls != AUTOTUNE:
             return f"more threads than num_parallel_calls={calls}: hr.AUTOTUNE"
-        return "more processes: hr.service.distribute"
+        return "more processes: in_processes(n), or hr.service.distribute"
     if isinstance(node, FromSource | ReadIndices | GatherIndices):
         return _advise_source(node)
     return ""
