@@ -266,7 +266,7 @@ def test_error_of_a_compressed_file_says_so(tmp_path: Path) -> None:
 
 
 def test_types_of_arguments_are_checked(names: tuple[str, ...]) -> None:
-    with pytest.raises(TypeError, match="`dtypes` must be a Mapping, but got .*map names"):
+    with pytest.raises(TypeError, match=r"`dtypes` must be a Mapping, but got .*map names"):
         hr.CsvDataset(names, dtypes=["int64"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`header` must be a bool"):
         hr.CsvDataset(names, header=["a", "b"])  # type: ignore[arg-type]
