@@ -102,6 +102,19 @@ def test_setting_a_missing_option_gives_the_same_error_as_reading():
         ),
         (lambda ds: ds.map(fn=abs), "it is called map_func"),
         (lambda ds: ds.batch(2, drop_last=True), "it is called drop_remainder"),
+        (lambda ds: ds.filter(fn=bool), r"Dataset\.filter\(\) .* it is called predicate"),
+        (lambda ds: ds.window(window_size=2), r"Dataset\.window\(\) .* it is called size"),
+        (lambda ds: ds.pack_sequences(8, num_packing_bins=3), "it is called num_bins"),
+        (lambda ds: ds.in_processes(num_workers=3), "it is called num_processes"),
+        (lambda ds: ds.ignore_errors(handler=print), "dead_letter"),
+        (lambda ds: ds.unique("key"), r"^Dataset\.unique\(\) takes 1 positional"),
+        (lambda ds: hr.CsvDataset("x", sep=";"), "it is called delimiter"),
+        (lambda ds: hr.CsvDataset("x", dtype=int), "it is called dtypes"),
+        (lambda ds: hr.CsvDataset("x", record_defaults=[0]), "pass dtypes"),
+        (lambda ds: hr.TFRecordDataset("x", compression="GZIP"), "called compression_type"),
+        (lambda ds: hr.MDSDataset(remote="s3://x"), "it is called directory"),
+        (lambda ds: hr.WebDataset("x", shardshuffle=True), "shuffle the names"),
+        (lambda ds: hr.Dataset.from_image_folder("x", image_size=(2, 2)), "it is called size"),
         (lambda ds: ds.batch(batchsize=2), "did you mean 'batch_size'"),
         (lambda ds: ds.repeat(times=2), "it has: count, name"),
         (lambda ds: ds.unbatch(x=1), "it has: name"),
@@ -116,6 +129,26 @@ def test_setting_a_missing_option_gives_the_same_error_as_reading():
 def test_unknown_argument_error_names_an_alternative(call, words):
     with pytest.raises(TypeError, match=words):
         call(hr.Dataset.range(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("decode", "hr.WebDataset"),
+        ("to_tuple", "map"),
+        ("map_batches", r"batch\(n\)\.map"),
+        ("mp_prefetch", "in_processes"),
+        ("train_test_split", "take"),
+    ],
+)
+def test_methods_of_other_libraries_name_an_alternative(name, words):
+    with pytest.raises(AttributeError, match=f"has no '{name}'; use instead: .*{words}"):
+        getattr(hr.Dataset.range(3), name)
+
+
+def test_methods_are_pickled_by_reference():
+    for method in (hr.Dataset.unique, hr.Dataset.load, hr.Dataset.range(3).batch.__func__):
+        assert pickle.loads(pickle.dumps(method)) == method
 
 
 def test_similar_names_are_suggested():

@@ -203,9 +203,9 @@ def test_a_sequence_that_is_too_long_fails_in_its_turn():
     ("element", "message"),
     [
         ({"tokens": np.ones((2, 2), int)}, r"\['tokens'\] is an array of shape \(2, 2\)"),
-        ({"tokens": np.int64(3)}, r"\['tokens'\] is a int64"),
-        ({"tokens": "abc"}, r"\['tokens'\] is a str"),
-        ((np.ones(2), np.ones(2)), r"\['tokens'\] is a tuple"),
+        ((np.arange(2), np.arange(2)), "or dicts of them, but the element is of type tuple"),
+        ({"tokens": np.int64(3)}, r"\['tokens'\] is of type int64"),
+        ({"tokens": "abc"}, r"\['tokens'\] is of type str"),
         ({"tokens": np.ones(2)}, "tokens: float64, but an element before it has tokens: int64"),
         ({"x": np.ones(2, int)}, "has x: int64, but an element before it has tokens: int64"),
     ],
@@ -336,6 +336,16 @@ def test_an_element_that_exceeds_the_limit_fails_in_its_turn():
 def test_a_wrong_cost_fails(cost, message):
     with pytest.raises((InvalidElementError, UserFunctionError), match=message):
         next(iter(ragged([3]).batch_by_cost(6, cost)))
+
+
+def test_the_number_of_components_is_no_length():
+    dataset = numbered([3, 4])
+    message = r"length of a dict is its number of components; use lambda x: len\(x\['tokens'\]\)"
+    with pytest.raises(InvalidElementError, match=f"`cost_fn` is len.*{message}"):
+        next(iter(dataset.batch_by_cost(6, len)))
+    buckets = dataset.bucket_by_sequence_length(len, [4], [2, 2])
+    with pytest.raises(InvalidElementError, match=f"`element_length_func` is len.*{message}"):
+        next(iter(buckets))
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,18 @@ def test_a_function_that_prints_is_sent(monkeypatch):
     assert load_plan(dump_plan(Dataset.range(3).map(lambda x: print(x, file=out)).plan))
 
 
+def test_a_cached_function_of_a_script_is_pickled_without_its_results():
+    @functools.lru_cache(maxsize=3)
+    def load(x):
+        return [x]
+
+    loaded = load(1)
+    fn = load_plan(dump_plan(hr.Dataset.range(3).map(lambda x: load(1)).plan)).fn
+    assert fn(0) == loaded
+    assert fn(0) is fn(1)
+    assert fn(0) is not loaded
+
+
 def test_a_source_that_cannot_be_pickled_is_named():
     with pytest.raises(FailedPreconditionError, match=r"FromSource.source: a Locked that cannot"):
         dump_plan(Dataset.from_source(Locked()).map(abs).plan)

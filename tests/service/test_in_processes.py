@@ -412,6 +412,8 @@ def test_the_context_of_a_dataset_that_cannot_be_sent_is_an_error() -> None:
 def test_a_wrong_number_of_processes_is_an_error(number: int) -> None:
     with pytest.raises(ValueError, match="num_processes"):
         hr.Dataset.range(3).in_processes(number)
+    with pytest.raises(ValueError, match=r"got AUTOTUNE; os\.cpu_count\(\)"):
+        hr.Dataset.range(3).in_processes(hr.AUTOTUNE)
     with pytest.raises(TypeError, match="num_processes"):
         hr.Dataset.range(3).in_processes(2.5)  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,20 @@ def test_files_are_named_by_datasets_and_urls(names: tuple[str, ...]) -> None:
 def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         hr.CsvDataset("x", **arguments)
+
+
+def test_error_of_a_compressed_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"a\n1\n"))
+
+    with pytest.raises(DataLossError, match="GZIP file, and CSV files must not be compressed"):
+        hr.CsvDataset(tmp_path / "x.csv.gz")
+
+
+def test_types_of_arguments_are_checked(names: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match=r"`dtypes` must be a Mapping, but got .*map names"):
+        hr.CsvDataset(names, dtypes=["int64"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`header` must be a bool"):
+        hr.CsvDataset(names, header=["a", "b"])  # type: ignore[arg-type]
 
 
 def test_workers_share_the_rows_of_a_file(names: tuple[str, ...]) -> None:

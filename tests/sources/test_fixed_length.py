@@ -78,7 +78,7 @@ def test_missing_empty_and_tiny_files(tmp_path: Path) -> None:
 
     assert list(hr.FixedLengthRecordDataset(tmp_path / "empty", 3)) == []
     assert list(hr.FixedLengthRecordDataset(tmp_path / "empty", 3, 4)) == []
-    with pytest.raises(DataLossError, match="header of 4 bytes"):
+    with pytest.raises(DataLossError, match="has 3 bytes, fewer than its header of 4 bytes"):
         list(hr.FixedLengthRecordDataset(tmp_path / "tiny", 3, 4))
     with pytest.raises(NotFoundError, match="gone"):
         list(hr.FixedLengthRecordDataset(tmp_path / "gone", 3))

@@ -117,6 +117,13 @@ def test_compressed_and_truncated_files(tmp_path: Path) -> None:
     assert list(iterator) == []
 
 
+def test_error_of_a_compressed_file_names_the_argument(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n'))
+
+    with pytest.raises(DataLossError, match=r'a GZIP file: pass compression_type="GZIP"'):
+        next(iter(hr.JsonLinesDataset(tmp_path / "x.jsonl.gz")))
+
+
 def test_files_are_named_by_lists_datasets_and_urls(tmp_path: Path) -> None:
     names = [write(tmp_path / f"{k}.jsonl", [{"id": k}] * 2) for k in range(3)]
     (tmp_path / "3.jsonl").touch()

@@ -12,7 +12,7 @@ import pytest
 import headrace as hr
 from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from headrace.storage import retrying
-from headrace.storage.file_systems import _to_fsspec, _to_obstore
+from headrace.storage.file_systems import _to_fsspec, _to_obstore, convert_error
 from headrace.storage.files import open_file, open_folder, read_file_version
 from headrace.storage.options import StorageOptions
 from tests.storage.conftest import S3Server
@@ -183,6 +183,17 @@ def test_unknown_option_is_named_without_its_value(s3_server: S3Server) -> None:
     with pytest.raises(ValueError, match=r"'sekret'.*`storage_options`") as raised:
         hr.TextLineDataset("s3://bucket/*", storage_options=options)
     assert "hidden" not in str(raised.value)
+    with pytest.raises(
+        ValueError, match=r"storage_options\['key'\] must be a str, but is of type i"
+    ):
+        list(hr.TextLineDataset("s3://bucket/x", storage_options={**s3_server.options, "key": 3}))
+
+
+def test_error_without_credentials_names_where_to_pass_them() -> None:
+    error = type("GenericError", (Exception,), {"__module__": "obstore.exceptions"})
+    message = str(convert_error(error("PUT http://169.254.169.254/latest/api/token: 403")))
+    assert message.startswith("PUT http://169.254.169.254/")
+    assert "pass them in `storage_options`" in message
 
 
 def test_workers_of_a_service_get_the_options(s3_server: S3Server) -> None:

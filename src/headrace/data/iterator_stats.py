@@ -190,11 +190,11 @@ def _advise(step: StepMeasurements) -> str:
         if calls is None:
             return (
                 "more threads: num_parallel_calls=hr.AUTOTUNE, or more processes if its function "
-                "holds the interpreter lock: in_processes()"
+                "holds the interpreter lock: in_processes(n), or hr.service.distribute"
             )
         if calls != AUTOTUNE:
             return f"more threads than num_parallel_calls={calls}: hr.AUTOTUNE"
-        return "more processes: in_processes() on this machine, or hr.service.distribute"
+        return "more processes: in_processes(n), or hr.service.distribute"
     if isinstance(node, FromSource | ReadIndices | GatherIndices):
         return "read several files at once: interleave(..., num_parallel_calls=hr.AUTOTUNE)"
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from headrace.arguments import check_int, check_string
+from headrace.arguments import check_instance, check_int, check_string
 from headrace.data.dataset import Dataset
 from headrace.data.file_datasets import _record_dataset
 from headrace.data.missing_names import explain_unknown_arguments
@@ -114,6 +114,8 @@ def CsvDataset(  # noqa: N802 - the field's name
     options = StorageOptions(storage_options)
     syntax = CsvSyntax(delimiter, quote, header, newlines_in_values)
     chosen = None if columns is None else _check_columns(columns)
+    if dtypes is not None:
+        check_instance("dtypes", dtypes, Mapping, fix="map names of columns to dtypes")
     given = {name: find_dtype(name, dtype) for name, dtype in (dtypes or {}).items()}
 
     def make(names: Any) -> Source:

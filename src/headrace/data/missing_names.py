@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 __all__ = [
     "ARGUMENT_ALTERNATIVES",
+    "ARGUMENT_NAMES",
     "METHOD_ALTERNATIVES",
     "MODULE_ALTERNATIVES",
     "MissingNamesMeta",
@@ -31,21 +32,50 @@ _USE_PADDED_BATCH = "padded_batch(), or tuples of indices and values"
 _USE_METHOD = "the method of the same name of Dataset"
 _NOT_NEEDED = "nothing: leave it out"
 
-#: Names of tf.data.Dataset, current and deprecated, and of data loaders.
+_USE_FROM_RANDOM_ACCESS = "Dataset.from_random_access(items)"
+_USE_IN_PROCESSES = "in_processes(n)"
+_USE_LOADER = "hr.torch.loader(dataset), or hr.jax.device_iterator(dataset)"
+_USE_PACK_SEQUENCES = "pack_sequences(length)"
+
+#: Names of tf.data.Dataset, current and deprecated, and of other libraries.
 METHOD_ALTERNATIVES = {
     "as_iterator": "iterate over it: `for element in dataset`, or iter(dataset)",
+    "batched": "batch()",
     "collate_fn": "batch(), or padded_batch()",
+    "decode": "decode=... of hr.WebDataset, or map()",
     "distribute": "dataset.apply(hr.service.distribute(...))",
-    "from_list": "Dataset.from_random_access(items)",
+    "from_items": _USE_FROM_RANDOM_ACCESS,
+    "from_list": _USE_FROM_RANDOM_ACCESS,
+    "iter_batches": "iterate over dataset.batch(n)",
+    "iter_torch_batches": "hr.torch.loader(dataset.batch(n), device)",
     "make_initializable_iterator": "iter(dataset)",
     "make_one_shot_iterator": "iter(dataset)",
+    "map_batches": "batch(n).map(f)",
+    "map_dict": "map()",
+    "map_tuple": "map()",
     "map_with_legacy_function": "map()",
+    "materialize": "cache(), or save(path)",
+    "mix": "Dataset.sample_from_datasets(datasets, weights)",
+    "mp_prefetch": _USE_IN_PROCESSES,
     "filter_with_legacy_function": "filter()",
     "numpy": "elements are NumPy already",
     "output_classes": "element_spec",
     "output_shapes": "element_spec",
     "output_types": "element_spec",
+    "pack": _USE_PACK_SEQUENCES,
+    "random_shuffle": "shuffle(len(dataset), seed)",
+    "select": "filter(), or map() to choose components",
+    "set_epoch": "nothing: each iteration is a new epoch",
+    "set_format": _USE_LOADER,
+    "sort": "sorted(dataset), if it fits in memory",
     "sparse_batch": "ragged_batch() of the indices and of the values, or padded_batch()",
+    "split": "take(n) and skip(n)",
+    "to_iter_dataset": "iter(dataset)",
+    "to_tuple": 'map(lambda sample: (sample["jpg"], sample["cls"]))',
+    "train_test_split": "take(n) and skip(n)",
+    "with_epoch": "repeat().take(n)",
+    "with_format": _USE_LOADER,
+    "write_parquet": "save(path), which writes Arrow files",
 }
 
 _USE_LIST_FILES = "Dataset.list_files(...).interleave(...) over a generator that reads a file"
@@ -202,27 +232,61 @@ MODULE_ALTERNATIVES["headrace"] |= {
     )
 }
 
-#: Arguments that these functions have in other libraries.
+#: Names of arguments in other libraries, and their names here; the first that a function has.
+ARGUMENT_NAMES = {
+    "column_names": ("columns",),
+    "compression": ("compression_type",),
+    "data_files": ("filenames",),
+    "drop_last": ("drop_remainder",),
+    "dtype": ("output_type", "dtypes"),
+    "field_delim": ("delimiter",),
+    "fn": ("map_func", "predicate", "cost_fn", "reduce_func", "scan_func", "class_func"),
+    "image_size": ("size",),
+    "local": ("directory",),
+    "max_tokens": ("max_cost", "length"),
+    "n_jobs": ("num_processes", "num_parallel_calls"),
+    "names": ("columns",),
+    "num_packing_bins": ("num_bins",),
+    "num_proc": ("num_processes", "num_parallel_calls"),
+    "num_workers": ("num_processes",),
+    "paths": ("filenames", "urls"),
+    "quotechar": ("quote",),
+    "remote": ("directory", "uri"),
+    "select_cols": ("columns",),
+    "sep": ("delimiter",),
+    "skip": ("header_bytes",),
+    "usecols": ("columns",),
+    "use_quote_delim": ("quote",),
+    "window_size": ("size",),
+}
+
+_USE_SHUFFLE = "shuffle with dataset.shuffle(buffer_size, seed=...)"
+
+#: Arguments of other libraries that have no counterpart in the same function here.
 ARGUMENT_ALTERNATIVES = {
     "batch_size": "create batches with dataset.batch(n)",
     "buffer_size": "leave it out: files are read in large pieces",
     "compression": "leave it out: `save` writes Arrow files",
     "collate_fn": "batch numbers, then map() them to a batch",
-    "drop_last": "it is called drop_remainder",
     "element_spec": "leave it out: the directory contains the spec",
-    "fn": "it is called map_func",
+    "handler": "errors are dropped and counted; dead_letter=FILE keeps a list of them",
+    "label_name": "dataset.map(lambda row: (row, row.pop(name)))",
     "name": "leave it out: errors name a step by the file and line where it was written",
+    "nodesplitter": "leave it out: distribute() or hr.torch.loader divides the samples",
     "num_epochs": "repeat(num_epochs)",
     "num_parallel_batches": "num_parallel_calls, of map()",
-    "num_workers": "num_parallel_calls, or a data service with that number of workers",
-    "output_shapes": "output_signature=hr.ArraySpec(shape, dtype), or leave it out",
-    "output_types": "output_signature=hr.ArraySpec(shape, dtype), or leave it out",
-    "sampler": "shuffle with dataset.shuffle(buffer_size, seed=...)",
+    "num_workers": "num_parallel_calls, dataset.in_processes(n), or a data service",
+    "output_shapes": "use output_signature=hr.ArraySpec(shape, dtype), or leave it out",
+    "output_types": "use output_signature=hr.ArraySpec(shape, dtype), or leave it out",
+    "record_defaults": "pass dtypes={column: dtype}, or leave it out: they are inferred",
+    "resampled": "dataset.repeat()",
+    "sampler": _USE_SHUFFLE,
     "shard_func": "leave it out: one process saves one stream",
-    "shuffle": "shuffle with dataset.shuffle(buffer_size, seed=...)",
+    "shardshuffle": "shuffle the names: from_tensor_slices(names).shuffle(n).interleave(open)",
+    "shuffle": _USE_SHUFFLE,
+    "split": "name the directory or the files of the split",
     "use_unbounded_threadpool": "num_parallel_calls=n",
     "checkpoint_args": "leave it out: an unfinished save resumes where it stopped",
-    "dtype": "it is called output_type",
 }
 
 
@@ -262,7 +326,7 @@ class MissingNamesMeta(type):
     ) -> MissingNamesMeta:
         """Create the class; wrap its public methods to explain unknown arguments."""
         named = {
-            key: value if key.startswith("_") else _explain_in_method(value)
+            key: value if key.startswith("_") else _explain_in_method(key, value)
             for key, value in namespace.items()
         }
         return super().__new__(cls, name, bases, named)
@@ -276,10 +340,15 @@ class MissingNamesMeta(type):
             raise AttributeError(missing_method_message(name, known), name=name, obj=cls)
 
 
-def _explain_in_method(value: Any) -> Any:
+def _explain_in_method(name: str, value: Any) -> Any:
     if isinstance(value, classmethod | staticmethod):
-        return type(value)(explain_unknown_arguments(value.__func__))
-    return explain_unknown_arguments(value) if isinstance(value, FunctionType) else value
+        return type(value)(_explain_in_method(name, value.__func__))
+    if not isinstance(value, FunctionType):
+        return value
+    # Methods of all classes are methods of Dataset for users, in errors of Python as well.
+    value.__qualname__ = f"Dataset.{name}"
+    value.__module__ = "headrace.data.dataset"  # where pickle finds the name
+    return explain_unknown_arguments(value)
 
 
 def explain_unknown_arguments(function: F) -> F:
@@ -301,8 +370,12 @@ def explain_unknown_arguments(function: F) -> F:
 
 
 def _unknown_argument_message(function: Callable[..., Any], name: str) -> str:
-    message = f"{function.__qualname__}() has no argument {name!r}"
+    called = function.__qualname__.removesuffix(".__init__")
+    message = f"{called}() has no argument {name!r}"
     known = [each for each in inspect.signature(function).parameters if each not in ("self", "cls")]
+    same = [each for each in ARGUMENT_NAMES.get(name, ()) if each in known]
+    if same:
+        return f"{message}; it is called {same[0]}"
     near = difflib.get_close_matches(name, known, n=1)
     if name in ARGUMENT_ALTERNATIVES:
         return f"{message}; {ARGUMENT_ALTERNATIVES[name]}"

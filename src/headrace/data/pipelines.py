@@ -72,8 +72,8 @@ def from_pipeline(make: Any, pipeline: Any) -> Any:
     if callable(pipeline):
         return make.from_generator(pipeline)
     raise TypeError(
-        f"a {type(pipeline).__name__} cannot be read as a dataset: it has no `__iter__`, no "
-        "`__len__` with `__getitem__`, and is no function that returns an iterable"
+        f"{pipeline!r:.60} of type {type(pipeline).__name__} cannot be read as a dataset: it has "
+        "no `__iter__`, no `__len__` with `__getitem__`, and is no function of an iterable"
     )
 
 

@@ -90,6 +90,11 @@ class CostBatchIterator(ElementIterator):
         """Return the cost of the next element; drop the element if that fails."""
         row = self._input.row
         try:
+            if self._node.cost_fn is len and type(row) is dict:
+                raise InvalidElementError(
+                    "`cost_fn` is len, but the length of a dict is its number of components; use "
+                    f"lambda x: len(x[{next(iter(row), '...')!r}])"
+                )
             cost = _check_cost(self._cost_of(row))
             if cost > self._node.max_cost:
                 raise InvalidElementError(

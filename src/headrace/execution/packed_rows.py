@@ -197,7 +197,8 @@ def check_sequences(row: Element) -> Sequences:
     Raises:
         InvalidElementError: If a component is not a one-dimensional array of numbers.
     """
-    if type(row) is not dict:
+    is_dict = type(row) is dict
+    if not is_dict:
         row = {"tokens": row}
     for name, array in row.items():
         if (
@@ -209,11 +210,14 @@ def check_sequences(row: Element) -> Sequences:
             found = (
                 f"an array of shape {array.shape} and dtype {array.dtype}"
                 if isinstance(array, np.ndarray)
-                else f"a {type(array).__name__}"
+                else f"of type {type(array).__name__}"
             )
             raise InvalidElementError(
                 f"packing takes one-dimensional arrays of numbers, but component [{name!r}] is "
                 f"{found}; drop or convert it in map()"
+                if is_dict
+                else "packing takes one-dimensional arrays of numbers, or dicts of them, but the "
+                f"element is {found}; convert it in map()"
             )
     return row  # type: ignore[no-any-return]
 

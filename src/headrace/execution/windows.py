@@ -184,6 +184,11 @@ class BucketIterator(ElementIterator):
 
     def _bucket(self, row: Element) -> int:
         """Return the bucket of an element: the number of boundaries that its length reaches."""
+        if self._node.element_length_func is len and type(row) is dict:
+            raise InvalidElementError(
+                "`element_length_func` is len, but the length of a dict is its number of "
+                f"components; use lambda x: len(x[{next(iter(row), '...')!r}])"
+            )
         length = _check_int("element_length_func", self._length_of(row))
         boundaries = self._node.bucket_boundaries
         bucket = bisect_right(boundaries, length)

@@ -7,12 +7,14 @@ functions are sent as bytecode, which another minor version of Python must not r
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import pickle
 import sys
 import types
 from collections import ChainMap
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -156,6 +158,13 @@ def _pickling_problem(value: object) -> str | None:
     return None
 
 
+def _cache_results(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+_CACHED_FUNCTION = type(functools.lru_cache(_cache_results))
+
+
 def _refuse_open_file(file: io.TextIOWrapper) -> Any:
     # cloudpickle would send the file's current text, and a partly read file would start over.
     if file in (sys.stdout, sys.stderr):
@@ -170,12 +179,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles functions by value, as cloudpickle does, and refuses open files."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return the reduction of a value: modules of a custom class are pickled by name."""
+        """Return the reduction of a value, as cloudpickle does, with two exceptions.
+
+        Modules of a custom class are pickled by name. Functions with `functools.cache` in a script
+        are pickled by value, without the cached results.
+        """
         kind = type(obj)
         if kind is not types.ModuleType and issubclass(kind, types.ModuleType):  # such as torch.ops
             name = getattr(obj, "__name__", "")
             if sys.modules.get(name) is obj:
                 return importlib.import_module, (name,)
+        if kind is _CACHED_FUNCTION and not is_pickled_by_name(obj):
+            # By name it would not be found: `__main__` is another module in worker processes.
+            return _cache_results, (obj.__wrapped__, obj.cache_parameters())
         return super().reducer_override(obj)
 
     dispatch_table: ClassVar = ChainMap[Any, Any](

@@ -25,7 +25,7 @@ from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
 from headrace.forks import call_in_children
 from headrace.plan.determinism import collect_default_seeds
-from headrace.plan.node import Node
+from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.serialize import dump_plan
 from headrace.plan.traverse import cardinality, element_spec
 from headrace.process.child import NO_ACCELERATORS, ChildCommand
@@ -51,6 +51,10 @@ _WORKER_MODULE = "headrace.service.worker.__main__"
 
 def in_processes(dataset: Dataset[Any], num_processes: int) -> Dataset[Any]:
     """Return a dataset whose steps run in worker processes; see `Dataset.in_processes`."""
+    if num_processes == AUTOTUNE:
+        raise ValueError(
+            "`num_processes` must be a number, but got AUTOTUNE; os.cpu_count() gives the cores"
+        )
     check_int("num_processes", num_processes, minimum=1)
     if _is_worker_process():
         return dataset  # opened by a function that already runs in a worker process

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.arguments import check_flag
 from headrace.errors import DataLossError
 from headrace.storage.compression import Compression
 from headrace.storage.files import open_file
@@ -39,6 +40,8 @@ class CsvSyntax:
         _check_character("delimiter", self.delimiter)
         if self.quote != "":
             _check_character("quote", self.quote)
+        check_flag("header", self.header, or_none=False)
+        check_flag("newlines_in_values", self.newlines_in_values, or_none=False)
         if self.delimiter == self.quote:
             raise ValueError(f"`delimiter` and `quote` must differ, but both are {self.quote!r}")
 
@@ -163,7 +166,12 @@ def read_header(
     try:
         first = syntax.split_row(data[start:stop].decode())
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataLossError(f"the first line of {name!r} is invalid: {error}") from error
+        advice = (
+            "; it is a GZIP file, and CSV files must not be compressed"
+            if data.startswith(b"\x1f\x8b")
+            else ""
+        )
+        raise DataLossError(f"the first line of {name!r} is invalid: {error}{advice}") from error
     return first, stop if syntax.header else start
 
 

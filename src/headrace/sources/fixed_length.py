@@ -169,6 +169,12 @@ def _make_parser(record_bytes: int, header_bytes: int, footer_bytes: int) -> Blo
             return ParsedBlock(records, stop if count else 0)
         if num_bytes == count * record_bytes or not (block or offset):
             return ParsedBlock(records, len(block))
+        if num_bytes < 0 and not offset:
+            error = DataLossError(
+                f"{name!r} has {len(block)} bytes, fewer than its header of "
+                f"{header_bytes} bytes and its footer of {footer_bytes} bytes"
+            )
+            return ParsedBlock(records, len(block), error=error)
         error = DataLossError(
             f"{name!r} has {num_bytes - count * record_bytes} bytes after its last complete "
             f"record, which ends at byte {offset + stop}, before a footer of {footer_bytes} bytes; "

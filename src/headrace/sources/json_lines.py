@@ -119,7 +119,12 @@ class JsonLinesFormat(RecordFormat):
                 # It also accepts NaN, Infinity and large integers.
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DataLossError(f"{where} is not JSON: {error}") from error
+                advice = (
+                    '; it is a GZIP file: pass compression_type="GZIP"'
+                    if not offset and line.startswith(b"\x1f\x8b")
+                    else ""
+                )
+                raise DataLossError(f"{where} is not JSON: {error}{advice}") from error
         if type(row) is not dict:
             raise InvalidArgumentError(
                 f"{where} is a JSON {_JSON_NAMES.get(type(row), 'number')}, but must be an object"

@@ -105,7 +105,7 @@ class TarMembers:
                     return None  # an empty file
                 raise DataLossError(
                     f"{self._path!r} is truncated: it ends at byte {offset + len(header)}, "
-                    "without an end-of-archive marker"
+                    f"without an end-of-archive marker{'' if offset else '; is it a tar archive?'}"
                 )
             size = self._check_header(header, offset)
             kind = header[156]

@@ -38,6 +38,8 @@ _FSSPEC_NAMES: dict[str, dict[str, str]] = {
     _GCS: {"service_account": "token", "endpoint": "endpoint_url", "skip_signature": "anon"},
     _AZURE: {"endpoint": "endpoint_url", "skip_signature": "anon"},
 }
+_METADATA_HOSTS = ("169.254.", "metadata.google.internal")
+"""Servers of cloud providers that obstore asks for credentials if none are given."""
 _PREFIXES = {_S3: "aws_", _GCS: "google_", _AZURE: "azure_"}
 
 
@@ -102,6 +104,11 @@ def convert_error(error: Exception) -> Exception:
             return PermissionError(message)
         case "UnknownConfigurationKeyError":
             return ValueError(f"{message} Check `storage_options`.")
+    if any(host in message for host in _METADATA_HOSTS):
+        message += (
+            "; this host gives no credentials: pass them in `storage_options` or in environment "
+            "variables, or storage_options={'anon': True} for public files"
+        )
     return OSError(message)
 
 
@@ -174,6 +181,10 @@ def _to_obstore(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     for name, value in _flatten(options).items():
         if value is None:
             continue
+        if isinstance(value, int | float | bytes) and not isinstance(value, bool):
+            raise ValueError(
+                f"storage_options[{name!r}] must be a str, but is of type {type(value).__name__}"
+            )
         plain = name.removeprefix(_PREFIXES[kind])
         name = obstore_names.get(plain, plain)
         if kind == _GCS and name == "service_account" and value == "anon":
