@@ -391,7 +391,9 @@ def test_each_tf_method_exists_or_has_an_alternative(listed):
 
 
 def test_missing_tf_methods_are_listed_with_a_reason():
-    page = (Path(__file__).parents[2] / "docs" / "coming-from" / "tf-data.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "coming-from" / "tf-data.md").read_text(
+        encoding="utf-8"
+    )
     listed = re.findall(r"^\| `(\w+)` \| There (?:is|are) no", page, re.MULTILINE)
     assert listed == ["sparse_batch"]
     assert not any(hasattr(Dataset, method) for method in listed)
