@@ -111,6 +111,13 @@ STEPS: dict[str, Step] = {
     ),
     "cache": Step(lambda ds, s: ds.map(branching).cache().repeat(2)),
     "cache, file": Step(lambda ds, s: ds.map(branching).cache(s.folder / "cache").repeat(2)),
+    "cache, in the client": Step(
+        lambda ds, s: ds.scan(np.zeros(2, np.int64), summed).cache().batch(5).repeat(2),
+        refused=dict.fromkeys(
+            ("DYNAMIC", "ordered"),
+            r"^cache \(steps.py:\d+\) requires .* repeat \(steps.py:\d+\) .* after `distribute`$",
+        ),
+    ),
     "choose_from_datasets": Step(
         lambda ds, s: Dataset.choose_from_datasets(
             [ds, other()], Dataset.range(40).map(lambda n: n % 3 // 2), stop_on_empty_dataset=False
