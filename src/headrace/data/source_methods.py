@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from headrace.arguments import check_callable, check_flag, check_int, check_seconds
 from headrace.data.missing_names import MissingNamesMeta, slices_error
-from headrace.data.pipelines import from_pipeline, from_random_access
 from headrace.data.saving import load_source, load_streams
 from headrace.element.spec import Spec
 from headrace.plan.elements import FromSource
@@ -178,7 +178,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         Raises:
             TypeError: If it is not such a sequence.
         """
-        dataset: Dataset[Any] = from_random_access(cls, sequence, num_parallel_calls)
+        dataset: Dataset[Any] = _pipelines().from_random_access(cls, sequence, num_parallel_calls)
         return dataset
 
     @classmethod
@@ -200,7 +200,7 @@ class SourceMethods(metaclass=MissingNamesMeta):
         Raises:
             TypeError: If it is none of these.
         """
-        dataset: Dataset[Any] = from_pipeline(cls, pipeline)
+        dataset: Dataset[Any] = _pipelines().from_pipeline(cls, pipeline)
         return dataset
 
     @classmethod
@@ -337,3 +337,8 @@ def _range_bounds(args: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _check_bound(name: str, value: int) -> int:
     return check_int(name, value, minimum=-(1 << 63))
+
+
+def _pipelines() -> Any:
+    """Return the module, loaded on first use because it imports google_crc32c."""
+    return importlib.import_module("headrace.data.pipelines")
