@@ -162,7 +162,7 @@ OPENING = {
 CACHED = {
     "scan": lambda: Dataset.range(9).scan(np.int64(0), summed).cache(),
     "take": lambda: Dataset.range(9).filter(above_two).take(5).cache().batch(2),
-    "repeat": lambda: Dataset.range(9).filter(above_two).take(5).cache().repeat(2),
+    "repeat": lambda: Dataset.range(9).filter(above_two).take(5).repeat(2).cache(),
 }
 
 

@@ -114,6 +114,10 @@ class Interleave(Node):
         self.validate_int("block_length", minimum=1)
         self.validate_parallelism(self.num_parallel_calls, self.deterministic)
 
+    @property
+    def method(self) -> str:
+        return "flat_map" if self.cycle_length == 1 else self.kind
+
     def spec(self, *inputs: Spec) -> Spec | None:
         return None
 

@@ -85,6 +85,11 @@ class Node:
     """Number among the random steps of the plan as written; set by `canonicalize`."""
 
     @property
+    def method(self) -> str:
+        """Name of the method that made the step, for errors; most steps have one of their own."""
+        return self.kind
+
+    @property
     def inputs(self) -> tuple[Node, ...]:
         """Nodes whose elements this one takes."""
         state = self.__dict__

@@ -33,8 +33,8 @@ _MAX_SHOWN_ITEMS = 8
 
 
 def step_name(node: Node, kind: str | None = None) -> str:
-    """Return the name of a step in errors: its kind, and the user's file and line."""
-    kind = kind or node.kind
+    """Return the name of a step in errors: its method, and the user's file and line."""
+    kind = kind or node.method
     return f"{kind} ({node.location})" if node.location else kind
 
 

@@ -76,10 +76,10 @@ def _explain_kept_order(order_keeper: Node, is_unordered: bool) -> str:
     """Return why a step keeps the order of one below it."""
     if is_unordered:
         return (
-            f"the unordered {order_keeper.kind} above identifies its input by the order of its "
+            f"the unordered {order_keeper.method} above identifies its input by the order of its "
             "elements; with deterministic=True there, this step would be unordered instead"
         )
-    return f"the {order_keeper.kind} above reads its input again after a restore"
+    return f"the {order_keeper.method} above reads its input again after a restore"
 
 
 def _format_split_count(plan: Node) -> str:

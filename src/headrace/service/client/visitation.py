@@ -15,6 +15,7 @@ from headrace.plan.batching import Batch, Unbatch
 from headrace.plan.buffering import Cache
 from headrace.plan.elementwise import Filter, Map
 from headrace.plan.node import Node
+from headrace.plan.ordering import Repeat
 from headrace.plan.partition_nodes import ReadSplits
 from headrace.plan.random_map import DrawRandomWords, RandomMap
 from headrace.plan.traverse import walk
@@ -49,8 +50,9 @@ def partition_for(plan: Node, options: ReadOptions) -> PlanPartition | None:
     In ordered reading, `OrderedPartition` may later choose another mode, without other differences.
 
     Raises:
-        FailedPreconditionError: If ordered reading requires a partition that is impossible, or a
-            step that opens datasets would run in the client over ordered elements.
+        FailedPreconditionError: If ordered reading requires a partition that is impossible, a
+            step that opens datasets would run in the client over ordered elements, or a `repeat`
+            in the client would read a cache there again.
     """
     if not is_partitioned(options):
         return None
@@ -59,6 +61,9 @@ def partition_for(plan: Node, options: ReadOptions) -> PlanPartition | None:
     partition = partition_plan(plan, ordered=options.ordered)
     if partition.is_ordered and partition.wants_element_numbers:
         raise FailedPreconditionError(_opens_datasets_message(partition))
+    message = _reread_cache_message(partition)
+    if message:
+        raise FailedPreconditionError(message)
     if partition.is_ordered and options.visitation == "at_most_once":
         step = next(
             (each.step for each in partition.placements if each.runs_on == "client"), "a step"
@@ -89,6 +94,20 @@ def explain_unusable_position(plan: Node, mode: PartitionMode, *, is_single_proc
             "nothing when it runs on elements from workers, so the position does not exist here: "
             "restore the state in a single process, or move that step after `distribute`"
         )
+    return ""
+
+
+def _reread_cache_message(partition: PlanPartition) -> str:
+    """Return why a cache cannot run in the client, or ""; workers deliver each element once."""
+    for repeat in walk(partition.client_stage):
+        if isinstance(repeat, Repeat) and repeat.count != 1:
+            cache = next((node for node in walk(repeat) if isinstance(node, Cache)), None)
+            if cache is not None:
+                return (
+                    f"{step_name(cache)} requires the elements of all workers, so it would run in "
+                    f"this process, and {step_name(repeat)} would read them from the workers "
+                    "again, which deliver each element once: move both after `distribute`"
+                )
     return ""
 
 
