@@ -20,7 +20,7 @@ from headrace.plan.combining import Interleave
 from headrace.plan.elements import FromSource, GatherIndices, ReadIndices
 from headrace.plan.elementwise import Map
 from headrace.plan.ignoring_errors import IgnoreErrors
-from headrace.plan.node import Node
+from headrace.plan.node import Node, distinct_nodes
 from headrace.plan.ordering import Enumerate, Repeat, Shuffle
 from headrace.plan.sliding_windows import Window
 from headrace.plan.traverse import element_spec, find_leaves, transform, walk
@@ -41,7 +41,7 @@ def infer_spec(plan: Node) -> Spec:
     Raises:
         FailedPreconditionError: If there are no elements.
     """
-    ignores_errors = any(isinstance(node, IgnoreErrors) for node in walk(plan))
+    ignores_errors = any(isinstance(node, IgnoreErrors) for node in distinct_nodes([plan]))
     spec = element_spec(plan, infer=partial(_infer_from_first, ignores_errors))
     if spec is None:
         raise FailedPreconditionError(

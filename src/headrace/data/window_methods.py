@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.data.step_methods import StepMethods
 from headrace.element.dataset_leaf import DatasetLeaf
 from headrace.plan.elements import FromSource
+from headrace.plan.node import distinct_nodes
 from headrace.plan.sliding_windows import Window, refuse_windows
-from headrace.plan.traverse import element_spec, walk
+from headrace.plan.traverse import element_spec
 from headrace.plan.windows import GroupByWindow
 from headrace.sources.window import WindowSource
 
@@ -112,7 +113,7 @@ class WindowMethods(StepMethods, DatasetLeaf):
         """Whether the dataset is a window or made from one, and so may be an element."""
         return any(
             isinstance(node, FromSource) and isinstance(node.source, WindowSource)
-            for node in walk(self.plan)
+            for node in distinct_nodes([self.plan])
         )
 
     @property
