@@ -11,8 +11,7 @@ items = hr.Lookup.from_dataset(rows.map(lambda row: row["item"]))
 batches = rows.shuffle(3000, seed=1).repeat(10).batch(64)
 examples = batches.map(lambda b: (users(b["user"]), items(b["item"]), b["liked"].astype("f4")))
 with hr.distribute.LocalCluster(num_workers=1, num_ps=2) as cluster:
-    strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
-    with strategy.scope():
+    with hr.distribute.ParameterServerStrategy(cluster.cluster_resolver).scope():
         tables = [hr.EmbeddingTable(8, name=name, initializer="normal") for name in ("u", "i")]
     layers = torch.nn.ModuleList(map(hr.torch.Embedding, tables))
     optimizer = hr.torch.TableOptimizer(hr.optimizers.Adam(0.05), layers)
