@@ -27,7 +27,7 @@ elements; or nothing but the kind of elements."""
 
 @dataclass(frozen=True)
 class Setting:
-    """What a step may use: a number of threads, and a directory of its own."""
+    """Values for a step: a number of threads, and an empty directory."""
 
     folder: Path
     threads: int | None = None

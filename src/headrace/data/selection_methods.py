@@ -120,7 +120,7 @@ class SelectionMethods(StepMethods, Generic[T_co]):
         """Drop each element that equals an earlier one.
 
         Elements are equal if their structures, dtypes, shapes and bits are: NaN equals NaN, and 1
-        differs from 1.0. About 100 bytes of memory are needed per distinct element, of any size.
+        differs from 1.0. A key of at most 16 bytes is kept in memory for each distinct element.
 
         A state of the iterator contains no elements: a restore reads the input again from its
         start, which takes as long as it took to reach the state, without the time of the steps

@@ -12,7 +12,7 @@ a busy machine:
 * Otherwise the fraction of a call on a processor tells how many threads keep all cores busy: one
   per core if it only computes, `max_threads` if it only waits.
 * More threads are kept only if they compute more elements per second, since some functions wait
-  for a lock of their own.
+  for another lock.
 
 It measures only while the threads are what limits the speed.
 """
@@ -37,19 +37,21 @@ _MEASURING_SECONDS = 0.1
 _COMPARING_SECONDS = 0.2
 _MIN_CALLS_PER_THREAD = 3
 _MIN_GAIN = 1.1
-"""Smallest ratio of rates for which more threads are kept."""
+"""More threads are kept if the rate grows by at least this factor."""
 _MIN_UTILIZATION = 0.6
 """Fraction of the time below which the threads are not what limits the speed."""
 _DRAIN_SECONDS = 0.06
 """Time in which the queue of a parallel map is processed."""
 _FIRST_HOLD_SECONDS = 1.0
+"""Time from a choice to the next measurement; doubled while the choice stays the same."""
 _MAX_HOLD_SECONDS = 60.0
 _LOCK_INTERVAL_SECONDS = 0.01
 """Minimum seconds between measurements of the delay by the interpreter lock."""
 _LOCK_SLEEP_SECONDS = 0.0005
 _MIN_LOCK_DELAYS = 3
 _HELD_SHARE = 0.6
-"""Fraction of the switch interval from which on the interpreter lock counts as held."""
+"""The interpreter lock counts as held if threads wait for it at least this fraction of the switch
+interval."""
 _MIN_HOLDING_FRACTION = 0.1
 """Smallest fraction of calls on a processor of a function that holds the lock with two threads."""
 
