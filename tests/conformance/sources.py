@@ -16,8 +16,8 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
-import pytest
 import torch.utils.data
+from array_record.python import array_record_module
 
 import headrace as hr
 from tests.conformance.steps import SameAs, Setting
@@ -125,12 +125,9 @@ def lance_files(setting: Setting) -> None:
 
 
 def array_record_files(setting: Setting) -> None:
-    module = pytest.importorskip(
-        "array_record.python.array_record_module", reason="array_record is not installed"
-    )
     for number, count in enumerate((5, 3)):
         name = str(setting.folder / f"{number}.array_record")
-        writer = module.ArrayRecordWriter(name, "group_size:2")
+        writer = array_record_module.ArrayRecordWriter(name, "group_size:2")
         for record in range(count):
             writer.write(b"%d %d" % (number, record))
         writer.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from array_record.python import array_record_module
 
 import headrace as hr
 from headrace.errors import DataLossError, NotFoundError
@@ -25,8 +26,7 @@ def test_missing_files_and_urls_are_errors(tmp_path: Path) -> None:
 
 
 def write(path: Path, records: list[bytes], options: str = "group_size:1") -> str:
-    module = pytest.importorskip("array_record.python.array_record_module")
-    writer = module.ArrayRecordWriter(str(path), options)
+    writer = array_record_module.ArrayRecordWriter(str(path), options)
     for record in records:
         writer.write(record)
     writer.close()

@@ -90,7 +90,6 @@ def _check_for_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def s3_server(tmp_path: Path) -> Iterator[S3Server]:
-    pytest.importorskip("obstore")
     folder = tmp_path / "s3"
     folder.mkdir()
     server = S3Server(folder)

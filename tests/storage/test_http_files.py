@@ -12,7 +12,6 @@ from headrace.errors import FailedPreconditionError, NotFoundError, UnavailableE
 from headrace.storage import file_systems
 from headrace.storage.files import file_error, open_file
 
-pytest.importorskip("aiohttp")
 pytestmark = pytest.mark.system
 
 DATA = bytes(range(256)) * 40
