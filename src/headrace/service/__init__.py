@@ -15,6 +15,7 @@
     dataset_registration  `register_dataset`: sends a plan and its properties to the dispatcher
     saving                `distributed_save`: workers write a dataset into a directory
     local_cluster         a complete service on this machine
+    worker_scaler         adds and removes workers as the dispatcher asks
     process_pool          `Dataset.in_processes`: such services, shared by datasets
     local_worker          one of its workers, in a separate process or in this one
 

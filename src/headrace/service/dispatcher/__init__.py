@@ -30,6 +30,7 @@ In-memory state of one process:
     checkpoint_contributions  iterator positions contributed by clients
     reachability   clients that cannot reach tasks
     idle_times     times of last use
+    worker_scaling  policy of autoscaling: the number of workers for a load
 
 Deciders, which only read the state:
 
