@@ -109,7 +109,8 @@ def read(
                 if singles is not None:
                     _read_singles(singles, outcomes, states, most)
                     continue
-            chunk = iterator.next_chunk(limit)
+            are_needed = chance.random() < 0.5
+            chunk = (iterator.next_needed_chunk if are_needed else iterator.next_chunk)(limit)
         except Exception as error:
             outcomes.append(type(error).__name__)
             states.append([copied(iterator.get_state())])

@@ -173,6 +173,45 @@ def test_an_array_dataset_is_not_opened_before_its_turn():
         assert opened == [0, 1, 2]
 
 
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_read_that_needs_all_elements_opens_their_datasets_and_no_others(calls):
+    opened, computed = [], []
+
+    def note(x):
+        computed.append(int(x))
+        return x if x >= 0 else -x
+
+    def nested(x):
+        opened.append(int(x))
+        if x == 11:
+            raise ValueError
+        dataset = Dataset.range(int(x) * 100, int(x) * 100 + 3)
+        return dataset.map(note) if calls else dataset
+
+    iterator = started(Dataset.range(50).interleave(nested, cycle_length=4))
+    expected, found = in_turn([3] * 8, 4, 1), []
+    for count in (13, 5, 2):
+        before = len(found)
+        while len(found) < before + count:
+            chunk = iterator.next_needed_chunk(before + count - len(found))
+            found += [int(x) for x in chunk.rows()]
+        assert found == expected[: len(found)]
+        assert opened == sorted({x // 100 for x in found})
+        assert not calls or computed == found
+    assert iterator.next_needed_chunk(4).size == 4
+    assert iterator.next_needed_chunk(30).size < 30
+    assert opened == list(range(12))
+    with pytest.raises(hr.errors.UserFunctionError, match="element 11"):
+        iterator.next_needed_chunk(30)
+    assert iterator.next_needed_chunk(1).rows()[0] == 1200
+
+
+def test_a_batch_is_read_in_few_chunks_across_its_datasets():
+    iterator = started(Dataset.range(50).interleave(lambda x: Dataset.range(3), cycle_length=4))
+    assert iterator.next_needed_chunk(100).size == 100
+    assert sum(1 for _ in iter(lambda: iterator.next_chunk(100), None)) > 5
+
+
 def test_elements_that_need_calls_form_one_chunk_over_many_turns():
     calls: list[int] = []
 

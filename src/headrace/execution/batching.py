@@ -86,7 +86,8 @@ class BatchIterator(ElementIterator):
             try:
                 # A split with missing elements is not filled up with elements of the next split.
                 part = self._input_buffer.take(
-                    max(1, size - self._num_buffered - self._num_failed_in_split)
+                    max(1, size - self._num_buffered - self._num_failed_in_split),
+                    are_needed=not self._is_one_split,
                 )
             except Exception:
                 if self._is_known_failure():

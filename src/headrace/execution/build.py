@@ -330,7 +330,7 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         rows = _build_rows(plan, context)
         if rows is not None:
             return rows
-    else:
+    elif not _has_one_leaf(plan):
         check_coordinated_readers(plan)
         plan = number_occurrences(plan)
     prepared = prepare(plan, is_nested=True)
@@ -341,6 +341,14 @@ def build_nested(plan: Node, context: Context) -> ElementIterator:
         options = own.merged_with(context.options)
         context = dataclasses.replace(context, options=options, seed=seed)
     return make_iterator(prepared.plan, context)
+
+
+def _has_one_leaf(plan: Node) -> bool:
+    """Return whether each step of a plan has at most one input."""
+    inputs = plan.inputs
+    while len(inputs) == 1:
+        inputs = inputs[0].inputs
+    return not inputs
 
 
 def _build_rows(plan: FromSource, context: Context) -> ElementIterator | None:

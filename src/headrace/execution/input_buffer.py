@@ -31,6 +31,7 @@ __all__ = [
 _FAST_SECONDS = 0.0005
 _SLOW_SECONDS = 0.005
 _MAX_CONSUMER_SECONDS = 0.1
+_SMALL_SIZE = 512  # of an input with `is_small`
 
 # Chunks and batches are freed and allocated often; keep twice this much memory for them.
 keep_freed_memory(16 << 20)
@@ -159,11 +160,16 @@ class InputBuffer:
             return (lambda index: states(offset + index)) if offset else states
         return None if self._lazy_rows is None else self._lazy_rows.states
 
-    def take(self, count: int) -> Chunk | None:
-        """Return 1 to `count` elements, or None at the end; read at most `count`."""
+    def take(self, count: int, *, are_needed: bool = False) -> Chunk | None:
+        """Return 1 to `count` elements, or None at the end; read at most `count`.
+
+        Args:
+            count: Maximum number of elements.
+            are_needed: Whether the step needs all of them (`ElementIterator.next_needed_chunk`).
+        """
         chunk, offset = self.chunk, self.offset
         if chunk is None:
-            chunk = self._next_chunk(count)
+            chunk = self._next_chunk(count, are_needed)
             if chunk is None or chunk.size <= count:
                 return chunk
             offset = 0
@@ -189,11 +195,13 @@ class InputBuffer:
             return self.peek(max(count, self.input.preferred_limit))
         if self._chunk_sizer is None:
             self._chunk_sizer = ChunkSizer()
+            if self.input.is_small:
+                count = max(count, _SMALL_SIZE)
         self.chunk = self._chunk_sizer.next_chunk(self.input, count)
         self.offset = 0
         return self.chunk
 
-    def _next_chunk(self, count: int) -> Chunk | None:
+    def _next_chunk(self, count: int, are_needed: bool = False) -> Chunk | None:
         stream = self._lazy_rows
         if stream is not None:
             states = stream.states
@@ -205,7 +213,8 @@ class InputBuffer:
                 self._lazy_rows = None
                 raise
             self._lazy_rows = None
-        return self.input.next_chunk(count)
+        input_ = self.input
+        return input_.next_needed_chunk(count) if are_needed else input_.next_chunk(count)
 
     def lazy_rows(self) -> LazyRowStream | None:
         """Return the next elements as a stream of lazy rows, or None at the end."""

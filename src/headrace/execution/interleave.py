@@ -3,8 +3,9 @@
     input --function--> opened datasets --cycle order--> slots --blocks--> chunk
 
 The cycle order is arithmetic (`interleave_order`). A chunk ends where a dataset would have to be
-opened, so no function is called before its element is requested. With threads, datasets are opened
-and read ahead, but get the same slots in the same order; so states are the same.
+opened, unless the consumer needs all elements (`next_needed_chunk`); so no function is called
+before its element is needed. With threads, datasets are opened and read ahead, but get the same
+slots in the same order; so states are the same.
 """
 
 from __future__ import annotations
@@ -88,10 +89,16 @@ class InterleaveIterator(ElementIterator):
     # --- reading --------------------------------------------------------------------------------
 
     def next_chunk(self, limit: int) -> Chunk | None:
+        return self._read(limit, are_needed=False)
+
+    def next_needed_chunk(self, count: int) -> Chunk | None:
+        return self._read(count, are_needed=True)
+
+    def _read(self, limit: int, *, are_needed: bool) -> Chunk | None:
         try:
-            chunk = self._read_lazy_rows(limit) if self._cycle_length > 1 else None
+            chunk = self._read_lazy_rows(limit, are_needed) if self._cycle_length > 1 else None
             if chunk is None:
-                chunk = self._next_chunk(limit)
+                chunk = self._next_chunk(limit, are_needed)
         except ClosedError:  # closed by another thread
             return None
         dataset = self._datasets.slots[self._cursor.slot] if chunk is not None else None
@@ -113,16 +120,28 @@ class InterleaveIterator(ElementIterator):
     def _start_log(self) -> InterleaveLog:
         return InterleaveLog(self._datasets.position(), self._cursor, self._block_length)
 
-    def _read_lazy_rows(self, limit: int) -> Chunk | None:
+    def _read_lazy_rows(self, limit: int, are_needed: bool) -> Chunk | None:
         """Return elements of datasets that yield lazy rows, or None if chunks must be read."""
         if self._current_with_lazy_rows() is None:
             return None
         log, make_ids = self._start_log(), self._make_id_column() if self._tracks_splits else None
         rows: list[Any] = []
         while len(rows) < limit:
+            slot_before = self._cursor.slot
             block = self._next_lazy_block(limit - len(rows), log, keeps_error=bool(rows))
             if block is None:
-                break
+                if make_ids is not None:  # they are valid until a dataset is opened or closed
+                    break
+                slot = self._cursor.slot
+                if slot != slot_before:
+                    continue  # a dataset has ended
+                if self._datasets.slots[slot] is not None or self._pending_error is not None:
+                    break
+                if self._datasets.has_ended or not self._open_slot(
+                    slot, log, len(rows), are_needed
+                ):
+                    break
+                continue
             num_before = len(rows)
             rows += self._yield_rows(block, keeps_error=True, is_first=not rows)
             log.record_taken(block, len(rows) - num_before)
@@ -191,6 +210,29 @@ class InterleaveIterator(ElementIterator):
         rounds = turns // len(slots) if is_whole else 1
         return RoundRobinBlock(tuple(slots[:turns]), self._block_length, max(rounds, 1))
 
+    def _open_slot(self, slot: int, log: InterleaveLog, size: int, may_open: bool) -> bool:
+        """Open the next dataset in an empty slot.
+
+        Args:
+            slot: The slot.
+            log: Log of the events.
+            size: Number of elements already in the chunk.
+            may_open: Whether functions may be called.
+
+        Returns:
+            False if the chunk ends here: opening requires a call, a wait, or raising.
+        """
+        datasets = self._datasets
+        if size:
+            if may_open and not self._threads:
+                datasets.open_one_ahead()
+            if not datasets.can_open_immediately:
+                return False
+        if datasets.open(slot):
+            log.record_slot(slot, datasets.slots[slot])
+        log.record_outer(datasets.outer_position())
+        return True
+
     def _current_with_lazy_rows(self) -> NestedDataset | None:
         """Return the current dataset if it may yield lazy rows."""
         dataset = self._datasets.slots[self._cursor.slot]
@@ -252,7 +294,7 @@ class InterleaveIterator(ElementIterator):
         )
         return datasets[count // rows_block.per_slot % len(datasets)]
 
-    def _next_chunk(self, limit: int) -> Chunk | None:
+    def _next_chunk(self, limit: int, are_needed: bool) -> Chunk | None:
         if self._pending_error is not None:
             error, dataset = self._pending_error
             self._pending_error = None
@@ -274,14 +316,15 @@ class InterleaveIterator(ElementIterator):
             if block_or_slot is None:
                 break
             if isinstance(block_or_slot, EmptySlot):
-                if was_free and not datasets.reads_ahead_freely:
+                if was_free and not are_needed and not datasets.reads_ahead_freely:
                     # The request assumed free reading, but an element now costs calls.
                     if size:
                         break
                     limit = 1
                 self._cursor = _cursor_at(block_or_slot.slot, self._cursor)
                 log.record_cursor(self._cursor)
-                if not self._prepare_slot(block_or_slot.slot, size, limit - size, log):
+                slot = block_or_slot.slot
+                if not self._prepare_slot(slot, size, limit - size, log, are_needed):
                     break
                 continue
             parts.append(self._take_block(block_or_slot))
@@ -329,7 +372,9 @@ class InterleaveIterator(ElementIterator):
             chunk = chunk.with_metadata(round_robin_column([buffered.split], 1, 0, count))
         return chunk.with_states(states_at)
 
-    def _prepare_slot(self, slot: int, size: int, limit: int, log: InterleaveLog) -> bool:
+    def _prepare_slot(
+        self, slot: int, size: int, limit: int, log: InterleaveLog, may_open: bool
+    ) -> bool:
         """Open or read the dataset of the current slot, or advance to another slot.
 
         Args:
@@ -337,20 +382,20 @@ class InterleaveIterator(ElementIterator):
             size: Number of elements already in the chunk.
             limit: Number of elements that may be added.
             log: Log of the events.
+            may_open: Whether functions may be called to open a dataset.
 
         Returns:
             False if the chunk ends here, because more elements require opening, waiting or raising,
             or are lazy rows.
         """
-        dataset = self._datasets.slots[slot]
+        threads, dataset = self._datasets.threads, self._datasets.slots[slot]
         if dataset is None:
-            if size and not self._datasets.can_open_immediately:
+            if not self._open_slot(slot, log, size, may_open):
                 return False
-            if self._datasets.open(slot):
-                log.record_slot(slot, self._datasets.slots[slot])
-            log.record_outer(self._datasets.outer_position())
-            return True
-        if self._threads and not dataset.is_ready:
+            dataset = self._datasets.slots[slot]
+            if dataset is None or self._datasets.threads:
+                return True
+        if threads and not dataset.is_ready:
             if self._is_unordered and self._advance_to_ready(log):
                 return True
             if size:

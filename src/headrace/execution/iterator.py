@@ -12,7 +12,8 @@ Rule 4. `set_state` with any state of an iterator of the same plan, on a fresh o
         continues with the same elements; right after it `get_state` returns an equal state.
 Rule 5. If `can_read_ahead` is False, each element costs a call of a user's function: consumers
         request exactly what they need, and the input computes exactly that. `lazy_rows` is the
-        cheap way to ask for single elements.
+        cheap way to ask for single elements. A step that opens datasets opens several in one
+        `next_chunk` only if the consumer needs all elements (`next_needed_chunk`).
 Rule 6. A BaseException that is no `Exception` (KeyboardInterrupt, SystemExit) may leave an iterator
         at any position. To continue, build it again from the last state.
 Rule 7. `lazy_rows` returns elements of the same stream, each made when it is requested. They may
@@ -75,6 +76,9 @@ class ElementIterator(ABC):
     Like `can_read_ahead` it may change with each read. It only saves time.
     """
 
+    is_small: bool = False
+    """Whether reading all elements costs about as much as reading one (`Source.is_small`)."""
+
     @property
     def preferred_limit(self) -> int:
         """Preferred read size if reading ahead is not free: about the number computed at once.
@@ -99,6 +103,13 @@ class ElementIterator(ABC):
     @abstractmethod
     def next_chunk(self, limit: int) -> Chunk | None:
         """Return 1 to `limit` elements, or None at the end."""
+
+    def next_needed_chunk(self, count: int) -> Chunk | None:
+        """Return 1 to `count` elements, or None at the end, for a consumer that needs them all.
+
+        The elements are those of `next_chunk`, but a step may call functions for all of them.
+        """
+        return self.next_chunk(count)
 
     def lazy_rows(self) -> LazyRows | None:
         """Return the next elements, each made when it is requested; None at the end."""
@@ -209,8 +220,8 @@ make_iterator = _IteratorRegistry()
 class InstrumentedIterator(ElementIterator):
     """Forwards to a step's iterator; base class of instrumentation.
 
-    Elements pass through `next_chunk` or, with `has_lazy_rows`, one by one through `lazy_rows`;
-    `skip` skips elements that are not visible here.
+    Elements pass through `next_chunk`, also those of `next_needed_chunk`, or, with `has_lazy_rows`,
+    one by one through `lazy_rows`; `skip` skips elements that are not visible here.
 
     Args:
         iterator: Iterator of the step.
@@ -219,6 +230,7 @@ class InstrumentedIterator(ElementIterator):
     def __init__(self, iterator: ElementIterator) -> None:
         self.iterator = iterator
         self.has_lazy_rows = iterator.has_lazy_rows
+        self.is_small = iterator.is_small
 
     @property
     def can_read_ahead(self) -> bool:

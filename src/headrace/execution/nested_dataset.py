@@ -12,8 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.element.chunk import Chunk, States
 from headrace.execution.element_numbers import BufferedChunk, IdColumn, nest_ids
@@ -186,8 +185,7 @@ class NestedDataset:
         self.iterator.close()
 
 
-@dataclass(frozen=True)
-class OpenResult:
+class OpenResult(NamedTuple):
     """Result of opening the dataset of the next outer element."""
 
     outer_states: States

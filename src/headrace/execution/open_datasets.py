@@ -231,7 +231,7 @@ class OpenDatasets:
     @property
     def num_open(self) -> int:
         """Number of slots with a dataset."""
-        return sum([slot is not None for slot in self.slots])
+        return self._cycle_length - self.slots.count(None)
 
     # --- opening --------------------------------------------------------------------------------
 
@@ -258,8 +258,12 @@ class OpenDatasets:
         self.slots[slot] = opened.dataset
         if self.threads:
             self.open_ahead()
-        self._update_num_buffered()
         return True
+
+    def open_one_ahead(self) -> None:
+        """Open the next dataset without a slot, unless there is one."""
+        if not self._opened_ahead:
+            self._opened_ahead.append(self._open_next())
 
     def _open_next(self) -> OpenResult:
         opened = self._opener.open_next()
@@ -302,10 +306,10 @@ class OpenDatasets:
         self._could_read_ahead = dataset.iterator.can_read_ahead
         dataset.close()
         self.slots[slot] = None
-        self._update_num_buffered()
+        self.num_buffered[slot] = CLOSED_SLOT if self.has_ended else 0
 
     def _update_num_buffered(self) -> None:
-        """Update the numbers of buffered elements after a slot changed."""
+        """Update the numbers of buffered elements after all slots changed."""
         empty = CLOSED_SLOT if self.has_ended else 0
         self.num_buffered = [empty if slot is None else slot.num_buffered for slot in self.slots]
 

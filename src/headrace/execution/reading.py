@@ -40,6 +40,7 @@ class ReadIterator(ElementIterator):
     ) -> None:
         source = node.source
         self.has_lazy_rows = source.runs_user_code
+        self.is_small = source.is_small
         self._open = open_
         self._node = node
         self._restore_obstacle = source.restore_obstacle

@@ -223,6 +223,14 @@ class Source(ABC):
         return False
 
     @property
+    def is_small(self) -> bool:
+        """Whether the source has at most 512 elements, of a few KiB in memory.
+
+        Reading all of them then costs about as much as reading one.
+        """
+        return False
+
+    @property
     def restore_obstacle(self) -> str:
         """Why reading cannot start in the middle of the source, and the remedy; "" if it can."""
         return ""

@@ -101,6 +101,10 @@ class RangeSource(IndexedSource):
     def element_spec(self) -> Spec | None:
         return _scalar_spec(np.dtype(self.dtype))
 
+    @property
+    def is_small(self) -> bool:
+        return 0 <= self._size <= _SMALL_SIZE
+
     def gather(self, indices: NDArray[np.int64]) -> Any:
         # The sum is a new array, so `indices` itself is never returned.
         indices = np.asarray(indices, np.int64)
@@ -118,6 +122,7 @@ class RangeSource(IndexedSource):
 
 
 _INT64 = np.dtype(np.int64)
+_SMALL_SIZE, _SMALL_BYTES = 512, 4096
 _HALF_RANGE = 1 << 62
 
 
@@ -188,6 +193,13 @@ class SlicesSource(IndexedSource):
     @property
     def element_spec(self) -> Spec | None:
         return self._spec
+
+    @property
+    def is_small(self) -> bool:
+        return (
+            self._size <= _SMALL_SIZE
+            and sum([leaf.nbytes for leaf in self._leaves]) <= _SMALL_BYTES
+        )
 
     def gather(self, indices: NDArray[np.int64]) -> Any:
         indices = np.asarray(indices)

@@ -60,6 +60,15 @@ class WindowSource(Source):
     def elements_per_index(self) -> int | None:
         return self._size
 
+    @property
+    def is_small(self) -> bool:
+        rows = self._rows
+        return (
+            isinstance(rows, np.ndarray)
+            and self._size <= _SMALL_SIZE
+            and rows.nbytes <= _SMALL_BYTES
+        )
+
     def open(
         self,
         start: int,
@@ -89,6 +98,9 @@ class WindowSource(Source):
 
     def __setstate__(self, state: tuple[Any, int, Spec | None]) -> None:
         self._rows, self._size, self._spec = state
+
+
+_SMALL_SIZE, _SMALL_BYTES = 512, 4096
 
 
 class _WindowReader:
