@@ -25,7 +25,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-flights demo-keras demo-chaos test test-all check soak bench docs clean
+.PHONY: help setup demo demo-flights demo-keras demo-chaos test test-all check soak bench docs release-check clean
 .DEFAULT_GOAL := test
 
 help:
@@ -44,6 +44,8 @@ help:
 	@echo "make soak    simulation with many peers, and the service tests many times (TIMES=20)"
 	@echo "make bench   the benchmarks, in a separate environment"
 	@echo "make docs    redraw the pictures in docs/, and build the documentation in build/docs"
+	@echo "make release-check"
+	@echo "             build, install the wheel for each Python here, use each extra; some minutes"
 	@echo "make clean   remove environments and caches"
 
 setup: $(READY)
@@ -88,6 +90,9 @@ docs: $(READY)
 	@$(BIN)/python docs/benchmarks.py
 	@$(BIN)/mkdocs build --quiet --strict
 	@echo "built build/docs/index.html"
+
+release-check: $(READY)
+	@$(BIN)/python -m release
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \

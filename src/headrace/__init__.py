@@ -1,5 +1,6 @@
 """Headrace: feeds and coordinates distributed training, in Python, independent of any framework."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from headrace.lazy_imports import lazy_attributes
@@ -94,6 +95,12 @@ else:
             "torch": "headrace.adapters.torch:",
         },
         missing="headrace.data.missing_names:missing_name_message",
+    )
+
+if sys.platform == "win32":
+    raise ImportError(
+        "Headrace does not support Windows: use it in the Windows Subsystem for Linux (WSL 2), or "
+        "in a container"
     )
 
 __all__ = [
