@@ -57,7 +57,6 @@ CASES: dict[str, dict[str, Any]] = {
         "parameterServer": {"enabled": True, "replicas": 3, **_POD},
         "coordinatorWorker": {
             "enabled": True,
-            "coordinator": "trainer:4000",
             "sharedMemory": "1Gi",
             **_POD,
         },

@@ -21,6 +21,8 @@ from tests.deploy.charts import CASES, ROOT, objects, render
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 CONTAINERFILE = (ROOT / "deploy" / "Containerfile").read_text()
+#: Type of the tasks of each component of a training cluster.
+TASKS = {"ps": "ps", "coordinator-worker": "worker"}
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 
 
@@ -126,7 +128,7 @@ def test_container_arguments_are_options_of_the_command(case, owner):
         assert addresses.split(config.worker_address)[1] == values["port"]
     else:
         assert name == "server"
-        assert values["task_type"].value == ("ps" if component == "ps" else "worker")
+        assert values["task_type"].value == TASKS[component]
 
 
 @each_set
@@ -135,7 +137,7 @@ def test_container_ports_are_the_ports_of_the_command(case, owner):
     _, values = parsed(container)
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports["metrics"] == values["metrics_port"]
-    if component_of(owner) != "ps":  # TF_CONFIG has its port
+    if component_of(owner) not in TASKS:  # TF_CONFIG has their ports
         assert ports["headrace"] == values["port"]
     # Loopback is not reachable from another pod or from the node that probes.
     assert addresses.is_wildcard(values["host"])
@@ -150,9 +152,10 @@ def test_workers_use_the_dispatchers_service_and_port(case):
     assert values["dispatcher"] == f"{service['metadata']['name']}:{ports['headrace']}"
 
 
-def test_parameter_servers_find_themselves_in_the_cluster(monkeypatch):
-    owner = only("everything", "StatefulSet", "ps")
-    settings = only("everything", "ConfigMap", "ps")
+@pytest.mark.parametrize(("component", "task_type"), TASKS.items())
+def test_tasks_find_themselves_in_the_cluster(component, task_type, monkeypatch):
+    owner = only("everything", "StatefulSet", component)
+    settings = only("everything", "ConfigMap")
     assert container_of(owner)["envFrom"] == [
         {"configMapRef": {"name": settings["metadata"]["name"]}}
     ]
@@ -160,11 +163,24 @@ def test_parameter_servers_find_themselves_in_the_cluster(monkeypatch):
     _, values = parsed(container_of(owner))
     resolver = TFConfigClusterResolver(values["task_type"], values["index"])
     spec = resolver.cluster_spec()
-    assert spec.num_tasks("ps") == owner["spec"]["replicas"] == 3
+    assert spec.jobs == ["ps", "worker"]
+    assert spec.num_tasks(task_type) == owner["spec"]["replicas"]
     # The name of a pod of a StatefulSet, in the domain of its headless Service.
     name, service = owner["metadata"]["name"], owner["spec"]["serviceName"]
     port = container_of(owner)["ports"][0]["containerPort"]
-    assert spec.task_address("ps", 1) == f"{name}-1.{service}:{port}"
+    assert spec.task_address(task_type, 1) == f"{name}-1.{service}:{port}"
+
+
+def test_cluster_contains_only_what_is_enabled():
+    for value, task_type in (("parameterServer", "ps"), ("coordinatorWorker", "worker")):
+        (text,) = [
+            each["data"]["TF_CONFIG"]
+            for each in yaml.safe_load_all(
+                render.render_chart({value: {"enabled": True, "replicas": 1}})["cluster.yaml"]
+            )
+            if each["kind"] == "ConfigMap"
+        ]
+        assert [*json.loads(text)["cluster"]] == [task_type]
 
 
 @each_set

@@ -91,6 +91,9 @@ securityContext:
 - {name: keys, mountPath: /etc/headrace/keys, readOnly: true}
 - {name: authorized, mountPath: /etc/headrace/keys/authorized_clients, readOnly: true}
 - {name: scratch, mountPath: /tmp}
+{{- if .values.sharedMemory }}
+- {name: shared-memory, mountPath: /dev/shm}
+{{- end }}
 {{- with .values.volumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -103,6 +106,10 @@ securityContext:
   secret: {secretName: {{ .root.Values.keys.authorizedSecret }}, defaultMode: 0440}
 - name: scratch
   emptyDir: {}
+{{- with .values.sharedMemory }}
+- name: shared-memory
+  emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+{{- end }}
 {{- with .values.volumes }}
 {{ toYaml . }}
 {{- end }}
@@ -135,4 +142,56 @@ spec:
   ports:
     - {name: headrace, port: {{ .port }}, targetPort: headrace}
     - {name: metrics, port: 9090, targetPort: metrics}
+{{- end }}
+
+{{- /* Addresses of the pods of a StatefulSet in the domain of its Service. */}}
+{{- define "headrace.addresses" -}}
+{{- $name := printf "%s-%s" (include "headrace.name" .root) .component }}
+{{- range $i := until (int .values.replicas) }}{{ if $i }}, {{ end }}"{{ $name }}-{{ $i }}.{{ $name }}:2222"{{ end }}
+{{- end }}
+
+{{- /* The StatefulSet of the tasks of one type. */}}
+{{- define "headrace.task" -}}
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  {{- include "headrace.metadata" . | nindent 2 }}
+spec:
+  serviceName: {{ include "headrace.name" .root }}-{{ .component }}
+  replicas: {{ .values.replicas }}
+  podManagementPolicy: Parallel
+  selector:
+    matchLabels:
+      {{- include "headrace.selector" . | nindent 6 }}
+  template:
+    metadata:
+      {{- include "headrace.podMetadata" . | nindent 6 }}
+    spec:
+      terminationGracePeriodSeconds: 30
+      {{- include "headrace.podSettings" . | nindent 6 }}
+      containers:
+        - name: {{ .component }}
+          {{- include "headrace.containerSettings" . | nindent 10 }}
+          args:
+            - server
+            - --type={{ .type }}
+            - --index=$(POD_INDEX)
+            - --host=0.0.0.0
+            {{- include "headrace.args" . | nindent 12 }}
+          envFrom:
+            - configMapRef: {name: {{ include "headrace.name" .root }}-cluster}
+          env:
+            - name: POD_INDEX
+              valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
+            {{- with .values.env }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+          ports:
+            - {name: headrace, containerPort: {{ .port }}}
+            - {name: metrics, containerPort: 9090}
+          {{- include "headrace.probes" . | nindent 10 }}
+          volumeMounts:
+            {{- include "headrace.volumeMounts" . | nindent 12 }}
+      volumes:
+        {{- include "headrace.volumes" . | nindent 8 }}
 {{- end }}
