@@ -38,13 +38,7 @@ _Value = Callable[[_Scope], Any]
 
 
 class Templates:
-    """Named templates that can include each other.
-
-    >>> templates = Templates()
-    >>> templates.add("greeting", 'Hello{{ with .name }}, {{ . | quote }}{{ end }}!')
-    >>> templates.render("greeting", {"name": "Ada"})
-    'Hello, "Ada"!'
-    """
+    """Named templates that can include each other."""
 
     def __init__(self) -> None:
         self.parts: dict[str, _Part] = {}
@@ -177,8 +171,8 @@ class _Parser:
             return lambda scope: ""
         if keyword in ("if", "with", "range"):
             names, tokens = _variables(tokens[1:])
-            value = self._pipeline(tokens)
-            return _BLOCKS[keyword](value, names, *self._branches())
+            block: _Part = _BLOCKS[keyword](self._pipeline(tokens), names, *self._branches())
+            return block
         names, tokens = _variables(tokens)
         value, where = self._pipeline(tokens), self._error("")
         if not names:
@@ -306,11 +300,7 @@ def _range(value: _Value, names: list[str], then: _Part, otherwise: _Part) -> _P
     return render
 
 
-_BLOCKS: dict[str, Callable[..., _Part]] = {
-    "if": _if,
-    "with": partial(_if, dot=True),
-    "range": _range,
-}
+_BLOCKS: dict[str, Any] = {"if": _if, "with": partial(_if, dot=True), "range": _range}
 
 
 def _text(value: Any, where: str = "") -> str:
@@ -325,10 +315,6 @@ def _text(value: Any, where: str = "") -> str:
 
 def _nindent(width: int, text: str) -> str:
     return "".join(["\n" + " " * width + line for line in text.split("\n")])
-
-
-def _printf(form: str, *arguments: Any) -> str:
-    return re.sub(r"%([sd])", "%s", form) % tuple(_text(each) for each in arguments)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -356,7 +342,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "eq": lambda value, *others: value in others,
     "int": int,
     "nindent": _nindent,
-    "printf": _printf,
+    "printf": lambda form, *values: re.sub("%d", "%s", form) % tuple(map(_text, values)),
     "quote": lambda value: json.dumps(_text(value), ensure_ascii=False),
     "required": _required,
     "toYaml": _to_yaml,
