@@ -47,7 +47,7 @@ def test_there_are_three_diagrams() -> None:
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("docs/design/*.md")), ids=lambda page: page.stem)
 def test_files_that_a_page_names_exist(page: Path) -> None:
-    files = [path.as_posix() for top in ("src", "tests", "benchmarks", "examples", "docs")
+    files = [path.as_posix() for top in ("src", "tests", "benchmarks", "examples", "docs", "deploy")
              for path in (ROOT / top).rglob("*.py")]  # fmt: skip
     named = set(re.findall(r"`([\w/]+\.py)`", page.read_text()))
     assert [each for each in sorted(named) if not any(f.endswith(f"/{each}") for f in files)] == []
