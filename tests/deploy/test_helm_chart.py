@@ -125,21 +125,6 @@ def test_schema_lists_exactly_the_values():
     compare(SCHEMA, VALUES, "values")
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="requires Helm")
-@each_case
-def test_helm_renders_equal_objects(case, tmp_path):
-    values = tmp_path / "values.yaml"
-    values.write_text(json.dumps(CASES[case]))
-    command = ["helm", "template", "headrace", str(render.CHART), "--values", str(values)]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    def by_name(each):
-        return each["kind"], each["metadata"]["name"]
-
-    rendered = sorted((each for each in yaml.safe_load_all(text) if each), key=by_name)
-    assert rendered == sorted(objects(case), key=by_name)
-
-
 def test_what_is_not_validated_is_marked():
     marked = [
         *(ROOT / "deploy" / "kubernetes" / "samples").glob("*.yaml"),
