@@ -16,6 +16,7 @@ class JobLoad:
     """Load of one unfinished iteration.
 
     Attributes:
+        iteration_id: Identifies the iteration from one evaluation to the next.
         elements_per_second: Rate at which its clients receive elements.
         client_wait_ratio: Mean over its clients of the fraction of time waited for elements.
         busy_workers: Sum over its tasks of the fraction of time spent in computing elements,
@@ -25,6 +26,7 @@ class JobLoad:
         remaining_splits: Splits that no worker has finished; None without splits.
     """
 
+    iteration_id: int
     elements_per_second: float
     client_wait_ratio: float
     busy_workers: float
