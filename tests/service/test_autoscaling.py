@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ def test_a_killed_worker_is_replaced_while_the_cluster_scales(wanted: list[int])
             data.apply(distribute("distributed_epoch", cluster.target, visitation="exactly_once"))
         )
         got = read_while_scaling(reader, cluster, wanted, [2])
+        wait_until(lambda: len(cluster.workers) == 2)
         cluster.kill_worker(1)
         got += read_while_scaling(reader, cluster, wanted, [3, 1])
         assert len(cluster.workers) == 4
@@ -187,24 +189,34 @@ def test_a_consumer_that_closes_frees_the_workers(wanted: list[int]) -> None:
         wait_until(lambda: [each.is_running for each in cluster.workers] == [True, False, False])
 
 
-def test_a_starved_consumer_gets_workers_and_a_slow_one_gives_them_back() -> None:
+@pytest.mark.timeout(300)
+def test_a_starved_consumer_gets_workers_that_end_after_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The real policy decides, from the statistics of a real service."""
+    monkeypatch.setattr(
+        ScalingPolicy, "__init__", partialmethod(ScalingPolicy.__init__, stable_seconds=2.0)
+    )
     with LocalCluster(1, False, max_workers=3) as cluster:
-
-        def read(reader: Iterator[Any], until: int, pause: float) -> None:
-            deadline = time.monotonic() + 120.0
-            while (count := count_active(cluster)) != until:
-                assert time.monotonic() < deadline, f"{count} workers, expected {until}"
-                got.append(int(next(reader)))
-                time.sleep(pause)
-
         got: list[int] = []
+
         data = hr.Dataset.range(1 << 40).map(_in_20_ms)
         with iter(data.apply(distribute("distributed_epoch", cluster.target))) as reader:
-            read(reader, 3, 0.0)
+            deadline = time.monotonic() + 120.0
+            while (count := count_active(cluster)) < 3:
+                assert time.monotonic() < deadline, f"{count} workers"
+                got.append(int(next(reader)))
         # The job has ended.
         wait_until(lambda: count_active(cluster) == 1, 120.0)
         assert max(Counter(got).values()) == 1
+
+
+@pytest.mark.timeout(300)
+def test_a_save_gets_workers(tmp_path: Path) -> None:
+    with LocalCluster(1, False, tmp_path / "work", max_workers=3) as cluster:
+        data = hr.Dataset.range(100_000).map(_in_20_ms)
+        hr.service.distributed_save(data, tmp_path / "saved", cluster.target)
+        wait_until(lambda: count_active(cluster) == 3, 120.0)
 
 
 def _in_20_ms(x: Any) -> Any:
