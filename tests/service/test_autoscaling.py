@@ -219,6 +219,24 @@ def test_a_save_gets_workers(tmp_path: Path) -> None:
         wait_until(lambda: count_active(cluster) == 3, 120.0)
 
 
+def test_a_save_is_complete_after_its_workers_were_drained(
+    wanted: list[int], tmp_path: Path
+) -> None:
+    with LocalCluster(1, False, tmp_path / "work", max_workers=3) as cluster:
+        data = hr.Dataset.range(COUNT).map(_in_5_ms)
+        save = hr.service.distributed_save(data, tmp_path / "saved", cluster.target)
+        for step in (3, 1):
+            wanted[0] = step
+            wait_until(lambda step=step: count_active(cluster) == step, 60.0)
+        save.wait()
+        assert sorted(numbers(hr.Dataset.load(tmp_path / "saved"))) == list(range(COUNT))
+
+
+def _in_5_ms(x: Any) -> Any:
+    time.sleep(0.005)
+    return x
+
+
 def _in_20_ms(x: Any) -> Any:
     time.sleep(0.02)
     return x
