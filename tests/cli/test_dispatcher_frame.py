@@ -211,3 +211,9 @@ def test_no_line_is_wider_than_the_terminal(width):
 def test_falling_rate_is_marked():
     assert " falling" in render_dispatcher(with_lower_rate(BUSY), BUSY, 200)
     assert " rising" not in render_dispatcher(BUSY, BUSY, 200)
+
+
+def test_the_number_of_wanted_workers_is_shown_if_there_are_jobs():
+    status = msgspec.structs.replace(EMPTY, wanted_workers=2)
+    assert render_dispatcher(status, None, 80).startswith("0 workers (2 wanted)  0 clients")
+    assert "wanted" not in render_dispatcher(EMPTY, None, 80)

@@ -194,3 +194,26 @@ def test_failed_start_of_a_process_is_retried_later(spawner: FakeSpawner) -> Non
     assert processes.poll(2.4) == []
     processes.poll(2.5)
     assert len(spawner.children) == 2
+
+
+def test_active_commands_are_ready_ones_by_age_and_then_starting_ones(
+    spawner: FakeSpawner,
+) -> None:
+    processes = ProcessSet(spawn=spawner.spawn)
+    oldest, crashing, starting, asked = (processes.add(COMMAND, float(at)) for at in range(4))
+    for child in spawner.children[:2]:
+        child.says = ["address"]
+    spawner.children[3].stop_requested = True
+    processes.poll(4.0)
+    assert processes.active == [oldest, crashing, starting]
+    spawner.children[1].exit_code = 1
+    processes.poll(5.0)
+    # It waits for its restart; then it is the newest.
+    assert processes.active == [oldest, crashing, starting]
+    assert crashing.child is None
+    processes.poll(10.0)
+    assert processes.active == [oldest, starting, crashing]
+    spawner.children[-1].says = spawner.children[2].says = ["address"]
+    processes.poll(11.0)
+    assert processes.active == [oldest, starting, crashing]
+    assert asked not in processes.active

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -316,6 +317,16 @@ def test_a_drain_of_ten_seconds_logs_what_it_waits_for() -> None:
     worker.pass_time(4.0)
     assert "has been draining for 10 s: clients of 1 task have not" in worker.warnings[0]
     assert "it stops in 15 s in any case" in worker.warnings[0]
+
+
+def test_a_drain_without_a_limit_waits_for_its_clients() -> None:
+    worker, _ = worker_with_splits()
+    drain(worker, math.inf)
+    worker.acknowledge(DrainWorker)
+    for _ in range(100):
+        worker.pass_time(4.0)
+    assert worker.warnings[0].endswith("acknowledged all output; it waits for them")
+    assert not worker.calls_of(ReturnSplits)
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
