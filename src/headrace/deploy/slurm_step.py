@@ -66,6 +66,11 @@ class SlurmStep:
             rank=read_number("SLURM_PROCID", launcher=_LAUNCHER),
             num_ps=num_ps,
         )
+        if step.rank >= step.num_ranks:
+            raise InvalidArgumentError(
+                f"SLURM_PROCID={step.rank} must be less than the {step.num_ranks} tasks of the "
+                "step: is one of the variables left over from another step?"
+            )
         if step.num_ranks < num_ps + 2:
             raise InvalidArgumentError(
                 f"--ps {num_ps} requires at least {num_ps + 2} tasks (rank 0 for the dispatcher, "
