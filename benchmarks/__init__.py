@@ -8,6 +8,7 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     python -m benchmarks --list            the benchmarks and their contenders
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
     python -m benchmarks.autoscaling       waits and costs of autoscaling policies, simulated
+    python -m benchmarks.dispatcher_scale  the same with up to 10,000, in virtual time
 
     workload                the records: Workload, Contender, Target, Bound
     measure                 rounds in turn, one process per contender; medians and ratios

@@ -98,7 +98,7 @@ def _core_splits(workers: int) -> Callable[[Path, ExitStack], Pipeline]:
 
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         config = DispatcherConfig(work_dir=directory, fault_tolerant_mode=True)
-        return InProcessPeers(stack, config, workers).splits
+        return InProcessPeers.of_config(stack, config, workers).splits
 
     return build
 
@@ -108,7 +108,7 @@ def _core_idle(count: int) -> Callable[[Path, ExitStack], Pipeline]:
         from benchmarks.in_process_requests import InProcessPeers
         from headrace.service import DispatcherConfig
 
-        peers = InProcessPeers(stack, DispatcherConfig(), count, count)
+        peers = InProcessPeers.of_config(stack, DispatcherConfig(), count, count)
 
         def measured() -> Iterator[Any]:
             while True:

@@ -263,8 +263,9 @@ def _runs_text(results: list[Result], usual: dict[str, str]) -> str:
 def _pictures(plots: list[str]) -> str:
     if not plots:
         return ""
-    shown = "\n".join(f"![{Path(plot).stem}]({plot})" for plot in plots)
-    return (
+    scale = [plot for plot in plots if Path(plot).stem.startswith("scale_")]
+    shown = _images([plot for plot in plots if plot not in scale])
+    text = (
         "## A dispatcher with 1 to 1,000 peers of each kind\n\n"
         + _paragraph(
             "Drawn by `python -m benchmarks.dispatcher_curves`; the figures are in JSON files of "
@@ -272,6 +273,17 @@ def _pictures(plots: list[str]) -> str:
         )
         + f"{shown}\n"
     )
+    if scale:
+        text += "\n## A dispatcher in virtual time\n\n" + _paragraph(
+            "Measured by `python -m benchmarks.dispatcher_scale`, without sockets; "
+            "docs/design/0034-scale.md discusses the curves."
+        )
+        text += f"{_images(scale)}\n"
+    return text
+
+
+def _images(plots: list[str]) -> str:
+    return "\n".join(f"![{Path(plot).stem}]({plot})" for plot in plots)
 
 
 def _rows(workload: Workload, measurements: list[Measurement]) -> list[list[str]]:

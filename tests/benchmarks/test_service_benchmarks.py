@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import dispatcher_scale
 from benchmarks.contender import Rounds
 from benchmarks.dispatcher_curves import CURVES, Curve, points
 from benchmarks.workload import Contender, Workload
@@ -80,3 +81,9 @@ def test_a_curve_has_a_value_per_round_and_count(curve: Curve) -> None:
     found = points(curve, (1, 2), rounds=2, seconds=0.01)
     assert list(found) == [1, 2]
     assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in found.values())
+
+
+def test_scale_measures_every_curve_with_few_peers() -> None:
+    found = dispatcher_scale.measure(3)
+    assert found.keys() == dispatcher_scale.CURVES.keys()
+    assert min(found.values()) > 0

@@ -109,5 +109,6 @@ def test_command_line_options_on_pages_exist():
         for parameter in command.params
         for option in parameter.opts
     }
+    slurm = {"--kill-on-bad-exit", "--no-kill", "--nodes", "--ntasks", "--signal"}
     # Options with underscores belong to other programs: `--xla_force_host_platform_device_count`.
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text)) <= known
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text)) <= known | slurm

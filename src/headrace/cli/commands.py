@@ -29,6 +29,7 @@ from headrace.open_files import explain_open_error
 __all__ = [
     "CommandGroup",
     "GroupWithHelp",
+    "IgnoreSignalsOption",
     "Keys",
     "MetricsHost",
     "MetricsPort",
@@ -52,6 +53,7 @@ MetricsHost = Annotated[
     ),
 ]
 ParentOption = Annotated[bool, typer.Option("--with-parent", hidden=True)]
+IgnoreSignalsOption = Annotated[bool, typer.Option("--ignore-signals", hidden=True)]
 
 
 #: A hyphen without a line break after it: `--fault-tolerant` is one word.

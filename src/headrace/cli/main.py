@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import doctor, inspect, serve, task, top
+from headrace.cli import doctor, inspect, serve, task, top, up
 from headrace.cli.commands import CommandGroup, GroupWithHelp
 from headrace.transport.security import new_keys
 
@@ -49,6 +49,7 @@ app = typer.Typer(
 app.command("dispatcher")(serve.run_dispatcher)
 app.command("worker")(serve.run_worker)
 app.command("server")(task.run_task)
+app.command("up")(up.run_up)
 app.command("status")(inspect.show_status)
 app.command("top")(top.show_top)
 app.command("journal")(inspect.show_journal)

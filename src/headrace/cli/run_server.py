@@ -32,10 +32,22 @@ from headrace.process.supervisor import (
     stop_children,
 )
 
-__all__ = ["STOP_SIGNALS", "RunningServer", "Signals", "print_line", "run_children", "run_server"]
+__all__ = [
+    "OWN_EXIT_CODES",
+    "PARENT_SIGNALS",
+    "STOP_SIGNALS",
+    "RunningServer",
+    "Signals",
+    "print_line",
+    "report_event",
+    "run_children",
+    "run_server",
+]
 
 
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+PARENT_SIGNALS = STOP_SIGNALS | {signal.SIGUSR1, signal.SIGUSR2}
+"""Signals that a launcher such as Slurm sends to every process, but only the parent acts on."""
 
 
 class Signals:
@@ -43,10 +55,17 @@ class Signals:
 
     A signal that arrives before `wait` is not lost, and none interrupts the main thread, so that
     starting and stopping are never left half done.
+
+    Args:
+        children: Whether the end of a child process also ends a wait.
+        ignored: Signals that have no effect until `ignored` is changed.
     """
 
-    def __init__(self, *, children: bool = False) -> None:
+    def __init__(
+        self, *, children: bool = False, ignored: frozenset[signal.Signals] = frozenset()
+    ) -> None:
         self._wanted = STOP_SIGNALS | ({signal.SIGCHLD} if children else set())
+        self.ignored = ignored
 
     def __enter__(self) -> Self:
         """Replace Python's signal handlers."""
@@ -55,7 +74,7 @@ class Signals:
         self._receiver.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         self._handlers_before = {
-            number: signal.signal(number, _ignore_signal) for number in self._wanted
+            number: signal.signal(number, _ignore_signal) for number in self._wanted | self.ignored
         }
         _active_signals.append(self)
         return self
@@ -99,6 +118,7 @@ class Signals:
         watched: list[socket.socket | TextIO] = [self._receiver, *closing, *readable]
         ready, _, _ = select.select(watched, [], [], timeout)
         numbers = set(self._receiver.recv(4096)) if self._receiver in ready else set()
+        numbers -= self.ignored
         if any(stream in ready for stream in closing):
             numbers.add(signal.SIGTERM)
         return frozenset(number for number in self._wanted if number in numbers)
@@ -142,16 +162,19 @@ def run_server(
     options: Mapping[str, str] | None = None,
     on_started: str | None = None,
     with_parent: bool = False,
+    ignore_signals: bool = False,
     drain: Callable[[], None] | None = None,
 ) -> None:
     """Start the server, print its address, wait for Ctrl-C or SIGTERM, and stop it.
 
     A server that supports draining is drained until it is done or a second signal arrives. `start`
-    may wait long for a peer, so it runs on another thread, and the main thread can stop it.
+    may wait long for a peer, so it runs on another thread, and the main thread can stop it. With
+    `ignore_signals`, only the end of the link to the parent stops it.
     """
     parent = [sys.stdin] if with_parent else []
     # Python's handlers are restored before the server stops: a second Ctrl-C acts at once.
-    with ExitStack() as stack, Signals() as signals:
+    ignored = PARENT_SIGNALS if ignore_signals else frozenset()
+    with ExitStack() as stack, Signals(ignored=ignored) as signals:
         start = _StartThread(server, signals)
         stack.callback(start.thread.join)
         stack.callback(start.cancel)
@@ -175,6 +198,7 @@ def run_server(
             report_stopping()
         if drain is not None and start.done:
             print_line(f"{role} draining: delivering buffered elements; a second signal stops it")
+            signals.ignored = frozenset()
             _drain_until_signal(drain, signals)
     if start.error is not None and not isinstance(start.error, CancelledError):
         raise start.error
@@ -233,7 +257,7 @@ class _StartThread:
 
 
 _STOP_SECONDS = 15.0
-_OWN_EXIT_CODES = (0, 1, 2)
+OWN_EXIT_CODES = (0, 1, 2)
 """Exit codes of a command that ends before it is ready: success, reported failure, wrong
 usage."""
 
@@ -261,7 +285,7 @@ def run_children(
     """
     variables = clean_environment(os.environ if environment is None else environment)
     failed = False
-    processes = ProcessSet(retries=lambda code: code not in _OWN_EXIT_CODES)
+    processes = ProcessSet(retries=lambda code: code not in OWN_EXIT_CODES)
     with Signals(children=True) as signals:
         try:
             for arguments in commands:
@@ -275,7 +299,7 @@ def run_children(
                 if STOP_SIGNALS & signals.wait(wait):
                     break
                 for event in processes.poll(time.monotonic()):
-                    failed = _report_event(event, processes, len(commands)) or failed
+                    failed = report_event(event, processes, len(commands)) or failed
         finally:
             killed = stop_children(
                 processes.children,
@@ -291,7 +315,7 @@ def run_children(
     return int(failed or bool(killed))
 
 
-def _report_event(event: ProcessEvent, processes: ProcessSet, count: int) -> bool:
+def report_event(event: ProcessEvent, processes: ProcessSet, count: int) -> bool:
     """Report an event of a child; return whether the child failed permanently."""
     match event:
         case ProcessExited(_, child, restart_in):

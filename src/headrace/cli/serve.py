@@ -11,6 +11,7 @@ from typing import Annotated, cast
 import typer
 
 from headrace.cli.commands import (
+    IgnoreSignalsOption,
     Keys,
     MetricsHost,
     MetricsPort,
@@ -159,6 +160,7 @@ def run_dispatcher(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
     with_parent: ParentOption = False,
+    ignore_signals: IgnoreSignalsOption = False,
 ) -> None:
     """Run a dispatcher until Ctrl-C or SIGTERM."""
     with convert_argument_errors(OPTIONS):
@@ -200,6 +202,7 @@ def run_dispatcher(
         options=OPTIONS,
         on_started=journal,
         with_parent=with_parent,
+        ignore_signals=ignore_signals,
     )
 
 
@@ -281,6 +284,7 @@ def run_worker(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
     with_parent: ParentOption = False,
+    ignore_signals: IgnoreSignalsOption = False,
 ) -> None:
     """Run one worker, or several in separate processes, until Ctrl-C or SIGTERM.
 
@@ -325,6 +329,7 @@ def run_worker(
             lambda: server.address,
             options=OPTIONS,
             with_parent=with_parent,
+            ignore_signals=ignore_signals,
             drain=lambda: server.drain(drain_timeout),
         )
         return

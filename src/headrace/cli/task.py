@@ -10,6 +10,7 @@ import typer
 
 from headrace.arguments import check_int
 from headrace.cli.commands import (
+    IgnoreSignalsOption,
     Keys,
     MetricsHost,
     MetricsPort,
@@ -96,6 +97,7 @@ def run_task(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
     with_parent: ParentOption = False,
+    ignore_signals: IgnoreSignalsOption = False,
 ) -> None:
     """Run a worker or a parameter server of a cluster until Ctrl-C or SIGTERM.
 
@@ -155,7 +157,14 @@ def run_task(
         return
     import_modules(preload or ())
     with bind_forked_children():
-        run_server(role, server, lambda: server.target, options=_OPTIONS, with_parent=with_parent)
+        run_server(
+            role,
+            server,
+            lambda: server.target,
+            options=_OPTIONS,
+            with_parent=with_parent,
+            ignore_signals=ignore_signals,
+        )
 
 
 def _find_task(

@@ -9,8 +9,6 @@ expires.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from headrace.errors import NotFoundError
 from headrace.service import messages
 from headrace.service.dispatcher import events
@@ -20,7 +18,7 @@ from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.policy_selection import policy_of
 from headrace.service.dispatcher.python_versions import check_iteration_can_run
 from headrace.service.dispatcher.splits import validate_partial_splits, validate_splits
-from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, TaskPhase, Worker
+from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, TaskPhase
 from headrace.service.element_sets import ALL_ORDINALS, PartialSplits, exclude_splits
 from headrace.service.modes.coordinated_reads.events import RoundsReported
 from headrace.service.ranges import Ranges, drop_below, intersect, subtract, union
@@ -32,29 +30,7 @@ __all__ = [
     "expire_reports",
     "remove_client",
     "report_delivery",
-    "task_addresses",
 ]
-
-
-def task_addresses(
-    tasks: Iterable[DispatcherTask], workers: Mapping[str, Worker]
-) -> tuple[messages.TaskAddress, ...]:
-    """Return the addresses of the running tasks, given the workers they run on."""
-    addresses = []
-    for task in tasks:
-        if task.phase is TaskPhase.RUNNING:
-            address = messages.TaskAddress(
-                task_id=task.task_id,
-                worker_id=task.worker_id,
-                worker_address=task.address,
-                task_token=task.task_token,
-                attempt=task.attempt,
-                tags=workers[task.worker_id].tags,
-            )
-            addresses.append(
-                address if task.mode_state is None else task.mode_state.extend_address(address)
-            )
-    return tuple(addresses)
 
 
 def client_heartbeat(
@@ -92,7 +68,7 @@ def client_heartbeat(
                 heartbeat_interval=interval,
             )
         else:
-            reply = _full_reply(new_state, client_id, awaited, unreachable, interval)
+            reply = _full_reply(new_state, client_id, awaited, unreachable, interval, context)
         return policy.extend_heartbeat_reply(reply, new_state, updated, request, context)
 
     new_events = policy.events_after_heartbeat(state, iteration, request, context)
@@ -107,6 +83,7 @@ def _full_reply(
     awaited_clients: list[str],
     unreachable_tasks: set[int],
     interval: float,
+    context: DecisionContext,
 ) -> messages.ClientHeartbeatReply:
     """Return a complete update for a client.
 
@@ -116,13 +93,14 @@ def _full_reply(
         awaited_clients: Other clients that keep its iteration from finishing.
         unreachable_tasks: Tasks whose worker it could not reach for long.
         interval: Seconds until its next heartbeat.
+        context: Context of the decision.
     """
     iteration = state.client_iteration(client_id)
     policy, tasks = policy_of(state, iteration), state.tasks_of(iteration)
     running = TaskPhase.RUNNING
     is_finished = iteration.finished and not any(task.awaiting_reports for task in tasks)
     return messages.ClientHeartbeatReply(
-        tasks=task_addresses(tasks, state.workers),
+        tasks=context.soft_state.task_addresses.of(state, iteration),
         finished=is_finished,
         redeliverable=tuple(
             task.task_id

@@ -13,7 +13,7 @@ import msgspec
 from headrace.errors import AlreadyExistsError, FailedPreconditionError
 from headrace.service import messages
 from headrace.service.dispatcher import events
-from headrace.service.dispatcher.clients import remove_client, task_addresses
+from headrace.service.dispatcher.clients import remove_client
 from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
 from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.policy_selection import mode_name, policy_for, policy_of
@@ -276,7 +276,7 @@ def _opened_reply(
         return finished_reply
     reply = messages.OpenIterationReply(
         iteration_id=iteration.iteration_id,
-        tasks=task_addresses(state.tasks_of(iteration), state.workers),
+        tasks=context.soft_state.task_addresses.of(state, iteration),
         seed=iteration.seed,
         finished=False,
         job_name=job.name or "",

@@ -35,6 +35,10 @@ def check_workers_can_run(state: DispatcherState, dataset: RegisteredDataset) ->
         FailedPreconditionError: If only such workers are registered, or one of them holds a slot of
             the fixed list, whose shard no other worker reads.
     """
+    # Called for each client that opens the dataset, and there may be many workers.
+    versions = {worker.versions.python for worker in state.workers.values()}
+    if not any(python_mismatch(each, dataset.python_version) for each in versions):
+        return
     workers = [worker for worker in state.workers.values() if not worker.draining]
     incompatible = [worker for worker in workers if not can_run(worker, dataset)]
     if not incompatible or (len(incompatible) < len(workers) and not state.slots):

@@ -22,6 +22,7 @@ from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.idle_times import IdleTimes
 from headrace.service.dispatcher.reachability import Reachability
 from headrace.service.dispatcher.state import DispatcherState, TaskPhase
+from headrace.service.dispatcher.task_addresses import TaskAddresses
 from headrace.service.dispatcher.worker_connections import WorkerConnections
 from headrace.service.dispatcher.worker_demand import WorkerDemand
 from headrace.service.ranges import Ranges, union
@@ -161,6 +162,7 @@ class SoftState:
         default_factory=CheckpointContributions
     )
     """Iterator positions that clients contributed to checkpoints."""
+    task_addresses: TaskAddresses = field(default_factory=TaskAddresses)
 
     @classmethod
     def from_state(cls, state: DispatcherState, now: float) -> SoftState:
@@ -259,6 +261,7 @@ def _worker_registered(
 ) -> None:
     soft_state.worker_heartbeats[event.worker_id] = now
     soft_state.slot_waits.pop(event.address, None)
+    soft_state.task_addresses.clear()  # its tags may have changed
 
 
 def _worker_removed(
@@ -314,6 +317,7 @@ def _iteration_removed(
     del soft_state.last_task_ends[event.iteration_id]
     soft_state.last_task_losses.pop(event.iteration_id, None)
     soft_state.checkpoint_contributions.forget(event.iteration_id)
+    soft_state.task_addresses.forget(event.iteration_id)
     soft_state.reassigned_splits.pop(event.iteration_id, None)
     _forget_tasks(soft_state, state.iterations[event.iteration_id].tasks)
 

@@ -1,0 +1,96 @@
+"""Options of `headrace up`, and what the ranks of a step have in common."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.cli.run_server import OWN_EXIT_CODES, STOP_SIGNALS, Signals, report_event
+from headrace.process.child import ChildCommand
+from headrace.process.supervisor import ProcessSet, SupervisedCommand, stop_children
+
+__all__ = ["STOP_SECONDS", "RankProcesses", "StepOptions"]
+
+STOP_SECONDS = 5.0
+"""Seconds for the servers to stop after the program has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Options of `headrace up`.
+
+    Attributes:
+        directory: Directory in which the ranks find each other.
+        host: Address of this node for the other nodes.
+        work_dir: Directory of the dispatcher's journal; None: no journal.
+        preload: Modules that workers import first.
+        timeout: Seconds to wait for the other ranks, and for a sign of rank 0.
+        grace: Seconds after SIGTERM until the program is killed and servers stop.
+        program: The user's program and its arguments; empty: none.
+    """
+
+    directory: Path
+    host: str
+    work_dir: Path | None
+    preload: tuple[str, ...]
+    timeout: float
+    grace: float
+    program: tuple[str, ...]
+
+
+class RankProcesses:
+    """Server processes of a rank, which are restarted when they crash.
+
+    Slurm sends signals to every process of a step. The servers ignore them: this process decides
+    when they stop.
+
+    Args:
+        signals: Signals of this process.
+        restarts: Whether servers that crash are restarted; otherwise that is a failure.
+    """
+
+    def __init__(self, signals: Signals, *, restarts: bool = True) -> None:
+        self._signals = signals
+        self._processes = ProcessSet(
+            restarts=restarts, retries=lambda code: code not in OWN_EXIT_CODES
+        )
+        self._commands: list[SupervisedCommand] = []
+        self.has_failed = False
+
+    def start(self, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        """Start a command of `headrace`.
+
+        Raises:
+            OSError: If the operating system refuses to start it.
+        """
+        command = ("-P", "-m", "headrace", *arguments, "--with-parent", "--ignore-signals")
+        self._commands.append(
+            self._processes.add(
+                ChildCommand(arguments=command, environment=environment), time.monotonic()
+            )
+        )
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether all servers are ready."""
+        return all(
+            each.child is not None and each.child.ready_message is not None
+            for each in self._commands
+        )
+
+    def poll(self) -> None:
+        """Restart servers that crashed, and report what happened to them."""
+        for event in self._processes.poll(time.monotonic()):
+            if report_event(event, self._processes, len(self._commands)):
+                self.has_failed = True
+
+    def stop(self, seconds: float) -> None:
+        """Stop all servers; kill those that take longer, or after another signal."""
+        stop_children(
+            self._processes.children,
+            seconds,
+            hurry_seconds=1.0,
+            should_hurry=lambda wait: bool(STOP_SIGNALS & self._signals.wait(wait)),
+        )
