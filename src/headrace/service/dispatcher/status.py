@@ -81,6 +81,9 @@ def _worker(worker: Worker, context: DecisionContext) -> messages.WorkerStatus:
         buffered_batches=counters.buffered_batches,
         buffered_bytes=counters.buffered_bytes,
         versions=worker.versions,
+        cores=counters.cores,
+        cpu_seconds=counters.cpu_seconds,
+        busy_cores=counters.cpu_rate.read(now),
     )
 
 
@@ -138,7 +141,13 @@ def _iteration(
         clients=tuple(_client(client_id, context) for client_id in sorted(iteration.clients)),
         tasks=tuple(_task(task, context) for task in running),
         steps=tuple(
-            messages.StepStatus(step=name, seconds=step.seconds, busy_threads=step.rate.read(now))
+            messages.StepStatus(
+                step=name,
+                seconds=step.seconds,
+                busy_threads=step.rate.read(now),
+                position=step.position,
+                threads=step.threads,
+            )
             for name, step in sorted(counters.steps.items(), key=lambda item: -item[1].seconds)
         ),
         failure_reason=iteration.failure_reason,
@@ -196,6 +205,7 @@ def _client(client_id: str, context: DecisionContext) -> messages.ClientStatus:
         wait_seconds=counters.wait_seconds,
         wait_ratio=min(1.0, counters.wait_rate.read(now)),
         buffered_batches=counters.buffered_batches,
+        seconds_since_report=now - counters.reported_at,
     )
 
 
@@ -224,6 +234,9 @@ def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus
         split_wait_ratio=_wait_ratio(
             counters.split_wait_rate.read(now), last_report, messages.WAITING_FOR_SPLITS, is_blocked
         ),
+        client_wait_seconds=last_report.client_wait_seconds,
+        split_wait_seconds=last_report.split_wait_seconds,
+        seconds_since_report=now - counters.reported_at,
         shard_index=None if shard is None else shard.index,
         trainers=last_report.trainers,
     )

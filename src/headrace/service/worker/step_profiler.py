@@ -66,14 +66,20 @@ class StepProfiler:
     def _run(self) -> None:
         last = time.perf_counter()
         wait = _IDLE_INTERVAL
+        progress: dict[int, int] = {}
         while not self._stop.wait(wait):
             now = time.perf_counter()
-            meters = [meter for meter in self._metrics.running if not meter.is_waiting]
-            if meters and wait == _INTERVAL:
-                self._sample(meters, min(now - last, _MAX_SAMPLE_SECONDS))
+            running = self._metrics.running
+            if running and wait == _INTERVAL:
+                # Also tasks that wait: their other threads may work.
+                self._sample(running, min(now - last, _MAX_SAMPLE_SECONDS))
             if self._on_sample is not None:
                 self._on_sample(now)
-            last, wait = now, _INTERVAL if meters else _IDLE_INTERVAL
+            # A task that waits between its batches is sampled as often as one that does not.
+            # Otherwise its times would be too short: it rarely works at the end of a long pause.
+            previous, progress = progress, {id(meter): meter.progress for meter in running}
+            is_active = progress != previous or not all(meter.is_waiting for meter in running)
+            last, wait = now, _INTERVAL if is_active else _IDLE_INTERVAL
 
     def _sample(self, meters: Sequence[TaskMetrics], seconds: float) -> None:
         own_thread = self._thread.ident
