@@ -113,7 +113,7 @@ class StatisticsCollector:
             self._building.append((node, iterator, counting))
         else:
             counting.step = self._find_step(node)
-            self._registry.register(iterator, counting.step)
+            self._registry.register(node, iterator, counting.step)
         return counting
 
     def finish_build(self, iterator: ElementIterator) -> ElementIterator:
@@ -141,7 +141,7 @@ class StatisticsCollector:
         for node, inner, counting in building:
             counting.step = self._find_step(node)
             self._counting.append(counting)
-            self._registry.register(inner, counting.step)
+            self._registry.register(node, inner, counting.step)
         return _RootIterator(iterator, self)
 
     def _find_step(self, node: Node) -> StepMeasurements:

@@ -52,6 +52,8 @@ _MIN_GAIN = 1.05
 _PARALLEL_CALLS = 4
 _MIN_BUSY_SHARE = 0.02
 """Smallest share of busy time from which a capacity is extrapolated."""
+_MAX_FACTOR = 100
+"""Maximum factor by which more workers are suggested."""
 _MAX_STEPS = 3
 """Maximum number of steps for which changes are predicted."""
 
@@ -361,7 +363,7 @@ def _find_bottleneck(model: _Model) -> tuple[Resource, Bottleneck, str]:
         return Resource.CLIENTS, Bottleneck("the clients", advice), waits
     if not workers_limit:
         return Resource.NOTHING, Bottleneck("nothing", "workers and clients keep pace"), waits
-    if model.split_seconds >= 0.5 * model.task_seconds:
+    if measured.task_split_wait >= 0.5:
         cost = f"workers wait for splits {measured.task_split_wait:.0%} of the time"
         if measured.is_ending:
             advice = "all splits are assigned; the epoch ends when they are done"
@@ -369,7 +371,11 @@ def _find_bottleneck(model: _Model) -> tuple[Resource, Bottleneck, str]:
         advice = "make splits larger: batch before distribute, larger files"
         return Resource.SPLITS, Bottleneck("split assignment", advice), cost
     step = max(measured.steps, key=lambda each: each.latency, default=None)
-    if step is None or model.share(step) < model.other_seconds / model.task_seconds:
+    if measured.elements_per_second <= 0:
+        name = "the workers" if step is None else step.name
+        advice = "no element was produced: watch it for longer, or see the logs of the workers"
+        return Resource.WORKERS, Bottleneck(name, advice), ""
+    if step is None or model.scale * step.latency < model.other_seconds:
         return Resource.WORKERS, Bottleneck("the workers", "add workers"), waits
     cost = f"{model.share(step):.0%} of the workers' time, {step.seconds * 1e3:.3g} ms per element"
     if step.threads:
@@ -427,9 +433,9 @@ def _add_workers(model: _Model) -> Iterator[WhatIf]:
     now = measured.num_tasks
     counts = [1]
     demand = model.client_limit.rate
-    if math.isfinite(demand):
+    if demand < _MAX_FACTOR * model.worker_rate:
         needed = math.ceil(demand / model.worker_rate * now - 0.01) - now
-        if 1 < needed <= 1000:
+        if needed > 1:
             counts.append(needed)
     name = _slowest_name(measured.steps, model)
     for count in counts:

@@ -127,3 +127,32 @@ def test_a_profiler_stopped_before_its_start_can_be_joined():
     profiler = StepProfiler(WorkerMetrics())
     profiler.stop()
     profiler.join(1.0)
+
+
+def wait_first(x):
+    time.sleep(0.01)
+    return x
+
+
+def wait_second(x):
+    time.sleep(0.03)
+    return x
+
+
+def test_functions_of_adjacent_maps_are_told_apart():
+    meters = WorkerMetrics()
+    meter = meters.start_task(1, 4000)
+    first = hr.Dataset.range(40).map(wait_first)
+    second = first.map(wait_second)
+    iterator = build_iterator(second.plan, instrument=meter.register_step)
+    profiler = StepProfiler(meters)
+    profiler.start()
+    read_all(iterator)
+    profiler.stop()
+    profiler.join(5.0)
+    iterator.close()
+    steps = [each for each in meter.snapshot().steps if each.step.startswith("map")]
+    assert len(steps) == 2
+    fast, slow = sorted(steps, key=lambda each: each.position)
+    assert fast.step < slow.step  # by line
+    assert 0 < fast.seconds < slow.seconds
