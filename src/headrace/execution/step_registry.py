@@ -3,7 +3,7 @@
 Used by profilers that sample all threads: of an iterator (`statistics`) and of a data worker.
 
 Rule 1. A thread is attributed to the innermost step on its stack, whether it runs the step's code
-    or a user function called by it. A function that only one step has is attributed to that step.
+    or a user function called by it.
 Rule 2. The stacks of other threads are only read, and only frames of steps, which last for one
     chunk: where Python returns a snapshot of a frame's locals (before 3.13), objects in it stay
     alive until the frame returns.
@@ -12,7 +12,6 @@ Rule 2. The stacks of other threads are only read, and only frames of steps, whi
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
 from enum import Enum
@@ -27,9 +26,6 @@ from headrace.plan.node import Node
 __all__ = ["Activity", "StepRegistry", "find_activity", "name_step"]
 
 StepT = TypeVar("StepT")
-
-_MAX_FUNCTIONS = 1024
-"""Maximum number of functions that are known; nested datasets may have any number."""
 
 
 class Activity(Enum):
@@ -60,16 +56,9 @@ class StepRegistry(Generic[StepT]):
         self._seen_classes: set[type] = set()
         #: Steps by `id` of their iterators.
         self._steps: dict[int, tuple[weakref.ref[Any], StepT]] = {}
-        #: Steps by code of their functions; None if several steps call a function.
-        self._functions: dict[CodeType, StepT | None] = {}
 
-    def register(self, node: Node, iterator: Any, step: StepT) -> None:
+    def register(self, iterator: Any, step: StepT) -> None:
         """Record the step of an iterator, as long as the iterator is alive."""
-        code = _find_code(getattr(node, "fn", None) or getattr(node, "predicate", None))
-        if code is not None and len(self._functions) < _MAX_FUNCTIONS:
-            known = self._functions.setdefault(code, step)
-            if known is not step and known != step:
-                self._functions[code] = None
         iterator_class = type(iterator)
         if iterator_class not in self._seen_classes:
             self._seen_classes.add(iterator_class)
@@ -78,10 +67,6 @@ class StepRegistry(Generic[StepT]):
         # Iterators without support for weak references remain unknown.
         with contextlib.suppress(TypeError):
             steps[number] = weakref.ref(iterator, lambda _: steps.pop(number, None)), step
-
-    def find_function(self, code: CodeType) -> StepT | None:
-        """Return the step that calls a function; None if there is none, or more than one."""
-        return self._functions.get(code)
 
     def find(self, found: object) -> StepT | None:
         """Return the step of an iterator, or of threads that work for it.
@@ -114,22 +99,16 @@ def find_activity(
     frame: FrameType | None = innermost
     is_awaiting_input = is_waiting = False
     found: tuple[StepT | None, Activity] | None = None
-    caller: StepT | None = None
     while frame is not None:
         code = frame.f_code
         if code in outside:
             return None
-        # Functions of several steps may be called by the last of them, in C (lazy rows).
-        called_by = registry.find_function(code)
-        caller = caller if called_by is None else called_by
         is_awaiting_input = is_awaiting_input or code in input_wait_code
         is_waiting = is_waiting or code is _CONDITION_WAIT
         if code.co_qualname.rpartition(".")[0] in registry.classes:
             owner = frame.f_locals.get("self")
             step = registry.find(owner)
             if step is not None:
-                if caller is not None and not is_awaiting_input:
-                    return caller, Activity.USER_CODE
                 activity = _classify(innermost, frame, owner, is_awaiting_input, is_waiting)
                 if activity is not Activity.INPUT_WAIT or not isinstance(
                     owner, ParallelMapIterator
@@ -152,17 +131,6 @@ def _classify(
         return Activity.CONSUMER_WAIT if owner.is_full else Activity.INPUT_WAIT
     is_engine = innermost.f_globals.get("__name__", "").startswith("headrace.")
     return Activity.OWN_CODE if is_engine else Activity.USER_CODE
-
-
-def _find_code(function: object) -> CodeType | None:
-    """Return the code that runs when a function is called; None if it is not Python code."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    if not hasattr(function, "__code__"):
-        function = getattr(type(function), "__call__", None)
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 _CONDITION_WAIT = threading.Condition.wait.__code__

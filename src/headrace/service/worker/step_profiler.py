@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 
+from headrace.execution.sampling import interrupt_threads
 from headrace.execution.step_registry import Activity, find_activity
 from headrace.service.worker.producer_channel import ProducerChannel
 from headrace.service.worker.task_metrics import TaskMetrics, WorkerMetrics
@@ -68,11 +69,14 @@ class StepProfiler:
         wait = _IDLE_INTERVAL
         progress: dict[int, int] = {}
         while not self._stop.wait(wait):
-            now = time.perf_counter()
-            running = self._metrics.running
+            now, running = time.perf_counter(), self._metrics.running
             if running and wait == _INTERVAL:
-                # Also tasks that wait: their other threads may work.
-                self._sample(running, min(now - last, _MAX_SAMPLE_SECONDS))
+                with interrupt_threads(self._stop) as is_stopped:
+                    if is_stopped:
+                        return
+                    now = time.perf_counter()
+                    # Also tasks that wait: their other threads may work.
+                    self._sample(running, min(now - last, _MAX_SAMPLE_SECONDS))
             if self._on_sample is not None:
                 self._on_sample(now)
             # A task that waits between its batches is sampled as often as one that does not.

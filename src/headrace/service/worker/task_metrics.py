@@ -110,7 +110,7 @@ class TaskMetrics:
     def register_step(self, node: Node, iterator: ElementIterator) -> ElementIterator:
         """Record the name of a step. The iterator is not wrapped."""
         name = name_step(node)
-        self.steps.register(node, iterator, name)
+        self.steps.register(iterator, name)
         with self._lock:
             # Inputs are built first. Nested datasets may have any number of names.
             if len(self._positions) < _MAX_STEPS:
