@@ -146,6 +146,19 @@ def test_threads_may_gain_nothing_if_the_function_computes():
     assert found.limited_by == "the interpreter lock"
 
 
+def test_threads_overlap_with_the_time_outside_of_the_steps():
+    slow = replace(STARVED, steps=(DECODE,), cores=8.0, cpu_seconds=0.001)  # 4 of 10 ms outside
+    assert only(slow, Change.PARALLEL_CALLS).elements_per_second == pytest.approx(250.0)
+
+
+def test_threads_that_are_not_always_busy_agree_with_the_measured_rate():
+    threads = replace(DECODE, seconds=0.02, threads=4)  # 5 ms of 10 ms
+    partly_busy = replace(STARVED, steps=(threads,), cores=8.0, cpu_seconds=0.001)
+    assert only(partly_busy, Change.PARALLEL_CALLS).gain == pytest.approx(1.0)
+    faster = only(partly_busy, Change.SPEED_UP_STEP)
+    assert (faster.gain, faster.limited_by) == (1.0, "sending and waits of the workers")
+
+
 def test_without_processor_time_the_gain_of_threads_is_unknown():
     found = only(STARVED, Change.PARALLEL_CALLS)
     assert (found.elements_per_second, found.gain) == (None, None)

@@ -10,7 +10,8 @@ Workers. A task that did not wait for clients would produce `rate / (1 - wait)`.
     element is explained by the measured seconds of its steps: steps without threads take turns in
     one thread, so their seconds add up; a step with n threads takes 1/n of its seconds at the same
     time. The longest of these is the time per element. What the steps do not explain, such as
-    sending, stays constant. Waits for splits are added.
+    sending, belongs to the steps without threads. Waits for splits are added. The sum is scaled so
+    that it agrees with the measured rate.
 Clients. A client that never waited for elements would take `rate / (1 - wait)`.
 Connection. Its capacity is known only while it is the bottleneck: both ends wait.
 Processors. Elements per second are at most `cores / processor time per element`. Whether a function
@@ -260,11 +261,11 @@ class _Model:
         self.task_seconds = measured.num_tasks / self.worker_rate if rate > 0 else 0.0
         self.split_seconds = self.task_seconds * min(1.0, measured.task_split_wait / working)
         work = max(0.0, self.task_seconds - self.split_seconds)
-        explained = _latency(measured.steps)
-        #: Factor for sampled times that exceed the time they were spent in.
-        self.scale = min(1.0, work / explained) if explained else 1.0
-        #: Seconds per element outside of the steps.
-        self.other_seconds = max(0.0, work - explained)
+        #: Seconds per element outside of the steps, in the thread that sends.
+        self.other_seconds = max(0.0, work - _latency(measured.steps))
+        explained = _latency(measured.steps, self.other_seconds)
+        #: Factor that makes the sampled times agree with the rate.
+        self.scale = work / explained if explained else 1.0
 
     @property
     def client_limit(self) -> _Limit:
@@ -281,7 +282,7 @@ class _Model:
 
     def rate_of(self, steps: Sequence[StepCost]) -> _Limit:
         """Return the rate of all tasks with other costs of steps."""
-        seconds = self.scale * _latency(steps) + self.other_seconds + self.split_seconds
+        seconds = self.scale * _latency(steps, self.other_seconds) + self.split_seconds
         rate = self.measured.num_tasks / seconds if seconds > 0 else math.inf
         return _Limit(rate, _slowest_name(steps, self))
 
@@ -317,17 +318,21 @@ class _Model:
         return Capacity(Resource.NETWORK, "connection", rate)
 
 
-def _latency(steps: Sequence[StepCost]) -> float:
-    """Return the seconds per element of steps that take turns, or of the slowest parallel one."""
-    serial = sum(each.seconds for each in steps if not each.threads)
+def _latency(steps: Sequence[StepCost], other_seconds: float = 0.0) -> float:
+    """Return the seconds per element of steps that take turns, or of the slowest parallel one.
+
+    Args:
+        steps: The steps.
+        other_seconds: Seconds per element outside of the steps.
+    """
+    serial = sum(each.seconds for each in steps if not each.threads) + other_seconds
     return max([serial, *(each.latency for each in steps if each.threads)])
 
 
 def _slowest_name(steps: Sequence[StepCost], model: _Model) -> str:
     """Return the name of the step that limits a task; "the workers" if none does."""
     slowest = max(steps, key=lambda each: each.latency, default=None)
-    rest = model.other_seconds + model.split_seconds
-    if slowest is None or model.scale * slowest.latency < rest:
+    if slowest is None or slowest.latency < model.other_seconds + model.split_seconds:
         return "sending and waits of the workers"
     return slowest.name
 
@@ -375,7 +380,7 @@ def _find_bottleneck(model: _Model) -> tuple[Resource, Bottleneck, str]:
         name = "the workers" if step is None else step.name
         advice = "no element was produced: watch it for longer, or see the logs of the workers"
         return Resource.WORKERS, Bottleneck(name, advice), ""
-    if step is None or model.scale * step.latency < model.other_seconds:
+    if step is None or step.latency < model.other_seconds:
         return Resource.WORKERS, Bottleneck("the workers", "add workers"), waits
     cost = f"{model.share(step):.0%} of the workers' time, {step.seconds * 1e3:.3g} ms per element"
     if step.threads:
@@ -498,11 +503,11 @@ def _prefetch(model: _Model) -> Iterator[WhatIf]:
     if len(steps) < 2 or len(steps) < len(model.measured.steps):
         return
     cuts = [
-        (max(_latency(steps[:index]), _latency(steps[index:])), index)
+        (max(_latency(steps[:index]), _latency(steps[index:], model.other_seconds)), index)
         for index in range(1, len(steps))
     ]
     latency, index = min(cuts)
-    seconds = model.scale * latency + model.other_seconds + model.split_seconds
+    seconds = model.scale * latency + model.split_seconds
     limit = _Limit(model.measured.num_tasks / seconds, steps[index].name)
     if limit.rate >= _MIN_GAIN * model.worker_rate:
         name = steps[index].name
