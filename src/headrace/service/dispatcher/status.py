@@ -196,7 +196,8 @@ def _progress(
 
 def _client(client_id: str, context: DecisionContext) -> messages.ClientStatus:
     now = context.now
-    counters = context.soft_state.activity.clients.get(client_id) or ClientCounters(now)
+    reported = context.soft_state.activity.clients.get(client_id)
+    counters = reported or ClientCounters(now)
     return messages.ClientStatus(
         client_id=client_id,
         seconds_since_heartbeat=now - context.soft_state.client_heartbeats[client_id],
@@ -205,15 +206,14 @@ def _client(client_id: str, context: DecisionContext) -> messages.ClientStatus:
         wait_seconds=counters.wait_seconds,
         wait_ratio=min(1.0, counters.wait_rate.read(now)),
         buffered_batches=counters.buffered_batches,
-        seconds_since_report=now - counters.reported_at,
+        seconds_since_report=None if reported is None else now - reported.reported_at,
     )
 
 
 def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus:
     now = context.now
-    counters = context.soft_state.activity.tasks.get(task.task_id) or TaskCounters(
-        task.task_id, now
-    )
+    reported = context.soft_state.activity.tasks.get(task.task_id)
+    counters = reported or TaskCounters(task.task_id, now)
     last_report, shard = counters.last_report, shard_of(task.mode_state)
     is_blocked = bool(last_report.waiting_for) and now - counters.reported_at > _BLOCKED_SECONDS
     return messages.TaskStatus(
@@ -236,7 +236,7 @@ def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus
         ),
         client_wait_seconds=last_report.client_wait_seconds,
         split_wait_seconds=last_report.split_wait_seconds,
-        seconds_since_report=now - counters.reported_at,
+        seconds_since_report=None if reported is None else now - reported.reported_at,
         shard_index=None if shard is None else shard.index,
         trainers=last_report.trainers,
     )
