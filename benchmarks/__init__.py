@@ -6,6 +6,7 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     python -m benchmarks small_rows jpeg   only these
     python -m benchmarks --quick           short rounds, a smoke test; writes nothing
     python -m benchmarks --list            the benchmarks and their contenders
+    python -m benchmarks what_if           predictions of `headrace doctor --job`; writes nothing
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
     python -m benchmarks.autoscaling       waits and costs of autoscaling policies, simulated
     python -m benchmarks.dispatcher_scale  the same with up to 10,000, in virtual time

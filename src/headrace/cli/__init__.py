@@ -15,6 +15,8 @@ dispatcher_frame   one frame of a dispatcher, as text, with what bounds an epoch
 coordinator_frame  one frame of a coordinator or a parameter server
 formatting         numbers, lines and columns of a frame
 doctor             `headrace doctor`: what of this machine would hurt
+job_report         `headrace doctor --job`: the bottleneck of a job, and what changes would bring
+job_measurement    rates of an epoch of a job, from two statuses
 demo               `headrace demo`: the classifier and its training; `digits_data` has the data,
                    which workers import without JAX
 """

@@ -1,4 +1,4 @@
-"""`headrace doctor`: checks of this machine, with advice."""
+"""`headrace doctor`: checks of this machine, with advice; with `--job`, those of `job_report`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from rich.table import Column, Table
 
 from headrace.cli.commands import convert_argument_errors
 from headrace.cli.formatting import pluralize
+from headrace.cli.job_report import diagnose_job
 from headrace.errors import HeadraceError
 from headrace.service.config import parse_service
 from headrace.service.messages import DispatcherStatus, GetStatus, WorkerStatus
@@ -91,8 +92,30 @@ def examine(
             help="Directory made by `headrace keys new`, for the dispatcher.",
         ),
     ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="Name of a running job: find its bottleneck, and what would help."),
+    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds to watch the job.")] = 10.0,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the report on the job as JSON.")
+    ] = False,
 ) -> None:
-    """Check this machine for problems, and suggest fixes."""
+    """Check this machine for problems, or find the bottleneck of a job; suggest fixes.
+
+    With --job, name what limits a running job, and predict what changes would bring. The address is
+    then taken from HEADRACE_DISPATCHER if it is not given.
+    """
+    if job is not None:
+        address = dispatcher or os.environ.get("HEADRACE_DISPATCHER")
+        if not address:
+            raise typer.BadParameter("--job needs HOST:PORT, the address of the job's dispatcher")
+        if not interval > 0:
+            raise typer.BadParameter(f"--interval {interval:g} must be greater than 0")
+        diagnose_job(address, keys, job, interval, as_json=json)
+        return
+    if json:
+        raise typer.BadParameter("--json needs --job")
     security: Security | None = None
     if dispatcher is not None:
         with convert_argument_errors({"service": "HOST:PORT", "address": "HOST:PORT"}):

@@ -18,7 +18,9 @@ Measurement of running plans:
 
     step_registry    what a thread does, from its stack
     statistics       elements, bytes and times of each step
+    sampling         samples of threads at random moments
     bottleneck       what limits the speed
+    what_if          the bottleneck of a pipeline, and what a change would bring
 
 Steps, by the file in `plan/` that describes them:
 

@@ -9,7 +9,6 @@ Rule 2. Only `Context.instrument` is used. The steps contain no measurements.
 from __future__ import annotations
 
 import itertools
-import random
 import sys
 import threading
 import time
@@ -20,8 +19,8 @@ from headrace.element.chunk import Chunk
 from headrace.element.wire import frame_bytes
 from headrace.execution.iterator import ElementIterator, InstrumentedIterator, LazyRows, State
 from headrace.execution.parallel_map import ParallelMapIterator
+from headrace.execution.sampling import interrupt_threads
 from headrace.execution.step_registry import Activity, StepRegistry, find_activity, name_step
-from headrace.forks import call_in_children
 from headrace.plan.elements import GatherIndices, Indices
 from headrace.plan.node import Node, distinct_nodes
 from headrace.threads import start_thread
@@ -37,9 +36,6 @@ _MAX_MEASURING_INTERVAL = 64
 """Maximum number of chunks between those whose first element is measured in bytes."""
 _MAX_NESTED_STEPS = 64
 """Maximum number of steps of nested datasets that are measured separately."""
-_SWITCH_SECONDS = 2e-5
-"""Seconds after which a sample demands the interpreter lock (`sys.setswitchinterval`)."""
-_MAX_JITTER_SECONDS = 0.002
 _WORK = (Activity.USER_CODE, Activity.OWN_CODE)
 
 
@@ -326,29 +322,10 @@ class _Sampler:
     def _run(self) -> None:
         last = time.perf_counter()
         while not self._stop.wait(_SAMPLE_SECONDS):
-            # A waiting thread gets the interpreter lock where another thread releases it, as NumPy
-            # does. All samples would be taken there. So after a random pause the switch interval is
-            # short, and the lock is taken wherever the other thread is.
-            with _switch_interval_lock:
-                switch_interval = sys.getswitchinterval()
-                sys.setswitchinterval(_SWITCH_SECONDS)
-                try:
-                    if self._stop.wait(random.random() * _MAX_JITTER_SECONDS):
-                        return
-                    now = time.perf_counter()
-                    seconds = min(now - last, _MAX_SAMPLE_SECONDS)
-                    self._collector.add_sample(seconds, self._thread.ident)
-                    last = now
-                finally:
-                    sys.setswitchinterval(switch_interval)
-
-
-_switch_interval_lock = threading.Lock()
-
-
-def _unlock_after_fork() -> None:
-    global _switch_interval_lock
-    _switch_interval_lock = threading.Lock()
-
-
-call_in_children(_unlock_after_fork)
+            with interrupt_threads(self._stop) as is_stopped:
+                if is_stopped:
+                    return
+                now = time.perf_counter()
+                seconds = min(now - last, _MAX_SAMPLE_SECONDS)
+                self._collector.add_sample(seconds, self._thread.ident)
+                last = now

@@ -238,3 +238,36 @@ def test_status_round_trips_through_json(reading):
     found = status(reading)
     written = msgspec.json.encode(found)
     assert msgspec.json.decode(written, type=messages.DispatcherStatus) == found
+
+
+def test_processor_use_of_a_worker_is_in_its_status(reading):
+    def beat(cpu_seconds):
+        reading.ask(WorkerHeartbeat(worker_id="w", tasks=(), cores=4.0, cpu_seconds=cpu_seconds))
+
+    beat(100.0)
+    (worker,) = status(reading).workers
+    # The time before the first report says nothing about the present.
+    assert (worker.cores, worker.cpu_seconds, worker.busy_cores) == (4.0, 100.0, 0.0)
+    reading.now += 1.0
+    beat(100.5)
+    (worker,) = status(reading).workers
+    assert worker.cpu_seconds == 100.5
+    assert worker.busy_cores > 0
+
+
+def test_a_worker_without_processor_use_has_none_in_its_status(reading):
+    reading.ask(WorkerHeartbeat(worker_id="w", tasks=()))
+    (worker,) = status(reading).workers
+    assert (worker.cores, worker.cpu_seconds) == (0.0, 0.0)
+
+
+def test_positions_and_threads_of_steps_and_ages_of_reports_are_in_the_status(reading):
+    step = StepSeconds(step="map at train.py:1", seconds=2.0, position=1, threads=4)
+    report_activity(reading, "w", task_activity(4000, 10, steps=(step,), client_wait_seconds=0.5))
+    reading.now += 2.0
+    found = iteration_status(reading)
+    assert [(each.position, each.threads) for each in found.steps] == [(1, 4)]
+    (task,) = found.tasks
+    assert (task.client_wait_seconds, task.seconds_since_report) == (0.5, 2.0)
+    (client,) = found.clients
+    assert client.seconds_since_report is None  # it has not reported yet

@@ -127,3 +127,32 @@ def test_a_profiler_stopped_before_its_start_can_be_joined():
     profiler = StepProfiler(WorkerMetrics())
     profiler.stop()
     profiler.join(1.0)
+
+
+def compute(x):
+    total = 0
+    for step in range(20_000):
+        total ^= step & 1
+    return x
+
+
+def wait_briefly(x):
+    time.sleep(0.0005)
+    return x
+
+
+def test_a_function_that_holds_the_interpreter_lock_is_sampled():
+    meters = WorkerMetrics()
+    meter = meters.start_task(1, 4000)
+    computed = hr.Dataset.range(1000).map(compute)
+    waited = computed.map(wait_briefly)
+    iterator = build_iterator(waited.plan, instrument=meter.register_step)
+    profiler = StepProfiler(meters)
+    profiler.start()
+    read_all(iterator)
+    profiler.stop()
+    profiler.join(5.0)
+    iterator.close()
+    found = {each.position: each.seconds for each in meter.snapshot().steps if "map" in each.step}
+    assert len(found) == 2
+    assert min(found.values()) > 0

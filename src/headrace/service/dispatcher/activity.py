@@ -92,6 +92,14 @@ class DataWorkerCounters(ProductionCounters):
     def __init__(self, now: float) -> None:
         super().__init__(now)
         self.buffered_batches = self.buffered_bytes = 0
+        self.cores = self.cpu_seconds = 0.0
+        self.cpu_rate = Rate(now)
+
+    def add_processor_use(self, cores: float, cpu_seconds: float, now: float) -> None:
+        """Record the cores that its process may use, and its processor time so far."""
+        if self.cores:  # the first report covers the time before
+            self.cpu_rate.add(increase(cpu_seconds, self.cpu_seconds), now)
+        self.cores, self.cpu_seconds = cores, cpu_seconds
 
 
 class StepCounters:
@@ -100,6 +108,8 @@ class StepCounters:
     def __init__(self, now: float) -> None:
         self.seconds = 0.0
         self.rate = Rate(now)
+        #: As in `StepSeconds`, of the last report.
+        self.position, self.threads = -1, 0
 
 
 class IterationCounters(ProductionCounters):
@@ -135,6 +145,7 @@ class ClientCounters(ProductionCounters):
         self.wait_seconds = 0.0
         self.wait_rate = Rate(now)
         self.buffered_batches = 0
+        self.reported_at = now
 
     def wait_ratio(self, now: float) -> float:
         """Return the fraction of the last seconds that the consumer waited."""
@@ -196,7 +207,7 @@ class ServiceActivity:
         """Record the activity in a heartbeat of a known client or worker."""
         if isinstance(request, messages.ClientHeartbeat):
             self._record_client(state, request, now)
-        elif isinstance(request, messages.WorkerHeartbeat) and request.activity:
+        elif isinstance(request, messages.WorkerHeartbeat) and (request.activity or request.cores):
             self._record_worker(state, request, now)
 
     def _record_client(
@@ -209,7 +220,7 @@ class ServiceActivity:
         is_recent = self._is_recent(request.client_id)
         if counters is None:
             counters = self.clients[request.client_id] = ClientCounters(now)
-        counters.buffered_batches = request.buffered_batches
+        counters.buffered_batches, counters.reported_at = request.buffered_batches, now
         elements = increase(request.elements, counters.elements)
         if elements:
             counters.add(elements, 0, now, is_recent)
@@ -230,6 +241,8 @@ class ServiceActivity:
         worker = self.workers.get(request.worker_id)
         if worker is None:
             worker = self.workers[request.worker_id] = DataWorkerCounters(now)
+        if request.cores:
+            worker.add_processor_use(request.cores, request.cpu_seconds, now)
         for report in request.activity:
             task = state.tasks.get(report.task_id)
             if task is not None and task.worker_id == request.worker_id:
@@ -272,6 +285,7 @@ class ServiceActivity:
             if seconds:
                 step_counters = iteration.step(step.step, now)
                 step_counters.seconds += seconds
+                step_counters.position, step_counters.threads = step.position, step.threads
                 if is_recent:
                     step_counters.rate.add(seconds, now)
 

@@ -78,6 +78,9 @@ def _worker(worker: Worker, context: DecisionContext) -> messages.WorkerStatus:
         buffered_batches=counters.buffered_batches,
         buffered_bytes=counters.buffered_bytes,
         versions=worker.versions,
+        cores=counters.cores,
+        cpu_seconds=counters.cpu_seconds,
+        busy_cores=counters.cpu_rate.read(now),
     )
 
 
@@ -135,7 +138,13 @@ def _iteration(
         clients=tuple(_client(client_id, context) for client_id in sorted(iteration.clients)),
         tasks=tuple(_task(task, context) for task in running),
         steps=tuple(
-            messages.StepStatus(step=name, seconds=step.seconds, busy_threads=step.rate.read(now))
+            messages.StepStatus(
+                step=name,
+                seconds=step.seconds,
+                busy_threads=step.rate.read(now),
+                position=step.position,
+                threads=step.threads,
+            )
             for name, step in sorted(counters.steps.items(), key=lambda item: -item[1].seconds)
         ),
         failure_reason=iteration.failure_reason,
@@ -184,7 +193,8 @@ def _progress(
 
 def _client(client_id: str, context: DecisionContext) -> messages.ClientStatus:
     now = context.now
-    counters = context.soft_state.activity.clients.get(client_id) or ClientCounters(now)
+    reported = context.soft_state.activity.clients.get(client_id)
+    counters = reported or ClientCounters(now)
     return messages.ClientStatus(
         client_id=client_id,
         seconds_since_heartbeat=now - context.soft_state.client_heartbeats[client_id],
@@ -193,14 +203,14 @@ def _client(client_id: str, context: DecisionContext) -> messages.ClientStatus:
         wait_seconds=counters.wait_seconds,
         wait_ratio=counters.wait_ratio(now),
         buffered_batches=counters.buffered_batches,
+        seconds_since_report=None if reported is None else now - reported.reported_at,
     )
 
 
 def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus:
     now = context.now
-    counters = context.soft_state.activity.tasks.get(task.task_id) or TaskCounters(
-        task.task_id, now
-    )
+    reported = context.soft_state.activity.tasks.get(task.task_id)
+    counters = reported or TaskCounters(task.task_id, now)
     last_report, shard = counters.last_report, shard_of(task.mode_state)
     return messages.TaskStatus(
         task_id=task.task_id,
@@ -213,6 +223,9 @@ def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus
         waiting_for=last_report.waiting_for,
         client_wait_ratio=counters.client_wait_ratio(now),
         split_wait_ratio=counters.split_wait_ratio(now),
+        client_wait_seconds=last_report.client_wait_seconds,
+        split_wait_seconds=last_report.split_wait_seconds,
+        seconds_since_report=None if reported is None else now - reported.reported_at,
         shard_index=None if shard is None else shard.index,
         trainers=last_report.trainers,
     )

@@ -28,6 +28,10 @@ class StepSeconds(Message, frozen=True):
     step: str
     """Name of the step, and where the user wrote it: "map at train.py:12"."""
     seconds: float
+    position: int = -1
+    """Number of the step in the plan, inputs first; -1 if unknown."""
+    threads: int = 0
+    """Number of threads that call its function; 0 for steps without such threads."""
 
 
 class TrainerActivity(Message, frozen=True):

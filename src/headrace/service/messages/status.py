@@ -44,6 +44,12 @@ class WorkerStatus(Message, frozen=True):
     """Number of result batches that no client has requested yet."""
     buffered_bytes: int = 0
     versions: Versions = Versions()
+    cores: float = 0.0
+    """Processor cores that the worker process may use; 0.0 if unknown."""
+    cpu_seconds: float = 0.0
+    """Processor time of the worker process since its start."""
+    busy_cores: float = 0.0
+    """Average number of cores that it used during the last seconds."""
 
 
 class LostWorker(Message, frozen=True):
@@ -68,6 +74,8 @@ class ClientStatus(Message, frozen=True):
     """Fraction of the last seconds that it waited, from 0.0 to 1.0."""
     buffered_batches: int = 0
     """Number of result batches that are buffered and not consumed."""
+    seconds_since_report: float | None = None
+    """Age of these numbers; None if unknown."""
 
 
 class TaskStatus(Message, frozen=True):
@@ -86,6 +94,11 @@ class TaskStatus(Message, frozen=True):
     client_wait_ratio: float = 0.0
     split_wait_ratio: float = 0.0
     """Fractions of the last seconds that it waited for clients, and for splits."""
+    client_wait_seconds: float = 0.0
+    split_wait_seconds: float = 0.0
+    """Total seconds that it waited for clients, and for splits."""
+    seconds_since_report: float | None = None
+    """Age of these numbers; None if unknown."""
     shard_index: int | None = None
     trainers: tuple[TrainerActivity, ...] = ()
     """Progress of each trainer, if several trainers read all elements of the task."""
@@ -99,6 +112,10 @@ class StepStatus(Message, frozen=True):
     """Total time that threads of workers spent in the step."""
     busy_threads: float = 0.0
     """Average number of threads in the step during the last seconds."""
+    position: int = -1
+    """Number of the step in the plan, inputs first; -1 if unknown."""
+    threads: int = 0
+    """Number of threads per task that call its function; 0 for steps without such threads."""
 
 
 class IterationStatus(Message, frozen=True):

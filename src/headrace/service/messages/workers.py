@@ -64,6 +64,10 @@ class WorkerHeartbeat(TypedRequest[WorkerHeartbeatReply], frozen=True):
     tasks: tuple[int, ...]
     activity: tuple[TaskActivity, ...] = ()
     """Activity of tasks whose counters changed since the last heartbeat."""
+    cores: float = 0.0
+    """Processor cores that the worker process may use; 0.0 if unknown."""
+    cpu_seconds: float = 0.0
+    """Processor time of the worker process since its start."""
 
 
 class DrainWorker(TypedRequest[Done], frozen=True):

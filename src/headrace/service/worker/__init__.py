@@ -26,6 +26,7 @@ Input and output:
     split_ends          decides when the ends of splits are reported
     producer_channel    lets a producer wait for room and for splits
     task_metrics        work done for each task, for heartbeats and metrics
+    processor_use       cores and processor time of the process
     prometheus_metrics  metrics for Prometheus
     step_profiler       time spent in each step of the datasets
     hang_detector       tasks that make no progress

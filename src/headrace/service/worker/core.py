@@ -55,7 +55,7 @@ from headrace.service.worker.delivery_policy import BufferedByTask, BufferLimits
 from headrace.service.worker.draining import DrainPhase, DrainState, UndeliveredTotals
 from headrace.service.worker.pending_actions import PendingActions, PendingCalls, WorkerActions
 from headrace.service.worker.plan_lookups import PlanBytesCache
-from headrace.service.worker.registration import Registration
+from headrace.service.worker.registration import ProcessorUse, Registration
 from headrace.service.worker.task_table import TaskTable
 from headrace.serving.rpc import reply_type
 
@@ -86,6 +86,7 @@ class DataWorkerCore(Generic[R]):
         plan_cache: Cache of plans.
         take_activity: Returns the activity that changed since its last call, given the output of
             each task that waits for clients.
+        measure_processor_use: Returns the processor use of the process, for heartbeats.
 
     Attributes:
         address: Address at which clients reach the worker.
@@ -106,8 +107,10 @@ class DataWorkerCore(Generic[R]):
         limits: BufferLimits | None = None,
         plan_cache: PlanBytesCache | None = None,
         take_activity: Callable[[BufferedByTask], tuple[TaskActivity, ...]] | None = None,
+        measure_processor_use: Callable[[], ProcessorUse] = ProcessorUse,
     ) -> None:
         self.address = address
+        self._measure_processor_use = measure_processor_use
         self._take_activity = take_activity
         self._dispatcher = dispatcher
         self._dispatcher_timeout = dispatcher_timeout
@@ -350,7 +353,10 @@ class DataWorkerCore(Generic[R]):
                     () if self._take_activity is None else self._take_activity(self.tasks.buffered)
                 )
                 pending_actions.call_dispatcher(
-                    registration.make_heartbeat(self.tasks.running, activity), now
+                    registration.make_heartbeat(
+                        self.tasks.running, activity, self._measure_processor_use()
+                    ),
+                    now,
                 )
                 self.tasks.drop_expired(now)
             else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from headrace.service.messages import (
     RegisterWorker,
@@ -20,9 +21,24 @@ from headrace.service.messages import (
     WorkerHeartbeatReply,
 )
 
-__all__ = ["Registration"]
+__all__ = ["ProcessorUse", "Registration"]
 
 _RETRY_SECONDS = 1.0
+
+
+class ProcessorUse(NamedTuple):
+    """Processor use of a process.
+
+    Attributes:
+        cores: Cores that it may use; 0.0 if unknown.
+        cpu_seconds: Processor time since its start, summed over threads.
+    """
+
+    cores: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+_UNKNOWN_USE = ProcessorUse()
 
 
 class Registration:
@@ -77,11 +93,20 @@ class Registration:
         self.due_at = now + _RETRY_SECONDS
 
     def make_heartbeat(
-        self, running: tuple[int, ...], activity: tuple[TaskActivity, ...] = ()
+        self,
+        running: tuple[int, ...],
+        activity: tuple[TaskActivity, ...] = (),
+        processor_use: ProcessorUse = _UNKNOWN_USE,
     ) -> WorkerHeartbeat:
         """Return a heartbeat; the next one is due after its reply."""
         self.due_at = math.inf
-        return WorkerHeartbeat(worker_id=self.worker_id, tasks=running, activity=activity)
+        return WorkerHeartbeat(
+            worker_id=self.worker_id,
+            tasks=running,
+            activity=activity,
+            cores=processor_use.cores,
+            cpu_seconds=processor_use.cpu_seconds,
+        )
 
     def heartbeat_answered(self, reply: WorkerHeartbeatReply | Exception, now: float) -> None:
         """Record the reply to a heartbeat."""

@@ -18,6 +18,7 @@ from headrace.service.worker.core import DataWorkerCore
 from headrace.service.worker.delivery_policy import BufferLimits
 from headrace.service.worker.local_workers import new_worker_id
 from headrace.service.worker.preloading import preload
+from headrace.service.worker.processor_use import measure_processor_use
 from headrace.service.worker.prometheus_metrics import collect_metrics
 from headrace.service.worker.runner import DataWorkerRunner
 from headrace.serving.endpoint import Endpoint
@@ -199,6 +200,7 @@ def _create_core(
             window_bytes=config.cross_trainer_cache_size_bytes or default_cache_bytes()
         ),
         take_activity=runner.take_changes,
+        measure_processor_use=measure_processor_use,
     )
 
 

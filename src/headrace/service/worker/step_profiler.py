@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 
+from headrace.execution.sampling import interrupt_threads
 from headrace.execution.step_registry import Activity, find_activity
 from headrace.service.worker.producer_channel import ProducerChannel
 from headrace.service.worker.task_metrics import TaskMetrics, WorkerMetrics
@@ -66,14 +67,23 @@ class StepProfiler:
     def _run(self) -> None:
         last = time.perf_counter()
         wait = _IDLE_INTERVAL
+        progress: dict[int, int] = {}
         while not self._stop.wait(wait):
-            now = time.perf_counter()
-            meters = [meter for meter in self._metrics.running if not meter.is_waiting]
-            if meters and wait == _INTERVAL:
-                self._sample(meters, min(now - last, _MAX_SAMPLE_SECONDS))
+            now, running = time.perf_counter(), self._metrics.running
+            if running and wait == _INTERVAL:
+                with interrupt_threads(self._stop) as is_stopped:
+                    if is_stopped:
+                        return
+                    now = time.perf_counter()
+                    # Also tasks that wait: their other threads may work.
+                    self._sample(running, min(now - last, _MAX_SAMPLE_SECONDS))
             if self._on_sample is not None:
                 self._on_sample(now)
-            last, wait = now, _INTERVAL if meters else _IDLE_INTERVAL
+            # A task that waits between its batches is sampled as often as one that does not.
+            # Otherwise its times would be too short: it rarely works at the end of a long pause.
+            previous, progress = progress, {id(meter): meter.progress for meter in running}
+            is_active = progress != previous or not all(meter.is_waiting for meter in running)
+            last, wait = now, _INTERVAL if is_active else _IDLE_INTERVAL
 
     def _sample(self, meters: Sequence[TaskMetrics], seconds: float) -> None:
         own_thread = self._thread.ident

@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import msgspec
 
 from headrace.execution.iterator import ElementIterator
+from headrace.execution.parallel_map import ParallelMapIterator
 from headrace.execution.step_registry import StepRegistry, name_step
 from headrace.plan.node import Node
 from headrace.service.messages import (
@@ -52,6 +54,9 @@ class TaskMetrics:
         #: ahead may wait for splits at the same time.
         self._open_waits: dict[str, float] = {}
         self._step_seconds: dict[str, float] = {}
+        #: Numbers of the steps by name, inputs first, and the iterators of those with threads.
+        self._positions: dict[str, int] = {}
+        self._parallel_steps: dict[str, weakref.ref[ParallelMapIterator]] = {}
         self.steps = StepRegistry[str]()
         """Names of the steps."""
         self.thread_id: int | None = None
@@ -104,7 +109,14 @@ class TaskMetrics:
 
     def register_step(self, node: Node, iterator: ElementIterator) -> ElementIterator:
         """Record the name of a step. The iterator is not wrapped."""
-        self.steps.register(iterator, name_step(node))
+        name = name_step(node)
+        self.steps.register(iterator, name)
+        with self._lock:
+            # Inputs are built first. Nested datasets may have any number of names.
+            if len(self._positions) < _MAX_STEPS:
+                self._positions.setdefault(name, len(self._positions))
+            if isinstance(iterator, ParallelMapIterator) and name in self._positions:
+                self._parallel_steps[name] = weakref.ref(iterator)
         return iterator
 
     def find_step(self, iterator: object) -> str | None:
@@ -117,6 +129,11 @@ class TaskMetrics:
             if step not in self._step_seconds and len(self._step_seconds) >= _MAX_STEPS:
                 step = _OTHER_STEPS
             self._step_seconds[step] = self._step_seconds.get(step, 0.0) + seconds
+
+    def _threads(self, step: str) -> int:
+        reference = self._parallel_steps.get(step)
+        iterator = None if reference is None else reference()
+        return 0 if iterator is None else iterator.threads
 
     # --- state ------------------------------------------------------------------------------------
 
@@ -140,7 +157,12 @@ class TaskMetrics:
                 client_wait_seconds=waited[WAITING_FOR_CLIENTS],
                 split_wait_seconds=waited[WAITING_FOR_SPLITS],
                 steps=tuple(
-                    StepSeconds(step=step, seconds=seconds)
+                    StepSeconds(
+                        step=step,
+                        seconds=seconds,
+                        position=self._positions.get(step, -1),
+                        threads=self._threads(step),
+                    )
                     for step, seconds in self._step_seconds.items()
                 ),
                 trainers=buffered.trainers,
