@@ -25,7 +25,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-flights demo-keras demo-chaos test test-all check soak bench docs clean
+.PHONY: help setup demo demo-flights demo-keras demo-chaos test test-all chromium check soak bench docs clean
 .DEFAULT_GOAL := test
 
 help:
@@ -39,7 +39,7 @@ help:
 	@echo "             kill a process every second, and compare with reading in one process"
 	@echo "make test    all checks, and all tests but the slow ones (WORKERS=3 processes)"
 	@echo "make test-all"
-	@echo "             all checks and tests"
+	@echo "             all checks and tests; installs Chromium if it is missing (as root on Debian)"
 	@echo "make check   format, lint, types, import rules"
 	@echo "make soak    simulation with many peers, and the service tests many times (TIMES=20)"
 	@echo "make bench   the benchmarks, in a separate environment"
@@ -63,8 +63,16 @@ demo-chaos: $(DEMO_READY)
 test: check
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
 
-test-all: check
+test-all: check chromium
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+# Tests of the dashboard open it in Chromium.
+chromium:
+	@command -v chromium >/dev/null || { \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || { \
+	    echo "the tests of the dashboard need Chromium: install the package chromium" \
+	        "(on Debian: apt-get install chromium)" >&2; exit 1; }
 
 check: $(READY)
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }

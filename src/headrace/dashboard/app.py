@@ -44,6 +44,10 @@ class SampleSource(Protocol):
     def latest(self) -> Sample | None:
         """The latest sample; None before the first one."""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether there will be no more samples; streams of events end."""
+
     def history(self) -> bytes:
         """Return the measurements of the last hour as JSON."""
 
@@ -95,7 +99,7 @@ async def _events(source: SampleSource) -> AsyncIterator[bytes]:
     """Yield the history, then each new sample; a slow reader gets the latest one only."""
     number = plans_version = -1
     yield f"retry: {_RETRY_MS}\n\n".encode()
-    while True:
+    while not source.is_stopped:
         sample = source.latest
         if sample is not None and sample.number != number:
             if number < 0:

@@ -10,8 +10,6 @@ __all__ = ["History", "Point"]
 
 _TIERS = ((1.0, 120), (5.0, 120), (30.0, 120))
 """Seconds of an interval and number of intervals: two minutes, ten minutes, one hour."""
-_MAX_SERIES = 200
-"""Maximum number of values in a point; jobs beyond it have no history."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +55,13 @@ class History:
             time: Seconds since the epoch. Values from before the latest ones are ignored.
             values: Values by name.
         """
-        known = dict(list(values.items())[:_MAX_SERIES])
         for seconds, intervals in self._tiers:
             start = time // seconds * seconds
             if intervals and start < intervals[-1].start:
                 continue  # the clock was set back
             if not intervals or start > intervals[-1].start:
                 intervals.append(_Interval(start))
-            intervals[-1].add(known)
+            intervals[-1].add(values)
 
     def points(self) -> list[Point]:
         """Return all points, oldest first."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ __all__ = ["Sample", "StatusSampler"]
 
 _INTERVAL = 1.0
 _MAX_INTERVAL = 5.0
-_BUSY_FACTOR = 20.0
+_BUSY_FACTOR = 10.0
 """Seconds to wait per second that a sample took, so that a large service spends little on it."""
 _TIMEOUT = 2.0
 _MAX_NEW_PLANS = 4
@@ -67,7 +66,6 @@ class StatusSampler:
         self._previous: StatusSnapshot | None = None
         self._view: dict[str, Any] | None = None
         self._unreachable_since: float | None = None
-        self._listeners: list[Callable[[], None]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headrace-sampler", daemon=True)
 
@@ -82,11 +80,6 @@ class StatusSampler:
             self._thread.join()
         self._client.close()
 
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """Call a function on the thread after each sample."""
-        with self._lock:
-            self._listeners.append(listener)
-
     @property
     def latest(self) -> Sample | None:
         """The latest sample; None before the first one."""
@@ -94,10 +87,9 @@ class StatusSampler:
             return self._sample
 
     @property
-    def has_data(self) -> bool:
-        """Whether the server has replied at least once."""
-        with self._lock:
-            return self._view is not None
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop.is_set()
 
     def history(self) -> bytes:
         """Return the measurements of the last hour as JSON, oldest first."""
@@ -145,9 +137,6 @@ class StatusSampler:
             number = 1 if self._sample is None else self._sample.number + 1
             sample = Sample(number, Point(now, values), status, self._plans_version)
             self._sample = sample
-            listeners = list(self._listeners)
-        for listener in listeners:
-            listener()
         return sample
 
     def _fetch_plans(self, snapshot: StatusSnapshot) -> dict[str, tuple[PlanStep, ...]]:

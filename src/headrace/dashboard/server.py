@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Self
 
@@ -18,8 +19,9 @@ from headrace.transport import address as addresses
 __all__ = ["Dashboard"]
 
 _MAX_CONNECTIONS = 100
+_POLL_SECONDS = 0.01
 _STOP_SECONDS = 1
-"""Seconds that open connections get when the server stops; streams of events never end."""
+"""Seconds that open connections get when the server stops."""
 
 
 class Dashboard:
@@ -56,7 +58,7 @@ class Dashboard:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start serving; return when the port is open.
+        """Start serving; return when the server is ready.
 
         Raises:
             OSError: If the port is in use, or the host is not an address of this machine.
@@ -92,6 +94,10 @@ class Dashboard:
         )
         self._sampler.start()
         self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the web server of the dashboard ended while it started")
+            time.sleep(_POLL_SECONDS)
 
     @property
     def url(self) -> str:
@@ -109,10 +115,10 @@ class Dashboard:
 
     def stop(self) -> None:
         """Stop serving. Idempotent, and allowed before `start`."""
+        self._sampler.stop()  # ends the streams of events
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._thread.join()
-        self._sampler.stop()
 
     def __enter__(self) -> Self:
         self.start()

@@ -189,22 +189,13 @@ def _task(task: TaskStatus) -> View:
 
 
 def _measure_dispatcher(view: View) -> dict[str, float]:
-    values = {
-        "elements": sum(each["elements"] for each in view["workers"]),
-        "bytes": sum(each["bytes"] for each in view["workers"]),
-        "workers": float(len(view["workers"])),
-    }
+    values = {"elements": 0.0, "bytes": 0.0, "workers": float(len(view["workers"]))}
     waits: list[float] = []
     for job in view["jobs"]:
         active = [each for each in job["epochs"] if not each["finished"]]
-        if active:
-            values[f"job {job['id']} elements"] = sum(
-                each["elements_per_second"] for each in active
-            )
-        job_waits = [client["wait"] for each in active for client in each["clients"]]
-        if job_waits:
-            values[f"job {job['id']} wait"] = fmean(job_waits)
-            waits += job_waits
+        values["elements"] += sum(each["elements_per_second"] for each in active)
+        values["bytes"] += sum(each["bytes_per_second"] for each in active)
+        waits += [client["wait"] for each in active for client in each["clients"]]
     if waits:
         values["wait"] = fmean(waits)
     return values
@@ -338,6 +329,7 @@ def _measure_coordinator(view: View) -> dict[str, float]:
         "queued": float(view["queued"]),
         "in_flight": float(view["in_flight"]),
         "gap": float(view["gap"]),
+        "workers": float(sum(each["state"] != "missing" for each in view["workers"])),
         **_measure_servers(view),
     }
 

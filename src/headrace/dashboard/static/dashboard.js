@@ -24,7 +24,7 @@ function formatBytes(value) {
 
 const formatRate = (value) => (value === null || value === undefined ? MISSING : `${formatNumber(value)}/s`);
 const formatByteRate = (value) => (value === null || value === undefined ? MISSING : `${formatBytes(value)}/s`);
-const formatShare = (value) => (value === null || value === undefined ? MISSING : `${Math.round(100 * value)} %`);
+const formatShare = (value) => (value === null || value === undefined ? MISSING : `${Math.round(100 * value)}\u00a0%`);
 
 function formatDuration(seconds) {
   if (seconds === null || seconds === undefined) return MISSING;
@@ -140,6 +140,7 @@ class DataTable {
       const order = column.label === this.sorted ? (this.descending ? "descending" : "ascending") : "none";
       setAttribute(this.heads[index], "aria-sort", order);
     });
+    this.hideEmptyColumns();
     const matching = this.filter ? this.rows.filter((row) => this.matches(row)) : this.rows;
     const ordered = this.order(matching);
     const shown = this.showsAll ? ordered : ordered.slice(0, this.limit);
@@ -170,6 +171,16 @@ class DataTable {
     setText(this.count, this.filter ? `${formatNumber(matching.length)} of ${formatNumber(this.rows.length)} match` : "");
   }
 
+  // A column that is optional and empty in all rows takes no space.
+  hideEmptyColumns() {
+    this.columns.forEach((column, index) => {
+      if (!column.optional) return;
+      const name = `hide-${index}`;
+      this.table.classList.toggle(name, !this.rows.some((row) => column.text(row)));
+      this.heads[index].hidden = this.table.classList.contains(name);
+    });
+  }
+
   matches(row) {
     return this.columns.some((column) => column.text(row).toLowerCase().includes(this.filter));
   }
@@ -198,7 +209,7 @@ class DataTable {
         cell.target = element("button", { type: "button", class: "choose" });
         cell.target.addEventListener("click", () => column.choose(line.row));
         cell.append(cell.target);
-      } else if (column.meter) {
+      } else if (column.meter !== undefined) {
         cell.target = element("span");
         cell.track = track(column.meter);
         cell.append(element("div", { class: "meter" }, cell.track, cell.target));
@@ -216,14 +227,16 @@ class DataTable {
     this.columns.forEach((column, index) => {
       const cell = line.children[index];
       const text = column.text(row);
+      cell.hidden = this.heads[index].hidden;
       setText(cell.target, text);
       if (column.clip) setAttribute(cell, "title", text);
       if (cell.track) setTrack(cell.track, column.value(row));
-      if (column.level) setAttribute(cell.target, "data-level", column.level(row) || null);
+      if (column.level) setAttribute(cell.target, "data-level", column.level(row));
     });
   }
 }
 
+const stateLevel = (row) => (["missing", "no reply", "draining"].includes(row.state) ? "warn" : null);
 const textColumn = (label, value, more = {}) => ({ label, value, text: (row) => String(value(row) ?? ""), ...more });
 const numberColumn = (label, value, format, more = {}) => ({ label, value, text: (row) => format(value(row)), numeric: true, ...more });
 
@@ -251,8 +264,8 @@ class Chart {
     new ResizeObserver(() => this.render()).observe(this.svg);
   }
 
-  update(points, start, end) {
-    Object.assign(this, { points, start, end });
+  update(points, start, end, count) {
+    Object.assign(this, { points, start, end, count });
     this.render();
   }
 
@@ -280,28 +293,35 @@ class Chart {
     return this.start + Math.min(1, Math.max(0, share)) * (this.end - this.start);
   }
 
-  // Return the mean of a value in each of `count` equal intervals; null where there is none.
+  // Return the mean of a value in each of `count` equal intervals: null where nothing was measured,
+  // NaN where there was nothing to measure, because the server did not reply or no client waited.
   means(key, count) {
     const sums = new Array(count).fill(0);
     const counts = new Array(count).fill(0);
+    const without = new Set();
     const width = (this.end - this.start) / count;
+    // Intervals begin at multiples of their width: the curve moves, but keeps its form.
+    const first = Math.floor(this.end / width) - count + 1;
     for (const [time, values] of this.points) {
-      const index = Math.min(count - 1, Math.floor((time - this.start) / width));
-      if (index < 0 || !(key in values)) continue;
+      const index = Math.floor(time / width) - first;
+      if (index < 0 || index >= count) continue;
+      if (!(key in values)) {
+        without.add(index);
+        continue;
+      }
       sums[index] += values[key];
       counts[index] += 1;
     }
-    return sums.map((sum, index) => (counts[index] ? sum / counts[index] : null));
+    return sums.map((sum, index) => (counts[index] ? sum / counts[index] : without.has(index) ? NaN : null));
   }
 
   render() {
     const width = this.svg.clientWidth;
     if (!width || !(this.end > this.start)) return;
     const inner = width - PLOT.left - PLOT.right;
-    // Old measurements are 30 s apart, so intervals are not shorter.
-    const count = Math.max(2, Math.min(Math.floor(inner / 3), this.end - this.start > 700 ? 120 : 60));
+    const count = this.count;
     const curves = this.series.map((each) => this.means(each.key, count));
-    const largest = Math.max(0, ...curves.flat().filter((value) => value !== null));
+    const largest = Math.max(0, ...curves.flat().filter((value) => value > 0));
     const top = this.maximum ?? niceMaximum(largest);
     const height = CHART_HEIGHT - PLOT.top - PLOT.bottom;
     const x = (index) => PLOT.left + ((index + 0.5) / count) * inner;
@@ -338,7 +358,7 @@ class Chart {
     const latest = this.points.length ? this.points[this.points.length - 1][1] : {};
     const shown = this.series.map((each, number) => {
       const value = this.cursor === null ? latest[each.key] : curves[number][index];
-      return this.format(value ?? null);
+      return this.format(Number.isNaN(value) ? null : value ?? null);
     });
     const time = this.cursor === null ? "" : `${formatTime(this.start + ((index + 0.5) / count) * (this.end - this.start))}  `;
     setText(this.now, time + shown.join(" / "));
@@ -352,28 +372,37 @@ function niceMaximum(value) {
   return power * [1, 2, 4, 6, 8, 10].find((each) => each * power >= value);
 }
 
-// Return runs of consecutive values that are not null, each with its index.
+const BRIDGED = 3;
+
+// Return runs of values, each with its index. A few missing ones are bridged: samples of a busy
+// server are some seconds apart.
 function runs(values) {
   const found = [];
+  let previous = -Infinity;
   values.forEach((value, index) => {
-    if (value === null) return;
-    if (index === 0 || values[index - 1] === null) found.push([]);
+    if (Number.isNaN(value)) previous = -Infinity;
+    if (value === null || Number.isNaN(value)) return;
+    if (index - previous > BRIDGED + 1) found.push([]);
     found[found.length - 1].push([index, value]);
+    previous = index;
   });
   return found;
 }
 
+// Seconds, label, and seconds between the points: those of the history, but two for rates that change slowly.
+const RANGES = [[120, "2 min", 2], [600, "10 min", 5], [3600, "1 h", 30]];
+
 // Charts with buttons for the range of time that they show.
 class ChartPanel {
   constructor(charts) {
-    this.seconds = 600;
+    this.seconds = 120;
     this.charts = charts.map((each) => new Chart(each));
-    this.buttons = [[120, "2 min"], [600, "10 min"], [3600, "1 h"]].map(([seconds, label]) => {
+    this.buttons = RANGES.map(([seconds, label]) => {
       const button = element("button", { type: "button", class: "button" }, label);
       button.addEventListener("click", () => { this.seconds = seconds; this.render(); });
       return [seconds, button];
     });
-    this.root = panel("Last hour", element("div", { class: "charts" }, ...this.charts.map((each) => each.root)));
+    this.root = panel("History", element("div", { class: "charts" }, ...this.charts.map((each) => each.root)));
     this.root.head.append(element("div", { class: "group end", role: "group", "aria-label": "Range of the charts" }, ...this.buttons.map(([, button]) => button)));
   }
 
@@ -384,7 +413,8 @@ class ChartPanel {
 
   render() {
     for (const [seconds, button] of this.buttons) setAttribute(button, "aria-pressed", String(seconds === this.seconds));
-    for (const chart of this.charts) chart.update(this.points, this.end - this.seconds, this.end);
+    const [, , interval] = RANGES.find(([seconds]) => seconds === this.seconds);
+    for (const chart of this.charts) chart.update(this.points, this.end - this.seconds, this.end, this.seconds / interval);
   }
 }
 
@@ -412,9 +442,9 @@ class Tiles {
 
 // --- Plan ----------------------------------------------------------------------------------------
 
-const STEP = { height: 34, gapX: 16, gapY: 16, widest: 280, narrowest: 150 };
+const STEP = { height: 34, gapX: 16, gapY: 16, widest: 280, narrowest: 136 };
 
-// Return layer and column of each step. Sources are on top; a step is centred above... its inputs.
+// Return layer and column of each step. Sources are on top; a step is centred below its inputs.
 function placeSteps(steps) {
   const distance = new Array(steps.length).fill(0);
   for (let index = steps.length - 1; index >= 0; index -= 1) {
@@ -478,7 +508,7 @@ class PlanGraph {
     const [kind, place] = splitStep(name);
     const share = time && total ? time.seconds / total : 0;
     const figure = time && total ? formatShare(share) : "";
-    const room = Math.floor((wide - 20 - 6.5 * figure.length) / 6.4) - kind.length - 2;
+    const room = Math.floor((wide - 26 - 7 * figure.length) / 6.8) - kind.length - 1;
     const shownPlace = place.length > room ? (room > 3 ? `${place.slice(0, room - 1)}\u2026` : "") : place;
     const middle = top + STEP.height / 2 + 4;
     return svgElement("g", { class: isMost ? "most" : "" },
@@ -491,6 +521,7 @@ class PlanGraph {
   }
 }
 
+const capitalize = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const clip = (text, length) => (text.length > length ? `${text.slice(0, Math.max(1, length - 1))}\u2026` : text);
 
 function splitStep(name) {
@@ -529,11 +560,10 @@ class JobPanel {
     this.progress.append(this.headline);
     this.facts = element("dl", { class: "facts" });
     this.dispatcher = element("div", { class: "peer" }, element("strong", {}, "Dispatcher"));
-    this.workers = new Peer([{ label: "producing" }, { label: "waiting for splits", style: "second" }, { label: "waiting for clients", style: "wait" }]);
-    this.clients = new Peer([{ label: "consuming" }, { label: "waiting for elements", style: "wait" }]);
+    this.workers = new Peer([{ label: "produce" }, { label: "wait for splits", style: "second" }, { label: "wait for clients", style: "wait" }]);
+    this.clients = new Peer([{ label: "consume" }, { label: "wait for elements", style: "wait" }]);
     this.arrow = element("div", { class: "arrow" });
     this.flow = element("div", { class: "flow" }, this.dispatcher, element("div", { class: "arrow" }, "splits \u2192"), this.workers.root, this.arrow, this.clients.root);
-    this.flow.style.gridTemplateColumns = "";
     this.verdict = element("p", { class: "verdict" });
     this.graph = new PlanGraph();
     this.noPlan = element("p", { class: "empty" }, "The dispatcher does not know the steps of this plan: the client is of an earlier release, or the plan has more than 200 steps.");
@@ -544,7 +574,7 @@ class JobPanel {
         textColumn("step", (row) => row.name, { clip: true }),
         numberColumn("threads", (row) => row.threads, (value) => value.toFixed(1)),
         numberColumn("time", (row) => row.seconds, formatDuration),
-        numberColumn("share", (row) => row.share, formatShare, { meter: "" , numeric: true }),
+        numberColumn("share", (row) => row.share, formatShare, { meter: "" }),
       ],
     });
     this.tasks = new DataTable({
@@ -572,9 +602,14 @@ class JobPanel {
       ],
     });
     this.active = element("div", { class: "job" },
-      element("div", { class: "split" }, block("Progress", this.progress, this.facts), block("Who waits for whom", this.flow, this.verdict)),
-      element("div", { class: "split" }, block("Plan, with the share of time in each step", this.graph.root, this.noPlan), block("Time of workers by step", this.steps.root)),
-      element("div", { class: "split" }, block("Tasks", this.tasks.root), block("Clients", this.readers.root)));
+      element("div", { class: "split" },
+        element("div", { class: "job" },
+          block("Progress", this.progress, this.facts),
+          block("Who waits for whom", this.flow, this.verdict),
+          block("Time of the workers by step", this.steps.root)),
+        block("Plan, with the share of the time in each step", this.graph.root, this.noPlan)),
+      block("Tasks", this.tasks.root),
+      block("Clients", this.readers.root));
     this.idle = element("p", { class: "empty" });
     this.root = panel("Job", this.idle, this.active);
     this.subtitle = element("span", { class: "quiet" });
@@ -605,8 +640,8 @@ class JobPanel {
 
   updateProgress(job, epoch) {
     setTrack(this.bar, epoch.progress);
-    const name = epoch.name ? `epoch ${epoch.name}` : "epoch";
-    const parts = [`${name} ${epoch.finished ? "finished" : formatShare(epoch.progress)}`];
+    const name = epoch.name ? `Epoch ${epoch.name}` : "Epoch";
+    const parts = [`${name}: ${epoch.finished ? "finished" : formatShare(epoch.progress)}`];
     if (epoch.remaining !== null && !epoch.finished) parts.push(`${formatDuration(epoch.remaining)} left`);
     setText(this.headline, parts.join(", "));
     const facts = [
@@ -635,7 +670,7 @@ class JobPanel {
     setText(this.arrow, "elements \u2192");
     this.verdict.hidden = epoch.bound_by === null;
     setAttribute(this.verdict, "data-level", epoch.bound_by === "nothing" ? null : "wait");
-    setText(this.verdict, `Bound by ${epoch.bound_by}${epoch.advice ? `: ${epoch.advice}` : ""}.`);
+    setText(this.verdict, `Bound by ${epoch.bound_by}.${epoch.advice ? ` ${capitalize(epoch.advice)}.` : ""}`);
   }
 }
 
@@ -660,20 +695,21 @@ function shownEpoch(job) {
 class DispatcherPage {
   constructor() {
     this.chosen = null;
-    this.tiles = new Tiles(["workers", "clients", "throughput", "data", "clients wait", "elements so far", "workers lost", "refused peers"]);
+    this.tiles = new Tiles(["Workers", "Clients", "Throughput", "Data", "Clients wait", "Elements so far", "Workers lost", "Refused peers"]);
     this.charts = new ChartPanel([
       { title: "Throughput", series: [{ key: "elements" }], format: formatRate },
       { title: "Data", series: [{ key: "bytes", style: "second" }], format: formatByteRate },
       { title: "Clients wait", series: [{ key: "wait", style: "wait" }], format: formatShare, maximum: 1 },
+      { title: "Workers", series: [{ key: "workers" }], format: formatNumber },
     ]);
     this.jobs = new DataTable({
       noun: "jobs", key: (row) => row.job.id, sort: "progress", limit: 10, empty: "No jobs.",
       columns: [
         textColumn("job", (row) => jobName(row.job), { clip: true, choose: (row) => { this.chosen = row.job.id; this.render(); } }),
-        textColumn("mode", (row) => row.job.mode),
-        textColumn("epoch", (row) => row.epoch?.name ?? ""),
         numberColumn("progress", (row) => row.epoch?.progress ?? null, formatShare, { meter: "" }),
         numberColumn("time left", (row) => (row.epoch && !row.epoch.finished ? row.epoch.remaining : null), formatDuration),
+        textColumn("epoch", (row) => row.epoch?.name ?? ""),
+        textColumn("mode", (row) => row.job.mode, { clip: true }),
         numberColumn("elements", (row) => row.rate, formatRate),
         numberColumn("data", (row) => row.bytes, formatByteRate),
         numberColumn("clients wait", (row) => row.wait, formatShare, { meter: "wait" }),
@@ -688,14 +724,14 @@ class DispatcherPage {
       empty: "No worker is registered; start one with: headrace worker --dispatcher HOST:PORT",
       columns: [
         textColumn("worker", (row) => row.address),
-        textColumn("state", (row) => row.state),
+        textColumn("state", (row) => row.state, { level: stateLevel }),
         numberColumn("tasks", (row) => row.tasks, formatNumber),
         numberColumn("elements", (row) => row.elements, formatRate),
         numberColumn("data", (row) => row.bytes, formatByteRate),
         numberColumn("buffered", (row) => row.buffered, formatNumber),
         numberColumn("buffered data", (row) => row.buffered_bytes, formatBytes),
         numberColumn("heartbeat", (row) => row.heartbeat, (value) => `${formatDuration(value)} ago`),
-        textColumn("tags", (row) => row.tags, { clip: true }),
+        textColumn("tags", (row) => row.tags, { clip: true, optional: true }),
       ],
     });
     this.lost = new DataTable({
@@ -708,7 +744,7 @@ class DispatcherPage {
     });
     this.peers = element("p", { class: "quiet" });
     this.root = [
-      this.tiles.root, panel("Jobs", this.jobs.root), this.job.root, this.charts.root,
+      this.tiles.root, this.charts.root, panel("Jobs", this.jobs.root), this.job.root,
       panel("Workers", this.workers.root), panel("Lost and refused peers", this.lost.root, this.peers),
     ];
   }
@@ -727,7 +763,7 @@ class DispatcherPage {
       [formatNumber(view.workers.length), draining ? `${draining} draining` : slots],
       [formatNumber(view.clients), plural(view.jobs.length, "job")],
       [formatRate(values.elements ?? null), "elements"],
-      [formatByteRate(values.bytes ?? null), ""],
+      [formatByteRate(values.bytes ?? null), "from workers"],
       [formatShare(values.wait ?? null), "of their time"],
       [formatNumber(view.elements), formatBytes(view.bytes)],
       [formatNumber(view.num_lost), view.lost.length ? `last ${formatDuration(view.lost[0].seconds_ago)} ago` : "", view.num_lost ? "warn" : ""],
@@ -760,7 +796,7 @@ function serverTable() {
     noun: "parameter servers", key: (row) => row.address, sort: "server", limit: 20, empty: "No parameter servers.",
     columns: [
       textColumn("server", (row) => (row.index === undefined ? row.address : `${row.index}${row.address ? ` at ${row.address}` : ""}`)),
-      textColumn("state", (row) => (row.problem ? `${row.state}: ${row.problem}` : row.roles || row.state), { clip: true }),
+      textColumn("state", (row) => (row.problem ? `${row.state}: ${row.problem}` : row.roles || row.state), { clip: true, level: stateLevel }),
       numberColumn("busy", (row) => row.busy, formatShare, { meter: "" }),
       numberColumn("requests", (row) => row.requests, formatRate),
       numberColumn("in", (row) => row.in, formatByteRate),
@@ -784,12 +820,13 @@ const SERVER_CHARTS = [
 
 class CoordinatorPage {
   constructor() {
-    this.tiles = new Tiles(["functions done", "queued", "in flight", "staleness", "workers", "worker losses", "retried", "failed"]);
+    this.tiles = new Tiles(["Functions done", "Queued", "In flight", "Staleness", "Workers", "Worker losses", "Retried", "Failed"]);
     this.charts = new ChartPanel([
-      { title: "Functions", series: [{ key: "functions" }], format: formatRate },
+      { title: "Functions done", series: [{ key: "functions" }], format: formatRate },
       { title: "Functions", series: [{ key: "queued", label: "queued", style: "wait" }, { key: "in_flight", label: "in flight" }], format: formatNumber },
       { title: "Staleness", series: [{ key: "gap", style: "wait" }], format: formatNumber },
-      ...SERVER_CHARTS.slice(0, 3),
+      { title: "Workers", series: [{ key: "workers" }], format: formatNumber },
+      ...SERVER_CHARTS,
     ]);
     this.facts = element("dl", { class: "facts" });
     this.workers = new DataTable({
@@ -797,7 +834,7 @@ class CoordinatorPage {
       empty: "No worker is registered; start one with: headrace server --coordinator HOST:PORT",
       columns: [
         { label: "worker", value: (row) => row.number, text: (row) => `${row.number} at ${row.address}` },
-        textColumn("state", (row) => row.state),
+        textColumn("state", (row) => row.state, { level: stateLevel }),
         textColumn("running", (row) => row.reason || row.running.map((each) => `${each.name} ${formatDuration(each.seconds)}`).join(", ") || "nothing", { wrap: true }),
         numberColumn("in flight", (row) => row.in_flight, formatNumber),
         numberColumn("done", (row) => row.finished, formatNumber),
@@ -806,7 +843,10 @@ class CoordinatorPage {
       ],
     });
     this.servers = serverTable();
-    this.root = [this.tiles.root, panel("Functions", this.facts), panel("Workers", this.workers.root), panel("Parameter servers", this.servers.root), this.charts.root];
+    this.root = [
+      this.tiles.root, this.charts.root, panel("Functions", this.facts),
+      panel("Workers", this.workers.root), panel("Parameter servers", this.servers.root),
+    ];
   }
 
   update(view, model) {
@@ -839,7 +879,7 @@ class CoordinatorPage {
 
 class ServerPage {
   constructor() {
-    this.tiles = new Tiles(["requests", "busy", "received", "sent", "waiting", "failed", "memory", "rows"]);
+    this.tiles = new Tiles(["Requests", "Busy", "Received", "Sent", "Waiting", "Failed", "Memory", "Rows"]);
     this.charts = new ChartPanel(SERVER_CHARTS);
     this.servers = serverTable();
     this.operations = new DataTable({
@@ -922,7 +962,7 @@ class Dashboard {
       for (const name of [...this.notices.keys()]) {
         if (name.startsWith("version ") && Number(name.slice(8)) >= view.mismatches.length) this.notice(name, "");
       }
-    } else {
+    } else if (!this.page) {
       setText(document.getElementById("target"), address);
       setText(document.getElementById("waiting"), "No status was received yet.");
     }
@@ -939,8 +979,8 @@ class Dashboard {
     else if (silent !== null) [state, label] = ["no-reply", "No reply"];
     setAttribute(document.getElementById("state"), "data-state", state);
     setText(document.getElementById("state"), label);
-    this.notice("lost", this.lostAt === null ? "" : `The connection to the dashboard was lost at ${formatTime(this.lostAt)}; reconnecting.${status ? " The page shows the last data." : ""}`, "bad");
-    const since = silent === null ? "" : `No reply from ${status.address} since ${formatTime(silent)} (${formatDuration(status.time - silent)}).${status.view ? " The page shows the last data." : ""} ${status.problem}`;
+    this.notice("lost", this.lostAt === null ? "" : `The connection to the dashboard was lost at ${formatTime(this.lostAt)}; reconnecting.${this.page ? " The page shows the last data." : ""}`, "bad");
+    const since = silent === null ? "" : `No reply from ${status.address} since ${formatTime(silent)} (${formatDuration(status.time - silent)}).${this.page ? " The page shows the last data." : ""} Reason: ${status.problem}`;
     this.notice("silent", since, "wait");
   }
 
