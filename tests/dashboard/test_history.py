@@ -32,6 +32,20 @@ def test_old_measurements_are_means_over_longer_intervals():
     assert points[0].values["rate"] == points[0].time - START + 14.5
 
 
+@pytest.mark.parametrize("seconds", [1, 59, 121, 700, 5000])
+@pytest.mark.parametrize("offset", [0.0, 7.3, 29.0])
+def test_each_measurement_counts_once(offset: float, seconds: int):
+    history = History()
+    for second in range(seconds):
+        history.add(START + offset + second, {"rate": 1.0})
+    points = history.points()
+    assert points[0].time >= START + offset
+    assert all(later.time > earlier.time for earlier, later in pairwise(points))
+    # At a change of the resolution, at most one long interval is incomplete.
+    assert all(later.time - earlier.time < 60 for earlier, later in pairwise(points))
+    assert {point.values["rate"] for point in points} == {1.0}
+
+
 def test_measurements_older_than_an_hour_are_dropped():
     points = filled(10_000).points()
     assert 3500 < points[-1].time - points[0].time <= 3600

@@ -17,7 +17,7 @@ class Point:
     """Values at one time.
 
     Attributes:
-        time: Start of the interval that they were measured in, in seconds since the epoch.
+        time: Time of the first measurement in the interval, in seconds since the epoch.
         values: Mean of each value in the interval; empty if the server did not answer.
     """
 
@@ -28,6 +28,7 @@ class Point:
 @dataclass
 class _Interval:
     start: float
+    first: float
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -38,7 +39,7 @@ class _Interval:
 
     def mean(self) -> Point:
         return Point(
-            self.start, {name: total / self.counts[name] for name, total in self.sums.items()}
+            self.first, {name: total / self.counts[name] for name, total in self.sums.items()}
         )
 
 
@@ -60,7 +61,7 @@ class History:
             if intervals and start < intervals[-1].start:
                 continue  # the clock was set back
             if not intervals or start > intervals[-1].start:
-                intervals.append(_Interval(start))
+                intervals.append(_Interval(start, time))
             intervals[-1].add(values)
 
     def points(self) -> list[Point]:
@@ -71,12 +72,12 @@ class History:
         ends = [intervals[0].start if intervals else 0.0 for _, intervals in self._tiers]
         newest = self._tiers[0][1][-1].start if self._tiers[0][1] else 0.0
         for tier in range(len(self._tiers) - 1, -1, -1):
-            _, intervals = self._tiers[tier]
-            # Up to where a finer tier begins; intervals older than an hour are not shown, even if
-            # nothing was measured since.
+            seconds, intervals = self._tiers[tier]
+            # Only intervals that end before a finer tier begins. Those older than an hour are not
+            # shown, even if nothing was measured since.
             end = ends[tier - 1] if tier else float("inf")
             for interval in intervals:
-                if interval.start < end and interval.start > newest - _HISTORY_SECONDS:
+                if interval.start + seconds <= end and interval.start > newest - _HISTORY_SECONDS:
                     yield interval.mean()
 
 

@@ -602,10 +602,10 @@ class JobPanel {
       ],
     });
     this.active = element("div", { class: "job" },
+      block("Who waits for whom", element("div", { class: "waits" }, this.flow, this.verdict)),
       element("div", { class: "split" },
         element("div", { class: "job" },
           block("Progress", this.progress, this.facts),
-          block("Who waits for whom", this.flow, this.verdict),
           block("Time of the workers by step", this.steps.root)),
         block("Plan, with the share of the time in each step", this.graph.root, this.noPlan)),
       block("Tasks", this.tasks.root),
@@ -813,7 +813,7 @@ function serverTable() {
 
 const SERVER_CHARTS = [
   { title: "Server requests", series: [{ key: "requests" }], format: formatRate },
-  { title: "Server data", series: [{ key: "in", label: "in" }, { key: "out", label: "out", style: "second" }], format: formatByteRate },
+  { title: "Data", series: [{ key: "in", label: "in" }, { key: "out", label: "out", style: "second" }], format: formatByteRate },
   { title: "Servers busy", series: [{ key: "busy", style: "second" }], format: formatShare, maximum: 1 },
   { title: "Memory", series: [{ key: "stored" }], format: formatBytes },
 ];
