@@ -25,7 +25,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-flights demo-keras demo-chaos test test-all chromium check soak bench docs clean
+.PHONY: help setup demo demo-flights demo-keras demo-chaos test test-all check soak bench docs clean
 .DEFAULT_GOAL := test
 
 help:
@@ -63,16 +63,9 @@ demo-chaos: $(DEMO_READY)
 test: check
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m "not slow"
 
-test-all: check chromium
+test-all: check
+	$(install_chromium)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
-
-# Tests of the dashboard open it in Chromium.
-chromium:
-	@command -v chromium >/dev/null || { \
-	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	    && apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || { \
-	    echo "the tests of the dashboard need Chromium: install the package chromium" \
-	        "(on Debian: apt-get install chromium)" >&2; exit 1; }
 
 check: $(READY)
 	@$(BIN)/ruff format --check --quiet . || { echo "run: $(BIN)/ruff format ." >&2; exit 1; }
@@ -101,6 +94,16 @@ clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	    .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Tests of the dashboard open it in Chromium.
+define install_chromium
+	@command -v chromium >/dev/null || { \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && echo "installing Chromium for the tests of the dashboard" && apt-get update -qq \
+	    && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || { \
+	    echo "the tests of the dashboard need Chromium; install the package chromium" \
+	        "(on Debian: apt-get install chromium)" >&2; exit 1; }
+endef
 
 # An environment with a stamp file is updated; one without (new, or incomplete after an interrupted
 # run) is created from scratch. Stamps are removed first and written last.

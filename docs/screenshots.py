@@ -121,9 +121,7 @@ def take_screenshot(browser: Browser, url: str, scheme: str) -> None:
     page.close()
     IMAGES.mkdir(exist_ok=True)
     path = IMAGES / f"dashboard-{scheme}.png"
-    palette = picture.quantize(
-        COLORS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-    )
+    palette = picture.quantize(COLORS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     palette.save(path, optimize=True)
     size = path.stat().st_size
     print(f"{path}: {size} bytes")

@@ -35,10 +35,11 @@ def run_dashboard(
     try:
         from headrace.dashboard.server import Dashboard  # noqa: PLC0415 - optional dependency
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
             raise
         print(
-            f"headrace: the dashboard needs {error.name}: pip install 'headrace[dashboard]'",
+            f"headrace: the dashboard needs {missing}: pip install 'headrace[dashboard]'",
             file=sys.stderr,
         )
         raise typer.Exit(1) from error
