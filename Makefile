@@ -39,7 +39,7 @@ help:
 	@echo "             kill a process every second, and compare with reading in one process"
 	@echo "make test    all checks, and all tests but the slow ones (WORKERS=3 processes)"
 	@echo "make test-all"
-	@echo "             all checks and tests"
+	@echo "             all checks and tests; installs Chromium if it is missing (as root on Debian)"
 	@echo "make check   format, lint, types, import rules"
 	@echo "make soak    simulation with many peers, and the service tests many times (TIMES=20)"
 	@echo "make bench   the benchmarks, in a separate environment"
@@ -70,6 +70,7 @@ test-all: check
 	@command -v slurmctld >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    apt-get install -y -qq slurm-wlm >/dev/null; } || \
 	    echo "tests with Slurm are skipped: install Debian's slurm-wlm to run them" >&2
+	$(install_chromium)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 check: $(READY)
@@ -102,6 +103,16 @@ clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	    .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Tests of the dashboard open it in Chromium.
+define install_chromium
+	@command -v chromium >/dev/null || { \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	    && echo "installing Chromium for the tests of the dashboard" && apt-get update -qq \
+	    && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || { \
+	    echo "the tests of the dashboard need Chromium; install the package chromium" \
+	        "(on Debian: apt-get install chromium)" >&2; exit 1; }
+endef
 
 # An environment with a stamp file is updated; one without (new, or incomplete after an interrupted
 # run) is created from scratch. Stamps are removed first and written last.

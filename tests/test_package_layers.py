@@ -30,9 +30,11 @@ OPTIONAL = {
     "ray",
     "scipy",
     "sklearn",
+    "starlette",
     "tensorboard",
     "tensorflow",
     "torch",
+    "uvicorn",
     "zstandard",
 }
 
@@ -82,8 +84,9 @@ def test_every_package_has_a_docstring(folder):
 
 #: Packages whose docstring lists their files.
 TABLES = [
-    "adapters", "adapters/keras_training", "cli", "coordinator", "deploy", "distribute",
-    "execution", "frameworks", "parameter_server", "process", "saved", "service", "service/client",
+    "adapters", "adapters/keras_training", "cli", "coordinator", "dashboard", "deploy",
+    "distribute", "execution", "frameworks", "parameter_server", "process", "saved", "service",
+    "service/client",
     "service/dispatcher", "service/messages", "service/modes", "service/modes/coordinated_reads",
     "service/modes/cross_trainer_cache", "service/modes/distributed_save", "service/modes/dynamic",
     "service/modes/no_sharding", "service/modes/ordered", "service/modes/static",

@@ -10,6 +10,7 @@ up                 `headrace up`: the ranks of a Slurm step; `chief_rank` is ran
 run_server         one server, or several worker processes, from the start to the last line
 inspect            `headrace status`, `headrace journal`; a status as text and as JSON
 top                `headrace top`: a live view
+dashboard          `headrace dashboard`, `headrace report`: the same as a web page
 status_client      asks whatever listens at an address for its status
 dispatcher_frame   one frame of a dispatcher, as text, with what bounds an epoch
 coordinator_frame  one frame of a coordinator or a parameter server

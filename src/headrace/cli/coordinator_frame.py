@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from headrace.cli.formatting import (
     fit_lines,
@@ -20,7 +21,7 @@ from headrace.cli.status_client import ServerSnapshot, StatusSnapshot
 from headrace.coordinator.status import CoordinatorStatus, TrainingWorkerStatus
 from headrace.parameter_server.messages import ServerStatus
 
-__all__ = ["render_coordinator", "render_server"]
+__all__ = ["ServerRates", "measure_server", "render_coordinator", "render_server"]
 
 _MAX_LISTED = 2
 _MAX_OPERATIONS = 8
@@ -67,6 +68,48 @@ def render_server(
         *format_table([_SERVER_HEAD, row]),
     ]
     return fit_lines(lines, width)
+
+
+@dataclass(frozen=True)
+class ServerRates:
+    """Load of a parameter server.
+
+    Attributes:
+        requests: Requests per second.
+        bytes_in: Bytes of received arrays per second.
+        bytes_out: Bytes of sent arrays per second.
+        busy: Fraction of the time spent on operations, from 0.0 to 1.0.
+    """
+
+    requests: float
+    bytes_in: float
+    bytes_out: float
+    busy: float
+
+
+def measure_server(
+    status: ServerStatus, before: ServerStatus | None, interval: float | None
+) -> ServerRates:
+    """Return the load since an earlier status, or else since the server's start.
+
+    Args:
+        status: Status of the server.
+        before: Earlier status; None without one. It is ignored if the server has restarted.
+        interval: Seconds between the two; None without an earlier one.
+    """
+    seconds = max(status.uptime_seconds, 1e-3)
+    requests, busy = status.requests, status.busy_seconds
+    bytes_in, bytes_out = status.bytes_in, status.bytes_out
+    if before is not None and before.state_id == status.state_id and interval and interval > 0:
+        seconds = interval
+        requests, busy = requests - before.requests, busy - before.busy_seconds
+        bytes_in, bytes_out = bytes_in - before.bytes_in, bytes_out - before.bytes_out
+    return ServerRates(
+        requests=requests / seconds,
+        bytes_in=bytes_in / seconds,
+        bytes_out=bytes_out / seconds,
+        busy=min(1.0, busy / seconds),
+    )
 
 
 def _head(status: CoordinatorStatus) -> Iterator[str]:
@@ -166,28 +209,18 @@ def _server(
     previous: StatusSnapshot | None,
 ) -> tuple[str, ...]:
     """Return a row; rates are relative to the previous status, or else to the server's start."""
-    seconds = max(status.uptime_seconds, 1e-3)
-    requests, busy = status.requests, status.busy_seconds
-    bytes_in, bytes_out = status.bytes_in, status.bytes_out
-    if (
-        isinstance(before, ServerStatus)
-        and before.state_id == status.state_id
-        and previous is not None
-        and snapshot.taken_at > previous.taken_at
-    ):
-        seconds = snapshot.taken_at - previous.taken_at
-        requests, busy = requests - before.requests, busy - before.busy_seconds
-        bytes_in, bytes_out = bytes_in - before.bytes_in, bytes_out - before.bytes_out
+    interval = None if previous is None else snapshot.taken_at - previous.taken_at
+    rates = measure_server(status, before if isinstance(before, ServerStatus) else None, interval)
     return (
         name,
         format_number(status.shards),
         format_number(status.tables),
         format_number(status.rows),
         format_bytes(status.bytes_stored),
-        format_rate(requests / seconds),
-        f"{format_bytes(bytes_in / seconds)}/s",
-        f"{format_bytes(bytes_out / seconds)}/s",
-        f"{min(1.0, busy / seconds):.0%}",
+        format_rate(rates.requests),
+        f"{format_bytes(rates.bytes_in)}/s",
+        f"{format_bytes(rates.bytes_out)}/s",
+        f"{rates.busy:.0%}",
         format_number(status.waiting_requests),
     )
 

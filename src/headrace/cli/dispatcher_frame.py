@@ -35,7 +35,13 @@ from headrace.service.messages import (
     WorkerStatus,
 )
 
-__all__ = ["Bottleneck", "find_bottleneck", "find_save_bottleneck", "render_dispatcher"]
+__all__ = [
+    "Bottleneck",
+    "find_bottleneck",
+    "find_save_bottleneck",
+    "render_dispatcher",
+    "short_client_name",
+]
 
 
 # A wait does not count below this fraction of the time; nor does a wait half as long as that of the
@@ -232,7 +238,7 @@ def _clients(clients: Sequence[ClientStatus]) -> str:
         return "none"
     by_wait = sorted(clients, key=lambda each: -each.wait_ratio)
     shown = [
-        f"{_short_client_name(each.client_id)} {each.wait_ratio:.0%}"
+        f"{short_client_name(each.client_id)} {each.wait_ratio:.0%}"
         for each in by_wait[:_MAX_CLIENTS]
     ]
     more = f" and {len(by_wait) - _MAX_CLIENTS} more" if len(by_wait) > _MAX_CLIENTS else ""
@@ -288,7 +294,7 @@ def _worker(worker: WorkerStatus) -> tuple[str, ...]:
     )
 
 
-def _short_client_name(client_id: str) -> str:
+def short_client_name(client_id: str) -> str:
     """Return host and process of a client, without the unique suffix."""
     return client_id.rpartition("-")[0] or client_id
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli import doctor, inspect, serve, task, top, up
+from headrace.cli import dashboard, doctor, inspect, serve, task, top, up
 from headrace.cli.commands import CommandGroup, GroupWithHelp
 from headrace.transport.security import new_keys
 
@@ -52,6 +52,8 @@ app.command("server")(task.run_task)
 app.command("up")(up.run_up)
 app.command("status")(inspect.show_status)
 app.command("top")(top.show_top)
+app.command("dashboard")(dashboard.run_dashboard)
+app.command("report")(dashboard.write_report)
 app.command("journal")(inspect.show_journal)
 app.command("doctor")(doctor.examine)
 app.add_typer(keys_app, name="keys", cls=GroupWithHelp)

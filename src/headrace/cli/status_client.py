@@ -16,7 +16,13 @@ from headrace.coordinator.status import CoordinatorStatus, GetCoordinatorStatus
 from headrace.errors import FailedPreconditionError, HeadraceError
 from headrace.parameter_server.messages import GetServerStatus, ServerStatus
 from headrace.service.config import parse_service
-from headrace.service.messages import DispatcherStatus, GetStatus
+from headrace.service.messages import (
+    DatasetDescription,
+    DispatcherStatus,
+    GetDataset,
+    GetStatus,
+    PlanStep,
+)
 from headrace.serving.rpc import Stub, TypedRequest
 from headrace.transport import zeromq
 from headrace.transport.security import Security
@@ -110,6 +116,14 @@ class StatusClient:
         )
         return StatusSnapshot(status, taken_at, tuple(servers))
 
+    def fetch_plan_steps(self, dataset_id: str) -> tuple[PlanStep, ...]:
+        """Request the steps of a dataset's plan from a dispatcher; empty if they are unknown.
+
+        Raises:
+            HeadraceError: If there is no reply, or the dispatcher has no such dataset.
+        """
+        return self._stub.call(GetDataset(dataset_id=dataset_id), timeout=self._timeout).plan_steps
+
     def _fetch_status(self, timeout: float) -> PeerStatus:
         refused: HeadraceError | None = None
         for request in self._candidate_requests:
@@ -136,7 +150,7 @@ class StatusClient:
     def _connect(self, address: str) -> Stub:
         channel = zeromq.connect(
             address,
-            reply_type=DispatcherStatus | CoordinatorStatus | ServerStatus,
+            reply_type=DispatcherStatus | CoordinatorStatus | ServerStatus | DatasetDescription,
             security=self._security,
             shared_memory=False,
         )

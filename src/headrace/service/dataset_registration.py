@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeVar
 from headrace.data.dataset import Dataset
 from headrace.element.spec import encode_spec
 from headrace.errors import UnavailableError
+from headrace.execution.step_registry import name_step
 from headrace.plan import traverse
 from headrace.plan.fingerprint import fingerprint_with_steps
-from headrace.plan.node import Node
+from headrace.plan.node import Node, distinct_nodes
 from headrace.plan.serialize import load_plan
 from headrace.rewrites.canonicalize import canonicalize
 from headrace.rewrites.split_space import compute_split_space
@@ -22,7 +23,15 @@ from headrace.service.by_value import check_modules, dump_with
 from headrace.service.client.process_source import inline_process_sources
 from headrace.service.client.visitation import has_element_ids
 from headrace.service.config import parse_service
-from headrace.service.messages import PLAN_CHUNK_BYTES, GetPlan, PutPlan, RegisterDataset
+from headrace.service.messages import (
+    MAX_PLAN_STEPS,
+    MAX_STEP_NAME,
+    PLAN_CHUNK_BYTES,
+    GetPlan,
+    PlanStep,
+    PutPlan,
+    RegisterDataset,
+)
 from headrace.service.stub import DispatcherStub
 from headrace.serving.rpc import TypedRequest
 from headrace.transport.security import Security, check_security
@@ -122,7 +131,8 @@ def register_with_service(
             "workers instead, or provide memory for a copy on each worker",
             len(data) >> 20,
         )
-    split_space = compute_split_space(canonicalize(plan).plan)
+    executed = canonicalize(plan).plan
+    split_space = compute_split_space(executed)
     fingerprint, steps = fingerprint_with_steps(plan)
     message = RegisterDataset(
         token=uuid.uuid4().hex,
@@ -137,8 +147,21 @@ def register_with_service(
         anonymous=anonymous,
         has_element_ids=has_element_ids(plan),
         steps=steps,
+        plan_steps=_plan_steps(executed),
     )
     return _register(address, security, message, data)
+
+
+def _plan_steps(plan: Node) -> tuple[PlanStep, ...]:
+    """Return the names and inputs of the steps of a plan; empty if there are too many."""
+    nodes = distinct_nodes([plan])
+    if len(nodes) > MAX_PLAN_STEPS:
+        return ()
+    numbers = {id(node): number for number, node in enumerate(nodes)}
+    return tuple(
+        PlanStep(name_step(node)[:MAX_STEP_NAME], tuple(numbers[id(each)] for each in node.inputs))
+        for node in nodes
+    )
 
 
 def without_process_sources(dataset: Dataset[Any]) -> Dataset[Any]:

@@ -517,6 +517,10 @@ _VALUES: dict[Any, st.SearchStrategy[Any]] = {
     ).map(lambda parts: tuple(parts.items())),
     tuple[tuple[str, str], ...]: st.lists(st.tuples(_STRINGS, _STRINGS), max_size=2).map(tuple),
     tuple[tuple[int, int], ...]: st.lists(st.tuples(_INTEGERS, _INTEGERS), max_size=4).map(tuple),
+    tuple[messages.PlanStep, ...]: st.lists(
+        st.builds(messages.PlanStep, _STRINGS, st.lists(_INTEGERS, max_size=2).map(tuple)),
+        max_size=3,
+    ).map(tuple),
     float: st.floats(),
     tuple[messages.TaskActivity, ...]: st.lists(
         st.builds(

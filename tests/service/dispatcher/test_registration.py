@@ -62,6 +62,47 @@ def test_get_dataset_returns_its_description(scene: Scenario) -> None:
     )
 
 
+STEPS = (
+    messages.PlanStep("gather at train.py:1"),
+    messages.PlanStep("gather at train.py:2"),
+    messages.PlanStep("zip at train.py:3", (0, 1)),
+)
+
+
+def test_steps_of_the_plan_are_kept(scene: Scenario) -> None:
+    dataset_id = scene.register(plan_steps=STEPS)
+    assert scene.ask(messages.GetDataset(dataset_id=dataset_id)).plan_steps == STEPS
+    encoded = msgspec.msgpack.encode(scene.state.datasets[dataset_id])
+    assert msgspec.msgpack.decode(encoded)["plan_steps"][2] == ["zip at train.py:3", [0, 1]]
+
+
+def test_peers_without_steps_of_plans_can_be_decoded() -> None:
+    request = msgspec.msgpack.decode(msgspec.msgpack.encode(registration(plan_steps=STEPS)))
+    del request["plan_steps"]
+    encoded = msgspec.msgpack.encode(request)
+    assert msgspec.msgpack.decode(encoded, type=messages.RegisterDataset) == registration()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (messages.PlanStep("a", (0,)),),
+        (messages.PlanStep("a"), messages.PlanStep("b", (1,))),
+        (messages.PlanStep("a", (-1,)),),
+        (messages.PlanStep("a" * 201),),
+        (messages.PlanStep("a"), messages.PlanStep("b", (0,) * 201)),
+        (messages.PlanStep("a"),) * 201,
+    ],
+)
+def test_invalid_steps_of_a_plan_are_rejected(
+    scene: Scenario, steps: tuple[messages.PlanStep, ...]
+) -> None:
+    scene.put_plan()
+    with pytest.raises(ValueError, match="plan_steps"):
+        scene.ask(registration(plan_steps=steps))
+    assert not scene.state.datasets
+
+
 def test_unknown_dataset_is_rejected(scene: Scenario) -> None:
     with pytest.raises(NotFoundError, match="Dataset id nope not found"):
         scene.ask(messages.GetDataset(dataset_id="nope"))

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from headrace.service.dispatcher.event import Event
 from headrace.service.dispatcher.state import AnyIterationModeState, AnyTaskModeState
 from headrace.service.element_sets import PartialSplits
-from headrace.service.messages import JobOptions
+from headrace.service.messages import JobOptions, PlanStep
 from headrace.service.modes.coordinated_reads.events import HorizonAdvanced, RoundsReported
 from headrace.service.modes.distributed_save.records import (
     FilesCommitted,
@@ -92,6 +92,8 @@ class DatasetRegistered(Event, frozen=True):
     """Names of its steps, each with a fingerprint."""
     python_version: str = ""
     """Minor version of the Python that pickled the plan; empty if unknown."""
+    plan_steps: tuple[PlanStep, ...] = ()
+    """Steps of the plan as it is executed; empty if unknown."""
 
 
 class DatasetPinned(Event, frozen=True):

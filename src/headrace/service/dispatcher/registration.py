@@ -56,6 +56,7 @@ def register_dataset(
             f"num_splits must be None, {_INFINITE} (infinite) or in [0, {_MAX_SPLITS}]; "
             f"got {num_splits}"
         )
+    _check_plan_steps(request.plan_steps)
     dataset_id = request.dataset_id or str(state.next_dataset_id)
     known = state.datasets.get(dataset_id)
     if known is not None:
@@ -82,6 +83,7 @@ def register_dataset(
         has_element_ids=request.has_element_ids,
         steps=request.steps,
         python_version=request.versions.python,
+        plan_steps=request.plan_steps,
     )
     return DispatcherDecision(
         events=(registered,), reply=messages.RegisterDatasetReply(dataset_id=dataset_id)
@@ -105,6 +107,23 @@ def describe_difference(known: Sequence[tuple[str, str]], given: Sequence[tuple[
                 "arrays differ in each process: set a seed)"
             )
     return "module-level names that its functions use have different values"
+
+
+def _check_plan_steps(steps: Sequence[messages.PlanStep]) -> None:
+    if len(steps) > messages.MAX_PLAN_STEPS:
+        raise ValueError(
+            f"plan_steps must have at most {messages.MAX_PLAN_STEPS} steps; got {len(steps)}"
+        )
+    for number, step in enumerate(steps):
+        if len(step.name) > messages.MAX_STEP_NAME:
+            raise ValueError(
+                f"the names in plan_steps must have at most {messages.MAX_STEP_NAME} characters; "
+                f"step {number} has {len(step.name)}"
+            )
+        if len(step.inputs) > messages.MAX_PLAN_STEPS or not all(
+            0 <= each < number for each in step.inputs
+        ):
+            raise ValueError(f"step {number} of plan_steps has inputs that do not precede it")
 
 
 def _check_same_dataset(known: RegisteredDataset, request: messages.RegisterDataset) -> None:
@@ -143,6 +162,7 @@ def get_dataset(
             num_splits=dataset.num_splits,
             compression=dataset.compression,
             has_element_ids=dataset.has_element_ids,
+            plan_steps=dataset.plan_steps,
         )
     )
 

@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.errors import NotFoundError
 from headrace.service.element_sets import PartialSplits
-from headrace.service.messages import JobOptions
+from headrace.service.messages import JobOptions, PlanStep
 from headrace.service.modes.coordinated_reads.events import CoordinatedIteration, CoordinatedTask
 from headrace.service.modes.distributed_save.records import SaveState, TaskFiles
 from headrace.service.modes.static.records import DatasetShard
@@ -89,6 +89,8 @@ class RegisteredDataset(msgspec.Struct):
     steps: tuple[tuple[str, str], ...] = ()
     #: Minor version of the Python that pickled the plan; empty if unknown.
     python_version: str = ""
+    #: Steps of the plan as it is executed; empty if unknown.
+    plan_steps: tuple[PlanStep, ...] = ()
 
 
 class Worker(msgspec.Struct):

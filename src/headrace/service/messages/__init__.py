@@ -34,11 +34,14 @@ from headrace.service.messages.activity import (
 )
 from headrace.service.messages.checkpoints import ContributeCheckpoint, ContributeCheckpointReply
 from headrace.service.messages.datasets import (
+    MAX_PLAN_STEPS,
+    MAX_STEP_NAME,
     PLAN_CHUNK_BYTES,
     DatasetDescription,
     GetDataset,
     GetPlan,
     GetPlanReply,
+    PlanStep,
     PutPlan,
     PutPlanReply,
     RegisterDataset,
@@ -105,6 +108,8 @@ from headrace.service.messages.workers import (
 from headrace.serving.rpc import Done, Ping
 
 __all__ = [
+    "MAX_PLAN_STEPS",
+    "MAX_STEP_NAME",
     "NO_ELEMENT_IDS",
     "PLAN_CHUNK_BYTES",
     "PROGRESS_REQUEST",
@@ -144,6 +149,7 @@ __all__ = [
     "OpenIteration",
     "OpenIterationReply",
     "Ping",
+    "PlanStep",
     "PutPlan",
     "PutPlanReply",
     "RegisterDataset",

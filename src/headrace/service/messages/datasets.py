@@ -8,11 +8,14 @@ from headrace.serving.rpc import Message, TypedRequest
 from headrace.versions import Versions, own_versions
 
 __all__ = [
+    "MAX_PLAN_STEPS",
+    "MAX_STEP_NAME",
     "PLAN_CHUNK_BYTES",
     "DatasetDescription",
     "GetDataset",
     "GetPlan",
     "GetPlanReply",
+    "PlanStep",
     "PutPlan",
     "PutPlanReply",
     "RegisterDataset",
@@ -21,6 +24,19 @@ __all__ = [
 
 PLAN_CHUNK_BYTES = 4 << 20
 """Maximum size in bytes of one part of a plan."""
+MAX_PLAN_STEPS = 200
+"""Maximum number of steps in the outline of a plan."""
+MAX_STEP_NAME = 200
+"""Maximum number of characters in the name of a step."""
+
+
+class PlanStep(msgspec.Struct, frozen=True, array_like=True):
+    """Step of a plan as it is executed, for pictures of the plan."""
+
+    name: str
+    """Name, as in `StepStatus.step`."""
+    inputs: tuple[int, ...] = ()
+    """Indices of the steps whose elements it takes."""
 
 
 class RegisterDatasetReply(Message, frozen=True):
@@ -63,6 +79,9 @@ class RegisterDataset(TypedRequest[RegisterDatasetReply], frozen=True):
     be delivered exactly once."""
     steps: tuple[tuple[str, str], ...] = ()
     """Names of its steps, each with a fingerprint, for messages about differences."""
+    plan_steps: tuple[PlanStep, ...] = ()
+    """Steps of the plan as it is executed, inputs first; empty if unknown, or if there are too
+    many."""
     versions: Versions = msgspec.field(default_factory=own_versions)
     """Versions of the client, which pickled the plan."""
 
@@ -116,6 +135,7 @@ class DatasetDescription(Message, frozen=True):
     num_splits: int | None
     compression: str | None
     has_element_ids: bool = False
+    plan_steps: tuple[PlanStep, ...] = ()
 
 
 class GetDataset(TypedRequest[DatasetDescription], frozen=True):
