@@ -136,6 +136,7 @@ class TrainingCluster:
         _open.add(self)
         register_fork_sensitive(self)
         try:
+            self._check_names(tasks)
             self._reserve([resources[job_name] for job_name, _ in tasks], placement, deadline)
             for bundle, task in enumerate(tasks):
                 options = resources[task[0]].actor_options(runtime_env)
@@ -237,12 +238,23 @@ class TrainingCluster:
 
     # --- start ------------------------------------------------------------------------------------
 
+    def _actor_name(self, job_name: str, index: int) -> str:
+        return f"{self._name}-{job_name}-{index}"
+
+    def _check_names(self, tasks: list[tuple[str, int]]) -> None:
+        for actor_name in (self._actor_name(*task) for task in tasks):
+            if find_actor(actor_name) is not None:
+                raise AlreadyExistsError(
+                    f"a Ray actor {actor_name!r} exists already: close that cluster, or choose "
+                    "another `name`"
+                )
+
     def _reserve(
         self, resources: list[TaskResources], placement: Placement, deadline: float
     ) -> None:
         """Reserve a bundle for each task, and wait for it."""
         bundles = [dict(each.amounts) for each in resources]
-        self._group = self._ray.util.placement_group(bundles, strategy=placement, name=self._name)
+        self._group = self._ray.util.placement_group(bundles, strategy=placement)
         ready = self._group.ready()
 
         def describe() -> str:
@@ -260,19 +272,13 @@ class TrainingCluster:
     def _create_task(
         self, job_name: str, index: int, bundle: int, options: dict[str, Any]
     ) -> TrainingTask:
-        actor_name = f"{self._name}-{job_name}-{index}"
-        if find_actor(actor_name) is not None:
-            raise AlreadyExistsError(
-                f"a Ray actor {actor_name!r} exists already: close that cluster, or choose another "
-                "`name`"
-            )
         place = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=bundle
         )
         actor = (
             self._ray.remote(TaskActor)
             .options(
-                name=actor_name,
+                name=self._actor_name(job_name, index),
                 namespace=NAMESPACE,
                 max_restarts=-1,
                 max_concurrency=4,

@@ -1,0 +1,138 @@
+"""Programs that train on Ray actors, run by test_training_cluster.py.
+
+    python training_programs.py PROGRAM FILE
+
+PROGRAM is the name of a function. Its result is written to FILE as JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import ray
+from ray.cluster_utils import Cluster
+
+import headrace as hr
+from headrace.errors import AlreadyExistsError, HeadraceError
+from headrace.ray.training_cluster import TrainingCluster
+
+SECONDS = 90.0
+RAY_OPTIONS = {"include_dashboard": False, "object_store_memory": 80 << 20}
+STEPS = 60
+
+
+def wait_until(holds, what):
+    deadline = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def addresses_of(cluster):
+    return cluster.cluster_resolver.cluster_spec().as_dict()
+
+
+def train_step(weights, optimizer, features, targets):
+    """Take a step of least squares; sleep, so that kills come during steps."""
+    error = features @ weights.read() - targets
+    optimizer.apply_gradients([(features.T @ error / len(targets), weights)])
+    time.sleep(0.01)
+
+
+def train(strategy, name, events=()):
+    """Return the weights after some steps, and the number of applied gradients.
+
+    Args:
+        strategy: Strategy in mode "sync".
+        name: Name of the variable.
+        events: For some step numbers, a function to call before the step is scheduled.
+    """
+    rng = np.random.default_rng(7)
+    with strategy.scope():
+        weights = hr.Variable(np.zeros((3, 2)), name=name)
+        optimizer = hr.optimizers.Adam(0.1, name=f"{name}/Adam")
+    coordinator = hr.coordinator.ClusterCoordinator(strategy)
+    for number in range(STEPS):
+        for step, event in events:
+            if step == number:
+                event(coordinator)
+        features, targets = rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
+        coordinator.schedule(train_step, (weights, optimizer, features, targets))
+    coordinator.join(timeout=SECONDS)
+    return weights.numpy().tolist(), optimizer.iterations
+
+
+def error_of(call):
+    try:
+        call()
+    except HeadraceError as error:
+        return [type(error).__name__, str(error)]
+    return None
+
+
+def one_node():
+    """Kill tasks on one node, and compare with training without kills."""
+    ray.init(address="local", num_cpus=4, log_to_driver=False, **RAY_OPTIONS)
+    found = {}
+    half = {"CPU": 0.5}
+    with TrainingCluster(2, 2, half, half, name="train") as cluster:
+        first = addresses_of(cluster)
+        pids = {task: cluster.pid(*task) for task in (("worker", 0), ("ps", 1))}
+        found["num_tasks"] = {kind: len(set(tasks)) for kind, tasks in first.items()}
+        found["duplicate"] = error_of(lambda: TrainingCluster(1, 0, half, name="train"))
+        found["too_large"] = error_of(lambda: TrainingCluster(9, 0, timeout=1.0))
+        found["without_keys"] = error_of(
+            lambda: hr.distribute.ParameterServerStrategy(
+                cluster.cluster_resolver, server_timeout=5.0
+            )
+        )
+        strategy = cluster.strategy(mode="sync", replication=2)
+        found["expected"] = train(strategy, "undisturbed")
+        strategy.close()
+
+        def kill_worker(coordinator):
+            coordinator.join(timeout=SECONDS)
+            os.kill(pids["worker", 0], signal.SIGKILL)
+
+        def kill_server(coordinator):
+            coordinator.join(timeout=SECONDS)
+            cluster.kill("ps", 1)
+
+        strategy = cluster.strategy(mode="sync", replication=2)
+        found["disturbed"] = train(
+            strategy, "disturbed", [(STEPS // 3, kill_worker), (STEPS // 2, kill_server)]
+        )
+        for task, pid in pids.items():
+            wait_until(
+                lambda task=task, pid=pid: cluster.pid(*task) not in (pid, None),
+                f"{task} was not restarted",
+            )
+        found["same_addresses"] = addresses_of(cluster) == first
+        found["are_running"] = all(
+            cluster.is_running(kind, index) for kind in ("worker", "ps") for index in (0, 1)
+        )
+    found["running_after_close"] = cluster.is_running("worker", 0)
+    found["kill_after_close"] = error_of(lambda: cluster.kill("worker", 0))
+    cluster.close()
+    wait_until(
+        lambda: ray.available_resources().get("CPU") == 4.0, "the resources were not released"
+    )
+    ray.shutdown()
+    return found
+
+
+PROGRAMS = {"one_node": one_node}
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    result = PROGRAMS[sys.argv[1]]()
+    with open(sys.argv[2], "w") as file:
+        json.dump(result, file)
