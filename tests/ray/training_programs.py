@@ -7,7 +7,6 @@ PROGRAM is the name of a function. Its result is written to FILE as JSON.
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -20,8 +19,8 @@ import ray
 from ray.cluster_utils import Cluster
 
 import headrace as hr
-from headrace.errors import AlreadyExistsError, HeadraceError
-from headrace.ray.training_cluster import TrainingCluster
+import headrace.ray
+from headrace.errors import HeadraceError
 
 SECONDS = 90.0
 RAY_OPTIONS = {"include_dashboard": False, "object_store_memory": 80 << 20}
@@ -82,12 +81,12 @@ def one_node():
     ray.init(address="local", num_cpus=4, log_to_driver=False, **RAY_OPTIONS)
     found = {}
     half = {"CPU": 0.5}
-    with TrainingCluster(2, 2, half, half, name="train") as cluster:
+    with hr.ray.TrainingCluster(2, 2, half, half, name="train") as cluster:
         first = addresses_of(cluster)
         pids = {task: cluster.pid(*task) for task in (("worker", 0), ("ps", 1))}
         found["num_tasks"] = {kind: len(set(tasks)) for kind, tasks in first.items()}
-        found["duplicate"] = error_of(lambda: TrainingCluster(1, 0, half, name="train"))
-        found["too_large"] = error_of(lambda: TrainingCluster(9, 0, timeout=1.0))
+        found["duplicate"] = error_of(lambda: hr.ray.TrainingCluster(1, 0, half, name="train"))
+        found["too_large"] = error_of(lambda: hr.ray.TrainingCluster(9, 0, timeout=1.0))
         found["without_keys"] = error_of(
             lambda: hr.distribute.ParameterServerStrategy(
                 cluster.cluster_resolver, server_timeout=5.0
@@ -128,7 +127,61 @@ def one_node():
     return found
 
 
-PROGRAMS = {"one_node": one_node}
+def lost_nodes():
+    """Remove the nodes of a worker and of a parameter server, and add another one."""
+    node = {"object_store_memory": 80 << 20}
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **node}
+    )
+    # The nodes have different addresses, all of this machine.
+    lost = [
+        nodes.add_node(num_cpus=0, resources={"slot": 1}, node_ip_address="127.0.0.2", **node),
+        nodes.add_node(num_cpus=1, node_ip_address="127.0.0.3", **node),
+    ]
+    ray.init(address=nodes.address, log_to_driver=False)
+    found = {}
+    with hr.ray.TrainingCluster(1, 2, resources_per_worker={"slot": 1}) as cluster:
+        first = addresses_of(cluster)
+        strategy = cluster.strategy(mode="sync", replication=2, round_size=2)
+        found["undisturbed"] = train(strategy, "undisturbed")
+        coordinator = hr.coordinator.ClusterCoordinator(strategy)
+        index = next(i for i, each in enumerate(first["ps"]) if each.startswith("127.0.0.3:"))
+
+        def lose_nodes(coordinator):
+            coordinator.join(timeout=SECONDS)
+            for each in lost:
+                nodes.remove_node(each, allow_graceful=False)
+            for task in (("worker", 0), ("ps", index)):
+                wait_until(lambda task=task: not cluster.is_running(*task), f"{task} is not lost")
+            nodes.add_node(num_cpus=1, resources={"slot": 1}, node_ip_address="127.0.0.4", **node)
+
+        found["disturbed"] = train(strategy, "disturbed", [(STEPS // 2, lose_nodes)])
+        found["workers"] = list(coordinator.workers)
+        wait_until(lambda: cluster.is_running("ps", index), "the server was not restarted")
+        last = addresses_of(cluster)
+        found["moved"] = [
+            kind
+            for kind, tasks in first.items()
+            for before, now in zip(tasks, last[kind], strict=True)
+            if before != now and now.startswith("127.0.0.4:")
+        ]
+        strategy.close()
+        # A strategy with the new addresses copies the contents to the server that moved.
+        strategy = cluster.strategy(replication=2)
+        with strategy.scope():
+            # In the same order as before.
+            hr.Variable(np.zeros((3, 2)), name="undisturbed")
+            weights = hr.Variable(np.zeros((3, 2)), name="disturbed")
+        found["read_again"] = weights.numpy().tolist()
+        weights.assign_add(np.ones((3, 2)))
+        cluster.kill("ps", 1 - index)
+        found["after_kill"] = (weights.numpy() - 1.0).tolist()
+    ray.shutdown()
+    nodes.shutdown()
+    return found
+
+
+PROGRAMS = {"one_node": one_node, "lost_nodes": lost_nodes}
 
 
 if __name__ == "__main__":

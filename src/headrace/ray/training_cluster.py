@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, Self, get_args
@@ -24,8 +25,10 @@ from headrace.coordinator.coordinator import find_coordinator
 from headrace.errors import AlreadyExistsError, FailedPreconditionError, UnavailableError
 from headrace.forks import register_fork_sensitive
 from headrace.parameter_server.strategy import ParameterServerStrategy
+from headrace.process.child import NO_ACCELERATORS
+from headrace.ray.actor_launcher import resource_options
 from headrace.ray.nodes import NAMESPACE, ClusterKeys, find_actor, init_ray
-from headrace.ray.training_task import TaskActor, TaskResources, TrainingTask
+from headrace.ray.training_task import TaskActor, TrainingTask, check_resources
 from headrace.threads import start_thread
 from headrace.transport.security import Security
 from headrace.waiting import WaitWarningLimiter
@@ -34,6 +37,8 @@ __all__ = ["TrainingCluster"]
 
 _log = logging.getLogger(__name__)
 
+_CONCURRENT_CALLS = 4
+"""Calls of an actor at a time; one of them waits for the end of the server."""
 _POLL_SECONDS = 0.25
 _STOP_SECONDS = 5.0
 """Seconds that all servers together get to stop before their processes are killed."""
@@ -107,8 +112,8 @@ class TrainingCluster:
         if not any(counts.values()):
             raise ValueError("`workers` and `ps` are both 0, but a cluster needs at least one task")
         resources = {
-            WORKER: TaskResources.check("resources_per_worker", resources_per_worker),
-            PS: TaskResources.check("resources_per_ps", resources_per_ps),
+            WORKER: check_resources("resources_per_worker", resources_per_worker),
+            PS: check_resources("resources_per_ps", resources_per_ps),
         }
         if placement not in get_args(Placement):
             raise ValueError(
@@ -138,9 +143,10 @@ class TrainingCluster:
         try:
             self._check_names(tasks)
             self._reserve([resources[job_name] for job_name, _ in tasks], placement, deadline)
-            for bundle, task in enumerate(tasks):
-                options = resources[task[0]].actor_options(runtime_env)
-                self._tasks[task] = self._create_task(*task, bundle, options)
+            for bundle, (job_name, index) in enumerate(tasks):
+                self._tasks[job_name, index] = self._create_task(
+                    job_name, index, bundle, resources[job_name], runtime_env or {}
+                )
             start_thread(self._thread)
             self._wait_until_started(deadline)
         except BaseException:
@@ -250,18 +256,24 @@ class TrainingCluster:
                 )
 
     def _reserve(
-        self, resources: list[TaskResources], placement: Placement, deadline: float
+        self, resources: list[dict[str, float]], placement: Placement, deadline: float
     ) -> None:
         """Reserve a bundle for each task, and wait for it."""
-        bundles = [dict(each.amounts) for each in resources]
-        self._group = self._ray.util.placement_group(bundles, strategy=placement)
+        self._group = self._ray.util.placement_group(resources, strategy=placement)
         ready = self._group.ready()
 
         def describe() -> str:
+            total, unused = self._ray.cluster_resources(), self._ray.available_resources()
+            needed: Counter[str] = Counter()
+            for each in resources:
+                needed.update(each)
+            amounts = ", ".join(
+                f"{amount:g} {name} ({unused.get(name, 0):g} of {total.get(name, 0):g} are unused)"
+                for name, amount in needed.items()
+            )
             return (
-                f"Ray has not reserved {bundles} with placement {placement!r}; the cluster has "
-                f"{self._ray.cluster_resources()}, of which {self._ray.available_resources()} is "
-                "available: add nodes, or reserve less"
+                f"Ray has not reserved resources for {len(resources)} tasks with "
+                f"placement={placement!r}. They need {amounts}: add nodes, or reserve less"
             )
 
         def is_reserved() -> bool:
@@ -270,8 +282,17 @@ class TrainingCluster:
         _wait(is_reserved, describe, deadline)
 
     def _create_task(
-        self, job_name: str, index: int, bundle: int, options: dict[str, Any]
+        self,
+        job_name: str,
+        index: int,
+        bundle: int,
+        resources: dict[str, float],
+        runtime_env: Mapping[str, Any],
     ) -> TrainingTask:
+        # Set by the actor, as another environment of its process would slow down its start.
+        hidden = {} if "GPU" in resources else NO_ACCELERATORS
+        variables = runtime_env.get("env_vars", {})
+        environment = {name: value for name, value in hidden.items() if name not in variables}
         place = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=bundle
         )
@@ -281,11 +302,12 @@ class TrainingCluster:
                 name=self._actor_name(job_name, index),
                 namespace=NAMESPACE,
                 max_restarts=-1,
-                max_concurrency=4,
+                max_concurrency=_CONCURRENT_CALLS,
                 scheduling_strategy=place,
-                **options,
+                runtime_env=dict(runtime_env),
+                **resource_options(resources),
             )
-            .remote(job_name, index, self._keys)
+            .remote(job_name, index, self._keys, environment)
         )
         task = TrainingTask(job_name, index, actor)
         task.start(time.monotonic())

@@ -6,22 +6,17 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from headrace.arguments import check_string
 from headrace.deploy.server import Server
-from headrace.process.child import NO_ACCELERATORS
 from headrace.ray.nodes import ClusterKeys, import_ray, node_address
 from headrace.transport import address as addresses
 from headrace.waiting import Backoff, WaitWarningLimiter
 
-__all__ = ["ServerProcess", "TaskActor", "TaskResources", "TrainingTask"]
+__all__ = ["ServerProcess", "TaskActor", "TrainingTask", "check_resources"]
 
 _log = logging.getLogger(__name__)
-
-_CONCURRENT_CALLS = 8
-"""Threads of an actor for its calls, of which one waits until the server ends."""
 
 
 class ServerProcess(NamedTuple):
@@ -39,9 +34,13 @@ class TaskActor:
         job_name: "worker" or "ps".
         task_index: Number of the task.
         keys: Keys of the cluster.
+        environment: Variables to set.
     """
 
-    def __init__(self, job_name: str, task_index: int, keys: ClusterKeys) -> None:
+    def __init__(
+        self, job_name: str, task_index: int, keys: ClusterKeys, environment: Mapping[str, str]
+    ) -> None:
+        os.environ.update(environment)
         self._task = job_name, task_index
         self._keys = keys
         self._lock = threading.Lock()
@@ -81,63 +80,34 @@ def _choose_address(host: str, previous: str) -> str:
     return addresses.join(host, addresses.find_stable_port(host))
 
 
-@dataclass(frozen=True)
-class TaskResources:
-    """Resources that Ray reserves for each task of a type.
+def check_resources(name: str, value: object) -> dict[str, float]:
+    """Return the resources of an argument, by name; None means one CPU.
 
-    Args:
-        amounts: Amount by name, such as {"CPU": 2, "GPU": 1}.
+    Raises:
+        TypeError: If it is not a mapping from names to numbers.
+        ValueError: If an amount is negative, or all are zero.
     """
-
-    amounts: Mapping[str, float]
-
-    @classmethod
-    def check(cls, name: str, value: object) -> TaskResources:
-        """Return the resources of an argument; None means one CPU.
-
-        Raises:
-            TypeError: If it is not a mapping from names to numbers.
-            ValueError: If an amount is negative, or all are zero.
-        """
-        if value is None:
-            return cls({"CPU": 1})
-        if not isinstance(value, Mapping):
+    if value is None:
+        return {"CPU": 1}
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"`{name}` must be a dict such as {{'CPU': 1}} or None, but got {value!r} of type "
+            f"{type(value).__name__}"
+        )
+    for key, amount in value.items():
+        check_string(f"{name} key", key, empty=False)
+        if isinstance(amount, bool) or not isinstance(amount, int | float):
             raise TypeError(
-                f"`{name}` must be a dict such as {{'CPU': 1}} or None, but got {value!r} of type "
-                f"{type(value).__name__}"
+                f"`{name}[{key!r}]` must be a number, but got {amount!r} of type "
+                f"{type(amount).__name__}"
             )
-        for key, amount in value.items():
-            check_string(f"{name} key", key, empty=False)
-            if isinstance(amount, bool) or not isinstance(amount, int | float):
-                raise TypeError(
-                    f"`{name}[{key!r}]` must be a number, but got {amount!r} of type "
-                    f"{type(amount).__name__}"
-                )
-            if amount < 0:
-                raise ValueError(f"`{name}[{key!r}]` must be at least 0, but got {amount}")
-        if not any(value.values()):
-            raise ValueError(
-                f"`{name}` must reserve something, such as {{'CPU': 0.5}}, but got {dict(value)}"
-            )
-        return cls({key: amount for key, amount in value.items() if amount})
-
-    def actor_options(self, runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return options of an actor with these resources.
-
-        Accelerators are hidden from an actor that reserves no GPU.
-        """
-        amounts = dict(self.amounts)
-        environment = dict(runtime_env or {})
-        if "GPU" not in amounts:
-            environment["env_vars"] = {**NO_ACCELERATORS, **environment.get("env_vars", {})}
-        options: dict[str, Any] = {
-            "num_cpus": amounts.pop("CPU", 0),
-            "num_gpus": amounts.pop("GPU", 0),
-            "runtime_env": environment,
-        }
-        if "memory" in amounts:
-            options["memory"] = amounts.pop("memory")
-        return {**options, "resources": amounts}
+        if not amount >= 0:
+            raise ValueError(f"`{name}[{key!r}]` must be at least 0, but got {amount}")
+    if not any(value.values()):
+        raise ValueError(
+            f"`{name}` must reserve something, such as {{'CPU': 0.5}}, but got {dict(value)}"
+        )
+    return {key: amount for key, amount in value.items() if amount}
 
 
 class TrainingTask:
