@@ -82,3 +82,14 @@ def test_worker_of_a_lost_node_continues_on_another_node(tmp_path):
     assert found["read_again"] == found["disturbed"][0]
     assert np.allclose(found["after_kill"], found["disturbed"][0])
     assert "moved from 127.0.0.3:" in output
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+def test_killed_actors_do_not_change_a_keras_model(tmp_path):
+    found, output = run("keras_fit", tmp_path)
+    weights, losses = found["undisturbed"]
+    assert len(weights) == 4
+    assert losses[-1] < losses[0]
+    assert found["disturbed"] == found["undisturbed"], output
+    assert not set(found["killed"]) & set(found["pids"])

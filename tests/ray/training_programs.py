@@ -181,7 +181,53 @@ def lost_nodes():
     return found
 
 
-PROGRAMS = {"one_node": one_node, "lost_nodes": lost_nodes}
+def keras_fit():
+    """Train a Keras model twice, the second time with killed tasks."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    ray.init(
+        address="local",
+        num_cpus=4,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"KERAS_BACKEND": "torch"}},
+        **RAY_OPTIONS,
+    )
+    import keras  # noqa: PLC0415 - its back end is set above
+
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(96, 4)).astype(np.float32)
+    data = hr.Dataset.from_tensor_slices((features, features.sum(axis=1, keepdims=True))).batch(8)
+
+    def fit(cluster, callbacks):
+        keras.utils.set_random_seed(0)
+        strategy = cluster.strategy(mode="sync", replication=2)
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)]
+            )
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        history = model.fit(data, epochs=3, callbacks=callbacks, verbose=0)
+        weights = [np.asarray(each).tolist() for each in model.get_weights()]
+        strategy.close()
+        return weights, history.history["loss"]
+
+    with hr.ray.TrainingCluster(2, 2) as cluster:
+        pids = [cluster.pid("worker", 0), cluster.pid("ps", 1)]
+
+        def kill(epoch, logs):
+            if epoch == 1:
+                cluster.kill("worker", 0)
+                cluster.kill("ps", 1)
+
+        undisturbed = fit(cluster, [])
+        disturbed = fit(cluster, [keras.callbacks.LambdaCallback(on_epoch_begin=kill)])
+        wait_until(lambda: cluster.is_running("worker", 0), "worker 0 was not restarted")
+        wait_until(lambda: cluster.is_running("ps", 1), "ps 1 was not restarted")
+        found = {"killed": [cluster.pid("worker", 0), cluster.pid("ps", 1)], "pids": pids}
+    ray.shutdown()
+    return {**found, "undisturbed": undisturbed, "disturbed": disturbed}
+
+
+PROGRAMS = {"keras_fit": keras_fit, "one_node": one_node, "lost_nodes": lost_nodes}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import secrets
 import threading
 import time
@@ -125,6 +126,8 @@ class TrainingCluster:
             check_string("name", name, empty=False)
         check_seconds("timeout", timeout)
         self._name = name or f"headrace-training-{secrets.token_hex(4)}"
+        self._timeout = timeout
+        self._process = os.getpid()
         self._keys = ClusterKeys.create()
         self._ray = init_ray()
         self._lock = threading.Lock()
@@ -148,7 +151,7 @@ class TrainingCluster:
                     job_name, index, bundle, resources[job_name], runtime_env or {}
                 )
             start_thread(self._thread)
-            self._wait_until_started(deadline)
+            self._wait_until_running(list(self._tasks.values()), deadline)
         except BaseException:
             self.close()
             raise
@@ -174,10 +177,22 @@ class TrainingCluster:
     ) -> ParameterServerStrategy:
         """Create a strategy with the current addresses and the keys of this cluster.
 
+        Waits until all parameter servers are running, as long as the constructor does at most.
+
         Args:
             variable_partitioner: As in `ParameterServerStrategy`.
             **options: Further arguments of `ParameterServerStrategy`, such as `mode="sync"`.
+
+        Raises:
+            FailedPreconditionError: If the cluster is closed.
+            UnavailableError: If a parameter server is not running; names it.
+            TypeError, ValueError: If an option is invalid.
         """
+        for option in ("cluster_resolver", "security"):
+            if option in options:
+                raise TypeError(f"`{option}` is set by TrainingCluster.strategy; remove it")
+        servers = [task for task in self._tasks.values() if task.job_name == PS]
+        self._wait_until_running(servers, time.monotonic() + self._timeout)
         return ParameterServerStrategy(
             self.cluster_resolver, variable_partitioner, security=self.security, **options
         )
@@ -207,6 +222,8 @@ class TrainingCluster:
     def close(self) -> None:
         """Close strategies that use this cluster, and stop all tasks. Idempotent."""
         _open.discard(self)
+        if os.getpid() != self._process:
+            return  # forked: the parent owns it
         for each in list(self._users):
             each.close()
         with self._lock:
@@ -313,27 +330,25 @@ class TrainingCluster:
         task.start(time.monotonic())
         return task
 
-    def _wait_until_started(self, deadline: float) -> None:
-        tasks = list(self._tasks.values())
-
-        def missing() -> list[TrainingTask]:
-            return [task for task in tasks if not task.address]
-
+    def _wait_until_running(self, tasks: list[TrainingTask], deadline: float) -> None:
         def describe() -> str:
             return "; ".join(
-                f"{task} has not started" + (f": {task.last_error}" if task.last_error else "")
-                for task in missing()
+                f"{task} is not running" + (f": {task.last_error}" if task.last_error else "")
+                for task in tasks
+                if task.process is None
             )
 
-        def is_started() -> bool:
-            if not missing():
+        def are_running() -> bool:
+            if self._closed.is_set():
+                raise FailedPreconditionError("the cluster is closed; create another one")
+            if all(task.process is not None for task in tasks):
                 return True
             if any(task.is_dead for task in tasks):
                 raise UnavailableError(describe())
             time.sleep(0.02)
             return False
 
-        _wait(is_started, describe, deadline)
+        _wait(are_running, describe, deadline)
 
     # --- supervision ------------------------------------------------------------------------------
 
