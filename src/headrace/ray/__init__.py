@@ -4,6 +4,7 @@
 * `data_cluster`: `DataCluster`, a data service, and `connect`.
 * `controller`: its actor with the dispatcher, which supervises the workers.
 * `worker_actor`: the actor of one worker.
+* `service_addresses`: addresses of dispatchers that stay the same when they move.
 * `actor_launcher`: starts and drains these.
 
 Ray is imported when the first cluster is created.
