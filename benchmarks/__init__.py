@@ -7,18 +7,22 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     python -m benchmarks --quick           short rounds, a smoke test; writes nothing
     python -m benchmarks --list            the benchmarks and their contenders
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
+    python -m benchmarks.autoscaling       waits and costs of autoscaling policies, simulated
 
-    workload             the records: Workload, Contender, Target, Bound
-    measure              rounds in turn, one process per contender; medians and ratios
-    contender            the program of a contender's process
-    cpu_time             processor time of a process and its descendants
-    inputs               synthetic files, generated from a seed
-    local_service        a service of worker processes on this host
-    dispatcher_process   a dispatcher, or a worker, in its own process
-    tfdata_server        a tf.data service in its own process
-    tf_cluster           workers and parameter servers of tf.distribute
-    simulated_peers      a thousand clients and workers of a dispatcher, in one thread
-    raw_connection       a connection to a server without ZeroMQ and without a thread
-    in_process_requests  requests to a dispatcher's core, without sockets
-    report               the machine, the table, RESULTS.md
+    workload                the records: Workload, Contender, Target, Bound
+    measure                 rounds in turn, one process per contender; medians and ratios
+    contender               the program of a contender's process
+    cpu_time                processor time of a process and its descendants
+    inputs                  synthetic files, generated from a seed
+    local_service           a service of worker processes on this host
+    dispatcher_process      a dispatcher, or a worker, in its own process
+    tfdata_server           a tf.data service in its own process
+    tf_cluster              workers and parameter servers of tf.distribute
+    simulated_peers         a thousand clients and workers of a dispatcher, in one thread
+    autoscaling_simulation  discrete-event simulation of a service that a policy scales
+    autoscaling_loads       its loads: step, ramp, diurnal, flash crowd and others
+    autoscaling_optimum     lower bound of the cost of a load
+    raw_connection          a connection to a server without ZeroMQ and without a thread
+    in_process_requests     requests to a dispatcher's core, without sockets
+    report                  the machine, the table, RESULTS.md
 """

@@ -23,10 +23,14 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
 
-def on_loopback_alone(arguments: Sequence[str]) -> str:
+def on_loopback_alone(arguments: Sequence[str], seconds: float = _SECONDS) -> str:
     """Run a Python program; return what it wrote.
 
     It runs in a network namespace with loopback only, if the system permits one.
+
+    Args:
+        arguments: Arguments of the interpreter.
+        seconds: Seconds after which the program is killed.
     """
     alone = ["unshare", "--user", "--map-root-user", "--net"]
     is_granted = (
@@ -40,7 +44,7 @@ def on_loopback_alone(arguments: Sequence[str]) -> str:
             [*before, *arguments],
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=seconds,
             check=False,
             env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": folder, "RAY_TMPDIR": folder},
         )

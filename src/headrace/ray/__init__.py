@@ -4,6 +4,7 @@
 * `data_cluster`: `DataCluster`, a data service, and `connect`.
 * `controller`: its actor with the dispatcher, which supervises the workers.
 * `worker_actor`: the actor of one worker.
+* `service_addresses`: addresses of dispatchers that stay the same when they move.
 * `actor_launcher`: starts and drains these.
 * `training_cluster`: `TrainingCluster`, coordinator workers and parameter servers.
 * `training_task`: the actor of one of these, and its state as the owner sees it.

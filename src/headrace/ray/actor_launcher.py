@@ -198,6 +198,9 @@ def describe_shortage(
         available: Unused resources of all nodes.
     """
     totals = [node["Resources"] for node in nodes if node["Alive"]]
+    unused = {name: available.get(name, 0.0) for name in needed}
+    if all(unused[name] >= amount for name, amount in needed.items()):
+        return f"{count} worker processes are starting (Ray has the resources)"
     text = f"{count} workers wait for resources of Ray: each needs {_format(needed)}"
     impossible = {
         name: amount
@@ -209,7 +212,6 @@ def describe_shortage(
             f"{text}, but no node of the cluster has {_format(impossible)}; add such nodes, or "
             "change resources_per_worker"
         )
-    unused = {name: available.get(name, 0.0) for name in needed}
     return (
         f"{text}, and {_format(unused)} are unused; add nodes, stop other work, or change "
         "resources_per_worker"

@@ -15,6 +15,7 @@ from typing import Any
 from headrace.errors import FailedPreconditionError, UnavailableError
 from headrace.ray.actor_launcher import ActorLauncher, resource_options
 from headrace.ray.nodes import NAMESPACE, ClusterKeys, import_ray, node_address
+from headrace.ray.service_addresses import service_address
 from headrace.ray.worker_actor import WorkerActor
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.server import DispatchServer
@@ -226,5 +227,11 @@ class Controller:
             import_ray()
             .remote(WorkerActor)
             .options(**settings)
-            .remote(name, options.actor, self._keys, "GPU" not in options.resources)
+            .remote(
+                name,
+                options.actor,
+                service_address(options.actor, options.ports[0]),
+                self._keys,
+                "GPU" not in options.resources,
+            )
         )

@@ -32,13 +32,14 @@ from headrace.ray.nodes import (
     find_actor,
     init_ray,
 )
-from headrace.service.config import ProcessingMode
+from headrace.ray.service_addresses import CONTROLLER_PREFIX, service_address
+from headrace.service.config import ProcessingMode, parse_service
 from headrace.service.dataset import distribute
+from headrace.transport import address as addresses
 from headrace.transport.security import Security
 
 __all__ = ["DataCluster", "connect"]
 
-_PREFIX = "headrace-data/"
 _START_SECONDS = 300.0
 _CLOSE_SECONDS = 30.0
 _CONCURRENT_CALLS = 16
@@ -99,7 +100,7 @@ class DataCluster:
             _check_name(name)
         if work_dir is not None:
             check_path("work_dir", work_dir)
-        actor = _PREFIX + (name or f"unnamed-{uuid.uuid4().hex[:12]}")
+        actor = CONTROLLER_PREFIX + (name or f"unnamed-{uuid.uuid4().hex[:12]}")
         options = ClusterOptions(
             actor=actor,
             ports=tuple(random.SystemRandom().sample(_PORTS, _NUM_PORTS)),
@@ -107,7 +108,7 @@ class DataCluster:
             max_workers=max_workers,
             resources=_check_resources(resources_per_worker),
             placement=placement,
-            work_dir=None if work_dir is None else os.path.abspath(work_dir),
+            work_dir=None if work_dir is None else _absolute(work_dir),
             runtime_env=runtime_env,
         )
         keys = ClusterKeys.create()
@@ -138,7 +139,7 @@ class DataCluster:
     @property
     def name(self) -> str | None:
         """Name of the service; None if it ends with the program that created it."""
-        name = self._actor.removeprefix(_PREFIX)
+        name = self._actor.removeprefix(CONTROLLER_PREFIX)
         return None if name.startswith("unnamed-") else name
 
     @property
@@ -162,7 +163,7 @@ class DataCluster:
 
     def __repr__(self) -> str:
         status = ", closed" if self._is_closed else ""
-        return f"<DataCluster {self._actor.removeprefix(_PREFIX)}{status}>"
+        return f"<DataCluster {self._actor.removeprefix(CONTROLLER_PREFIX)}{status}>"
 
     def __reduce__(self) -> tuple[Callable[[str], DataCluster], tuple[str]]:
         return _find, (self._actor,)
@@ -184,8 +185,10 @@ class DataCluster:
         for option in ("service", "security"):
             if option in options:
                 raise TypeError(f"`{option}` is set by DataCluster.distribute; remove it")
+        _, port = addresses.split(parse_service(self.target))
+        service = service_address(self._actor, port)
         return Dataset.from_pipeline(dataset).apply(
-            distribute(processing_mode, self.target, security=self._security, **options)
+            distribute(processing_mode, service, security=self._security, **options)
         )
 
     def scale(self, count: int) -> None:
@@ -256,7 +259,7 @@ def connect(name: str) -> DataCluster:
         UnavailableError: If there is no Ray cluster.
     """
     _check_name(name)
-    return _find(_PREFIX + name)
+    return _find(CONTROLLER_PREFIX + name)
 
 
 def _find(actor: str) -> DataCluster:
@@ -264,11 +267,12 @@ def _find(actor: str) -> DataCluster:
     connect_ray()
     controller = find_actor(actor)
     if controller is None:
-        running = [each.removeprefix(_PREFIX) for each in list_actors(_PREFIX)]
+        running = [each.removeprefix(CONTROLLER_PREFIX) for each in list_actors(CONTROLLER_PREFIX)]
         names = [each for each in running if "/" not in each]
+        name = actor.removeprefix(CONTROLLER_PREFIX)
         raise NotFoundError(
-            f"no data service named {actor.removeprefix(_PREFIX)!r} runs on this Ray cluster; "
-            f"running: {', '.join(names) or 'none'}. Start it with hr.ray.DataCluster(name=...)"
+            f"no data service named {name!r} runs on this Ray cluster; running: "
+            f"{', '.join(names) or 'none'}. Start it with hr.ray.DataCluster(name=...)"
         )
     cluster = DataCluster.__new__(DataCluster)
     cluster._attach(actor, controller, fetch_security(actor), is_owner=False)
@@ -300,7 +304,7 @@ def _create_controller(
     except ValueError as error:
         if find_actor(options.actor) is None:
             raise
-        name = options.actor.removeprefix(_PREFIX)
+        name = options.actor.removeprefix(CONTROLLER_PREFIX)
         raise AlreadyExistsError(
             f"a data service named {name!r} runs already: use it with hr.ray.connect({name!r}), or "
             f"stop it with hr.ray.connect({name!r}).shutdown()"
@@ -331,3 +335,8 @@ def _check_resources(resources: Mapping[str, float] | None) -> dict[str, float]:
                 f"resources_per_worker[{name!r}] must be a number >= 0, got {amount!r}"
             )
     return dict(resources)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    return text if "://" in text else os.path.abspath(text)

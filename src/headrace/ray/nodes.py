@@ -8,6 +8,7 @@ that actor, not the keys.
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import re
 from collections.abc import Callable
@@ -207,6 +208,8 @@ def fetch_security(actor: str) -> Security:
     Raises:
         UnavailableError: If there is no such actor, or no Ray cluster.
     """
+    # The addresses of a pickled dataset need its lookup, too.
+    importlib.import_module("headrace.ray.service_addresses")
     connect_ray()
     handle = find_actor(actor)
     if handle is None:

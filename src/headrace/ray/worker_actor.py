@@ -1,8 +1,6 @@
 """Ray actor that runs one worker of a data service.
 
-Ray restarts its process if that dies. The actor asks the cluster's controller for the dispatcher's
-address, so that it follows a dispatcher that moves to another node, and ends when the controller is
-gone.
+Ray restarts its process if that dies. The actor ends when the controller of its cluster is gone.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import threading
 from headrace.errors import CancelledError, HeadraceError
 from headrace.process.child import NO_ACCELERATORS
 from headrace.process.parent_link import exit_when_hung
-from headrace.ray.nodes import ClusterKeys, call_actor, find_actor, import_ray, node_address
+from headrace.ray.nodes import ClusterKeys, find_actor, import_ray, node_address
 from headrace.service.config import WorkerConfig
 from headrace.service.worker.server import WorkerServer
 
@@ -33,21 +31,29 @@ class WorkerActor:
     Args:
         name: Name of this actor.
         controller: Name of the controller's actor.
+        dispatcher: Address of the dispatcher, which follows it (`service_addresses`).
         keys: Keys of the cluster.
         hides_accelerators: Whether user functions see no accelerators, because Ray has assigned
             none to this actor.
     """
 
     def __init__(
-        self, name: str, controller: str, keys: ClusterKeys, hides_accelerators: bool
+        self,
+        name: str,
+        controller: str,
+        dispatcher: str,
+        keys: ClusterKeys,
+        hides_accelerators: bool,
     ) -> None:
         if hides_accelerators:
             os.environ.update(NO_ACCELERATORS)
         self._name = name
         self._controller = controller
-        self._keys = keys
-        self._host = node_address()
-        self._target = ""
+        self._config = WorkerConfig(
+            dispatcher_address=dispatcher,
+            host=node_address(),
+            security=keys.server(),
+        )
         self._server: WorkerServer | None = None
         self._lock = threading.Lock()
         self._is_draining = False
@@ -76,47 +82,29 @@ class WorkerActor:
         pause = threading.Event()
         while not self._is_draining:
             try:
-                self._check_controller()
+                if self._is_cluster_closed():
+                    _log.warning("worker actor %s ends: its cluster was closed", self._name)
+                    # Ray would restart an actor that ends by itself.
+                    import_ray().kill(find_actor(self._name), no_restart=True)
+                    return
+                self._serve()
             except Exception as error:
                 _log.warning("worker actor %s, trying again: %s", self._name, error)
             pause.wait(_POLL_SECONDS)
 
-    def _check_controller(self) -> None:
-        """Serve the dispatcher at its current address; end the actor if there is none any more."""
-        controller = find_actor(self._controller)
-        if controller is None:
-            self._misses += 1
-            if self._misses >= _MAX_MISSES:
-                _log.warning("worker actor %s ends: its cluster has been closed", self._name)
-                # Ray would restart an actor that ends by itself.
-                import_ray().kill(find_actor(self._name), no_restart=True)
-            return
-        self._misses = 0
-        target = call_actor(controller, "target", what=f"Ray actor {self._controller!r}")
-        server = self._server
-        if server is not None and not server.is_stopped and target == self._target:
-            return
-        if server is not None:
-            _log.warning(
-                "worker actor %s starts its server again: the dispatcher is at %s, was at %s",
-                self._name,
-                target,
-                self._target,
-            )
-            server.stop()
-        config = WorkerConfig(
-            dispatcher_address=target,
-            host=self._host,
-            security=self._keys.server(),
-        )
+    def _is_cluster_closed(self) -> bool:
+        self._misses = 0 if find_actor(self._controller) is not None else self._misses + 1
+        return self._misses >= _MAX_MISSES
+
+    def _serve(self) -> None:
+        """Start a server, unless one is running or starting."""
         with self._lock:
-            if self._is_draining:
+            if self._is_draining or not (self._server is None or self._server.is_stopped):
                 return
-            self._target = target
-            self._server = server = WorkerServer(config, start=False)
-        # Its start waits for the dispatcher, which may move meanwhile.
+            self._server = server = WorkerServer(self._config, start=False)
+        # In another thread, since it waits for the dispatcher.
         threading.Thread(
-            target=_start, args=(server, config), name="headrace-ray-start", daemon=True
+            target=_start, args=(server, self._config), name="headrace-ray-start", daemon=True
         ).start()
 
 

@@ -50,6 +50,7 @@ def _job_load(state: DispatcherState, iteration: JobIteration, context: Decision
         wait_ratio = sum(client.wait_ratio(now) for client in clients) / len(iteration.clients)
     unassigned = iteration.pool.num_unassigned
     return JobLoad(
+        iteration_id=iteration.iteration_id,
         elements_per_second=rate,
         client_wait_ratio=wait_ratio,
         busy_workers=sum(
