@@ -39,7 +39,7 @@ import headrace as hr
 CPUS = 9
 """CPUs that Ray assumes, one for each worker and server. They share those of this machine."""
 FILES = 48
-PAUSE = 0.003
+PAUSE = 0.01
 """Seconds of waiting for each example, as for a download."""
 BATCH_SIZE = 32
 HIDDEN = 128
@@ -47,9 +47,9 @@ RATE = 2e-3
 IN_FLIGHT = 6
 """Number of scheduled steps whose results were not fetched yet."""
 MIN_WORKERS, MAX_WORKERS = 2, 4
-MIN_EPOCHS, MAX_EPOCHS = 3, 40
+MIN_EPOCHS, MAX_EPOCHS = 2, 30
 """Limits of the number of epochs before the kills; the last one is for very slow machines."""
-SCALE_IN_SECONDS = 180.0
+SCALE_IN_SECONDS = 300.0
 MIN_ACCURACY = 0.93
 
 
@@ -371,7 +371,7 @@ def run_epochs(
     demo.train("training worker 0", lambda: training.kill("worker", 0))
     demo.train("parameter server 1", lambda: training.kill("ps", 1))
 
-    console.print("\nnobody reads: the service scales in")
+    console.print("\nnobody reads: the service scales in within about a minute")
     deadline = time.monotonic() + SCALE_IN_SECONDS
     while data.num_workers > MIN_WORKERS and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -12,10 +12,13 @@ import headrace as hr
 from tests.cluster.alone import on_loopback_alone
 
 PROGRAMS = Path(__file__).with_name("training_programs.py")
+_PROGRAM_SECONDS = 400.0
 
 
 def run(program, folder):
-    output = on_loopback_alone([str(PROGRAMS), program, str(folder / "found.json")])
+    output = on_loopback_alone(
+        [str(PROGRAMS), program, str(folder / "found.json")], seconds=_PROGRAM_SECONDS
+    )
     assert (folder / "found.json").exists(), output
     return json.loads((folder / "found.json").read_text()), output
 
