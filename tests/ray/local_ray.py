@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.alone import on_loopback_alone
+from tests.cluster.alone import HOST, on_loopback_alone
 
 ROOT = Path(__file__).parents[2]
 _WAIT_SECONDS = 60.0
@@ -37,7 +38,7 @@ def run_cases(name: str, *options: str) -> str:
         [
             *("-m", "pytest", "-q", "-x", "-c", os.devnull, "--rootdir", str(ROOT)),
             *("--noconftest", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", __name__),
-            *("--timeout", "90", "--durations", "10"),
+            *("--timeout", "350", "--durations", "10"),
             *options,
             str(Path(__file__).parent / name),
         ],
@@ -52,7 +53,7 @@ def ray() -> Iterator[Any]:
 
     ray.init(
         address="local",
-        _node_ip_address="127.0.0.1",
+        _node_ip_address=_node_host(),
         include_dashboard=False,
         num_cpus=8,
         object_store_memory=80 << 20,
@@ -60,6 +61,16 @@ def ray() -> Iterator[Any]:
     )
     yield ray
     ray.shutdown()
+
+
+def _node_host() -> str:
+    """Return an address of this machine that is not loopback, if the network was made for it."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, 0))
+        except OSError:
+            return "127.0.0.1"
+    return HOST
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -79,12 +90,13 @@ def _started(timer: threading.Timer) -> Iterator[None]:
         timer.cancel()
 
 
-def run_driver(program: str, *, kills: bool = False) -> str:
+def run_driver(program: str, *, kills: bool = False, seconds: float = _WAIT_SECONDS) -> str:
     """Run another driver on the cluster of this process; return what it printed.
 
     Args:
         program: Text of the program. A driver that is to be killed prints "ready" first.
         kills: Whether to kill it (SIGKILL) when it is ready.
+        seconds: Seconds after which it is killed in any case.
     """
     import ray  # noqa: PLC0415 - slow, and needed by the cases only
 
@@ -96,7 +108,7 @@ def run_driver(program: str, *, kills: bool = False) -> str:
         cwd=ROOT,
         env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address},
     )
-    timer = threading.Timer(_WAIT_SECONDS, process.kill)
+    timer = threading.Timer(seconds, process.kill)
     with process, _started(timer):
         assert process.stdout is not None
         printed = ""

@@ -24,3 +24,12 @@ def test_data_cluster_on_a_local_ray_cluster():
 def test_data_cluster_survives_killed_processes():
     printed = run_cases("data_cluster_faults.py")
     assert re.search(r"^\d+ passed in", printed, re.MULTILINE), printed
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.system
+@pytest.mark.timeout(520)
+def test_programs_of_the_guides_run_on_a_local_ray_cluster():
+    printed = run_cases("page_cases.py")
+    assert re.search(r"^\d+ passed in", printed, re.MULTILINE), printed
