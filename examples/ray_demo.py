@@ -43,7 +43,7 @@ PAUSE = 0.01
 """Seconds of waiting for each example, as for a download."""
 BATCH_SIZE = 32
 HIDDEN = 128
-RATE = 2e-3
+RATE = 4e-3
 IN_FLIGHT = 6
 """Number of scheduled steps whose results were not fetched yet."""
 MIN_WORKERS, MAX_WORKERS = 2, 4

@@ -39,7 +39,7 @@ SERVICE = {
     "Security", "ShardingPolicy", "WorkerConfig", "WorkerServer", "delivery_report", "distribute",
     "distributed_save", "from_dataset_id", "register_dataset",
 }  # fmt: skip
-RAY = {"DataCluster", "connect"}
+RAY = {"DataCluster", "TrainingCluster", "connect"}
 COORDINATOR = {
     "ClosureWorker", "ClusterCoordinator", "PerWorkerValues", "RemoteValue", "RemoteValueStatus",
     "get_current_worker_index",

@@ -36,6 +36,7 @@ WITHOUT_EXAMPLE = {
     "headrace.distribute.KubernetesClusterResolver",
     "headrace.distribute.RayClusterResolver",
     "headrace.ray.DataCluster",
+    "headrace.ray.TrainingCluster",
     "headrace.ray.connect",
 }
 

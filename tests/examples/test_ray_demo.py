@@ -32,6 +32,9 @@ def test_each_example_is_visited_once_while_actors_are_killed_and_added():
     assert all("  45 steps in " in line and "  each example once  " in line for line in epochs)
     for killed in ("a data worker", "training worker 0", "parameter server 1"):
         assert sum(line.endswith(f"; killed {killed}") for line in epochs) == 1
-    assert "\nnobody reads: the service scales in within about a minute\n2 data workers\n" in done.stdout
+    assert (
+        "\nnobody reads: the service scales in within about a minute\n2 data workers\n"
+        in done.stdout
+    )
     # Messages of Ray's processes are not shown.
     assert "raylet" not in done.stdout + done.stderr
