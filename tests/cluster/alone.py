@@ -1,4 +1,4 @@
-"""Runs third-party programs that listen at every address in a network with the loopback interface only."""
+"""Runs third-party programs that listen at every address in a network with loopback only."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Ray restarts its process if that dies. The actor ends when the controller of its
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 
@@ -69,12 +70,15 @@ class WorkerActor:
         return os.getpid()
 
     def drain(self) -> None:
-        """Deliver what was computed, and stop. A second call waits for the first."""
+        """Deliver what was computed, and stop. A second call waits for the first.
+
+        It may take long, because a consumer may pause, but nothing hurries the end of a worker.
+        """
         with self._lock:
             self._is_draining = True
             server = self._server
             if server is not None and server.address:
-                server.drain()
+                server.drain(math.inf)
             elif server is not None:
                 server.stop()
 
