@@ -1,4 +1,5 @@
-# Each of `make demo`, `make demo-flights`, `make demo-keras`, `make demo-chaos` and `make test` works in a fresh clone.
+# Each of `make demo`, `make demo-flights`, `make demo-keras`, `make demo-ray`, `make demo-chaos` and `make test` works
+# in a fresh clone.
 # Needs make, git and Python 3.11 or newer (choose one with `make test PYTHON=python3.13`).
 
 PYTHON ?= python3
@@ -12,12 +13,14 @@ READY := $(VENV)/.ready
 DEMO_READY := $(VENV)/.ready-demo
 FLIGHTS_READY := $(VENV)/.ready-demo-flights
 KERAS_READY := $(VENV)/.ready-demo-keras
+RAY_READY := $(VENV)/.ready-demo-ray
 BENCH_READY := $(BENCH_VENV)/.ready
 # Variables, because a comma would separate arguments of $(call ...).
-EXTRAS := demo,demo-flights,demo-keras,dev,docs
+EXTRAS := demo,demo-flights,demo-keras,demo-ray,dev,docs
 DEMO_EXTRAS := demo
 FLIGHTS_EXTRAS := demo-flights
 KERAS_EXTRAS := demo-keras
+RAY_EXTRAS := demo-ray
 BENCH_EXTRAS := bench,compression
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
 
@@ -25,7 +28,8 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-flights demo-keras demo-chaos test test-all check soak bench docs release-check clean
+.PHONY: help setup demo demo-flights demo-keras demo-ray demo-chaos test test-all check soak bench docs \
+    release-check clean
 .DEFAULT_GOAL := test
 
 help:
@@ -35,6 +39,8 @@ help:
 	@echo "             train a model of flight delays on two workers and two parameter servers"
 	@echo "make demo-keras"
 	@echo "             train a Keras model on two of each, kill one of each, compare the weights"
+	@echo "make demo-ray"
+	@echo "             train on Ray actors, kill three of them, scale the data service out and in"
 	@echo "make demo-chaos"
 	@echo "             kill a process every second, and compare with reading in one process"
 	@echo "make test    all checks, and all tests but the slow ones (WORKERS=3 processes)"
@@ -58,6 +64,9 @@ demo-flights: $(FLIGHTS_READY)
 
 demo-keras: $(KERAS_READY)
 	@$(BIN)/python examples/keras_demo.py
+
+demo-ray: $(RAY_READY)
+	@$(BIN)/python examples/ray_demo.py
 
 demo-chaos: $(DEMO_READY)
 	@$(BIN)/python examples/chaos.py
@@ -130,7 +139,7 @@ define make_environment
 endef
 
 $(READY): pyproject.toml constraints.txt
-	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]',$(READY) $(DEMO_READY) $(FLIGHTS_READY) $(KERAS_READY))
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(EXTRAS)]',$(READY) $(DEMO_READY) $(FLIGHTS_READY) $(KERAS_READY) $(RAY_READY))
 
 $(DEMO_READY): pyproject.toml constraints.txt
 	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(DEMO_EXTRAS)]',$(DEMO_READY))
@@ -140,6 +149,9 @@ $(FLIGHTS_READY): pyproject.toml constraints.txt
 
 $(KERAS_READY): pyproject.toml constraints.txt
 	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(KERAS_EXTRAS)]',$(KERAS_READY))
+
+$(RAY_READY): pyproject.toml constraints.txt
+	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(RAY_EXTRAS)]',$(RAY_READY))
 
 $(BENCH_READY): pyproject.toml
 	$(call make_environment,$(BENCH_VENV),--editable '.[$(BENCH_EXTRAS)]',$(BENCH_READY))

@@ -27,7 +27,7 @@ TOP = {
     "RaggedArray", "Reader", "Source", "TFRecordDataset", "StorageCache",
     "TextLineDataset", "UNKNOWN_CARDINALITY", "Variable", "WebDataset", "checkpoints_iterator",
     "coordinator", "distribute", "errors", "grain", "initializers", "io", "jax", "keras", "metrics",
-    "optimizers", "service", "testing", "torch",
+    "optimizers", "ray", "service", "testing", "torch",
 }  # fmt: skip
 KERAS = {
     "BestModelExporter", "DatasetCreator", "DistributedEmbedding", "Embedding", "KerasDataset",
@@ -39,6 +39,7 @@ SERVICE = {
     "Security", "ShardingPolicy", "WorkerConfig", "WorkerServer", "delivery_report", "distribute",
     "distributed_save", "from_dataset_id", "register_dataset",
 }  # fmt: skip
+RAY = {"DataCluster", "TrainingCluster", "connect"}
 COORDINATOR = {
     "ClosureWorker", "ClusterCoordinator", "PerWorkerValues", "RemoteValue", "RemoteValueStatus",
     "get_current_worker_index",
@@ -76,6 +77,7 @@ def test_public_names_are_as_listed():
     assert set(hr.__all__) == TOP
     assert set(hr.keras.__all__) == KERAS
     assert set(hr.service.__all__) == SERVICE
+    assert set(hr.ray.__all__) == RAY
     assert set(hr.coordinator.__all__) == COORDINATOR
     assert set(hr.distribute.__all__) == DISTRIBUTE
     assert set(hr.optimizers.__all__) == OPTIMIZERS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
-    from headrace import coordinator, distribute, errors, io, service, testing
+    from headrace import coordinator, distribute, errors, io, ray, service, testing
     from headrace.adapters import grain, jax, keras, torch
     from headrace.data.array_records import ArrayRecordDataset
     from headrace.data.dataset import Dataset
@@ -90,6 +90,7 @@ else:
             "keras": "headrace.adapters.keras:",
             "metrics": "headrace.distribute.metrics:",
             "optimizers": "headrace.parameter_server.optimizers:",
+            "ray": "headrace.ray:",
             "service": "headrace.service:",
             "testing": "headrace.testing:",
             "torch": "headrace.adapters.torch:",
@@ -147,6 +148,7 @@ __all__ = [
     "keras",
     "metrics",
     "optimizers",
+    "ray",
     "service",
     "testing",
     "torch",

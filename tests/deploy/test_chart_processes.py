@@ -36,7 +36,7 @@ EXPRESSIONS = [
     *(rule["expr"] for rule in ALERTS),
 ]
 #: Metrics that are not exported yet.
-MISSING = {"headrace_wanted_workers"}
+MISSING = set()
 #: Labels that Prometheus adds.
 TARGET_LABELS = {"instance"}
 _SECONDS = 60.0

@@ -30,10 +30,14 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 #: Classes whose public methods each need an example; other classes need one example in all.
 METHODS = (hr.Dataset, hr.DatasetIterator)
 
-#: Public names whose examples need a cluster. Add none.
+#: Public names whose examples need a cluster. Those of Ray are run as the programs of docs/ray.md.
+#: Add none.
 WITHOUT_EXAMPLE = {
     "headrace.distribute.KubernetesClusterResolver",
     "headrace.distribute.RayClusterResolver",
+    "headrace.ray.DataCluster",
+    "headrace.ray.TrainingCluster",
+    "headrace.ray.connect",
 }
 
 

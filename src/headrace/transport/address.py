@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import random
 import socket
+from collections.abc import Callable
 
 from headrace.errors import UnavailableError
 
@@ -15,9 +16,24 @@ __all__ = [
     "is_wildcard",
     "join",
     "local_address_for",
+    "register_lookup",
     "resolve",
     "split",
 ]
+
+
+_lookups: dict[str, Callable[[str], str]] = {}
+
+
+def register_lookup(suffix: str, look_up: Callable[[str], str]) -> None:
+    """Register the lookup of hosts whose names end in a suffix.
+
+    Args:
+        suffix: Suffix such as ".example".
+        look_up: Returns the address "host:port" of a host, at which the port that was given does
+            not matter. It is called for each new connection, and may raise an UnavailableError.
+    """
+    _lookups[suffix] = look_up
 
 
 def split(address: str) -> tuple[str, int]:
@@ -122,6 +138,9 @@ def resolve(host: str, port: int) -> str:
     Raises:
         UnavailableError: If the name cannot be resolved now.
     """
+    for suffix, look_up in _lookups.items():
+        if host.endswith(suffix):
+            host, port = split(look_up(host))
     try:
         ipaddress.ip_address(host)
     except ValueError:
