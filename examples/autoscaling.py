@@ -4,7 +4,7 @@
 
 A worker prepares 50 elements per second. The consumer first takes 20 per second, then as many as it
 can get, then 20 again. The program prints the number of workers when it changes. Workers are
-removed only after the demand was lower for most of a minute, so it runs for one or two minutes.
+removed only after the demand was lower for most of a minute, so it runs for about three minutes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_WORKERS = 4
 PREPARE_SECONDS = 0.02
 SLOW_SECONDS = 0.05
 """Seconds that the slow consumer spends with an element."""
-MAX_PHASE_SECONDS = 180.0
+MAX_PHASE_SECONDS = 300.0
 
 
 def prepare(index: Any) -> Any:
