@@ -9,6 +9,7 @@
     ├── AbortedError           (RuntimeError)       the operation was superseded by another
     ├── DataLossError          (ValueError)         a record is corrupt or lost
     ├── FailedPreconditionError (RuntimeError)      the state of the system does not allow this
+    │   └── JobLostError       (RuntimeError)       the dispatcher no longer knows the job
     ├── NotFoundError          (LookupError)        the named object does not exist
     ├── AlreadyExistsError     (ValueError)         the name is in use by another object
     ├── InvalidArgumentError   (ValueError)         an argument does not match the data
@@ -33,6 +34,7 @@ __all__ = [
     "HeadraceError",
     "InvalidArgumentError",
     "InvalidElementError",
+    "JobLostError",
     "JournalUnavailableError",
     "NotFoundError",
     "OutOfRangeError",
@@ -136,6 +138,17 @@ class FailedPreconditionError(HeadraceError, RuntimeError):
     >>> iter(hr.Dataset.range(6)).set_state(state)
     Traceback (most recent call last):
     headrace.errors.FailedPreconditionError: ...
+    """
+
+
+class JobLostError(FailedPreconditionError, UnavailableError):
+    """The dispatcher no longer knows the job that an iterator reads.
+
+    Also an `UnavailableError`. The dispatcher was restarted without a journal, or the client was silent for too long. The iterator cannot
+    continue, but another iteration over the dataset may succeed.
+
+    >>> issubclass(hr.errors.JobLostError, hr.errors.UnavailableError)
+    True
     """
 
 

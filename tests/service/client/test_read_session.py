@@ -15,6 +15,7 @@ from headrace.errors import (
     CancelledError,
     FailedPreconditionError,
     HeadraceError,
+    JobLostError,
     JournalUnavailableError,
     NotFoundError,
     UnauthenticatedError,
@@ -865,7 +866,7 @@ def test_an_unknown_client_fails_with_possible_causes() -> None:
     session = opened(1)
     session.dispatcher_replied(HEARTBEAT, NotFoundError("Unknown iteration client id me"), 1.0)
     kind, words = failure_of(session)
-    assert kind is FailedPreconditionError
+    assert kind is JobLostError
     assert "the dispatcher at d:1 no longer knows this client (Unknown" in words
     assert session.is_finished
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from headrace.errors import (
-    FailedPreconditionError,
     HeadraceError,
+    JobLostError,
     JournalUnavailableError,
     NotFoundError,
     UnavailableError,
@@ -140,7 +140,7 @@ class IterationSession(ABC, Generic[T]):
             self._heartbeats.expedite()
         elif isinstance(reply, NotFoundError):
             self.fail(
-                FailedPreconditionError(
+                JobLostError(
                     f"the dispatcher at {self._dispatcher} no longer knows this client "
                     f"({reply}): it was restarted without `fault_tolerant_mode`, or it received "
                     f"no heartbeat of this process for too long. {self._remedy}"
