@@ -144,8 +144,8 @@ class FailedPreconditionError(HeadraceError, RuntimeError):
 class JobLostError(FailedPreconditionError, UnavailableError):
     """The dispatcher no longer knows the job that an iterator reads.
 
-    Also an `UnavailableError`. The dispatcher was restarted without a journal, or the client was silent for too long. The iterator cannot
-    continue, but another iteration over the dataset may succeed.
+    Also an `UnavailableError`. The dispatcher was restarted without a journal, or the client was
+    silent for too long. The iterator cannot continue, but another iteration may succeed.
 
     >>> issubclass(hr.errors.JobLostError, hr.errors.UnavailableError)
     True
