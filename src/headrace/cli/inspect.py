@@ -112,7 +112,8 @@ def show_status(
 def _print(address: str, status: DispatcherStatus) -> None:
     console = Console()
     console.print(
-        f"dispatcher at {address}: {pluralize(len(status.workers), 'worker')}, "
+        f"dispatcher at {address}: {pluralize(len(status.workers), 'worker')}"
+        f"{f' ({status.wanted_workers} wanted)' if status.wanted_workers else ''}, "
         f"{pluralize(status.datasets, 'dataset')}, {pluralize(len(status.jobs), 'job')}; "
         f"{status.versions}",
         highlight=False,

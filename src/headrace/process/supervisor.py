@@ -100,26 +100,28 @@ class SupervisedCommand:
         command: The command.
         child: Current process; None if there is none.
         restart_at: Time of the next start; None if none is planned.
+        started_at: Time of the last start.
+        is_ready: Whether the current process reported that it is ready.
     """
 
     command: ChildCommand
     child: ChildProcess | None = None
     restart_at: float | None = None
-    _started_at: float = field(default=0.0, repr=False)
+    started_at: float = field(default=0.0, repr=False)
+    is_ready: bool = field(default=False, repr=False)
     _consecutive_exits: int = field(default=0, repr=False)
     _was_ready: bool = field(default=False, repr=False)
-    _is_ready: bool = field(default=False, repr=False)
 
     def start(self, now: float, spawn: Callable[[ChildCommand], ChildProcess]) -> None:
         """Start the process."""
-        self.restart_at, self._is_ready = None, False
-        self.child, self._started_at = spawn(self.command), now
+        self.restart_at, self.is_ready = None, False
+        self.child, self.started_at = spawn(self.command), now
 
     def check_ready(self) -> bool:
         """Return whether the process has become ready since the last call."""
-        if self.child is None or self.child.ready_message is None or self._is_ready:
+        if self.child is None or self.child.ready_message is None or self.is_ready:
             return False
-        self._is_ready = self._was_ready = True
+        self.is_ready = self._was_ready = True
         return True
 
     def record_exit(
@@ -133,12 +135,13 @@ class SupervisedCommand:
             restarts_signaled: Whether to restart it if a signal asked it to stop.
         """
         child, self.child = self.child, None
+        self.is_ready = False
         if child is not None:
             is_asked = child.stop_requested and not (restarts_signaled and child.stop_signaled)
             if is_asked or not (self._was_ready or retries(child.exit_code or 0)):
                 return None
         self._consecutive_exits = (
-            1 if now - self._started_at > _STABLE_SECONDS else self._consecutive_exits + 1
+            1 if now - self.started_at > _STABLE_SECONDS else self._consecutive_exits + 1
         )
         delay = restart_delay(self._consecutive_exits)
         self.restart_at = now + delay
@@ -202,6 +205,21 @@ class ProcessSet:
     def children(self) -> list[ChildProcess]:
         """Current processes."""
         return [supervised.child for supervised in self._commands if supervised.child is not None]
+
+    @property
+    def active(self) -> list[SupervisedCommand]:
+        """Commands whose processes run, start or restart: those not asked to stop.
+
+        Those that are ready come first, the oldest before the newest.
+        """
+        return sorted(
+            (
+                supervised
+                for supervised in self._commands
+                if supervised.child is None or not supervised.child.stop_requested
+            ),
+            key=lambda supervised: (not supervised.is_ready, supervised.started_at),
+        )
 
     @property
     def is_empty(self) -> bool:
@@ -338,6 +356,40 @@ class Supervisor:
                 for supervised in supervised_commands:
                     self._starting.pop(supervised, None)
 
+    @property
+    def num_active(self) -> int:
+        """Number of children that run, start or wait for a restart, and were not asked to stop."""
+        with self._changed:
+            return len(self._processes.active)
+
+    def start_soon(self, commands: Sequence[ChildCommand]) -> None:
+        """Start children without waiting; events report which of them are ready, or ended.
+
+        Raises:
+            OSError: If the operating system refuses to start one; earlier ones run.
+            CancelledError: If the supervisor is closed.
+        """
+        with self._changed:
+            for command in commands:
+                self._check_open()
+                self._processes.add(command, time.monotonic())
+
+    def stop_newest(self, count: int) -> None:
+        """Ask `count` children to stop, the newest first; do not wait.
+
+        A child that is ready gets SIGTERM. One that still starts has nothing to deliver and is
+        asked over its link; one that waits for a restart is removed.
+        """
+        with self._changed:
+            candidates = [each for each in self._processes.active if each not in self._starting]
+            for supervised in candidates[len(candidates) - count :]:
+                if supervised.child is None:
+                    self._processes.remove(supervised)
+                elif supervised.is_ready:
+                    supervised.child.terminate()
+                else:
+                    supervised.child.request_stop()
+
     def kill(self, supervised: SupervisedCommand) -> None:
         """Kill a child (SIGKILL); it is not restarted."""
         with self._changed:
@@ -382,13 +434,16 @@ class Supervisor:
                     return child
                 case UnavailableError() as error:
                     raise error
-            if self._closing.is_set():
-                raise CancelledError("the cluster is closed")
+            self._check_open()
             if time.monotonic() > deadline and supervised.child is not None:
                 raise self._start_error(
                     supervised.child, f"was not ready after {_START_TIMEOUT_SECONDS:.0f} s"
                 )
             self._changed.wait(_POLL_SECONDS)
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise CancelledError("the cluster is closed")
 
     def _start_error(self, child: ChildProcess, reason: str) -> UnavailableError:
         return UnavailableError(

@@ -16,6 +16,7 @@
     saving                `distributed_save`: workers write a dataset into a directory
     local_cluster         a complete service on this machine
     worker_scaler         adds and removes workers as the dispatcher asks
+    local_launcher        starts and drains the workers of a local cluster for it
     process_pool          `Dataset.in_processes`: such services, shared by datasets
     local_worker          one of its workers, in a separate process or in this one
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -28,13 +29,15 @@ from headrace.process.supervisor import (
 )
 from headrace.service.config import DispatcherConfig, WorkerConfig, default_cache_bytes
 from headrace.service.dispatcher.server import DispatchServer
+from headrace.service.local_launcher import ProcessLauncher, ThreadLauncher
 from headrace.service.local_worker import (
     LocalWorker,
     ProcessWorker,
     ThreadWorker,
     worker_command,
 )
-from headrace.service.worker.server import WorkerServer
+from headrace.service.worker.server import DRAIN_SECONDS, WorkerServer
+from headrace.service.worker_scaler import WorkerLauncher, WorkerScaler
 from headrace.transport.address import find_stable_port
 
 __all__ = ["LocalCluster", "LocalWorker"]
@@ -66,6 +69,9 @@ class LocalCluster:
         processes: Whether each worker is a separate process; otherwise all run in this one, which
             suits tests and pipelines that release the global interpreter lock.
         work_dir: Directory of the dispatcher's journal, which makes restarts possible.
+        max_workers: Maximum number of workers. If given, workers are added while clients wait for
+            elements, and removed, down to `num_workers`, while fewer suffice. Removed workers first
+            deliver all that they have computed. None keeps `num_workers`.
         worker_timeout_ms: Milliseconds without a heartbeat after which a worker is lost; None for
             the default.
         heartbeat_interval_ms: Milliseconds between the workers' heartbeats; None for the default.
@@ -82,6 +88,7 @@ class LocalCluster:
             except that accelerators are hidden from them.
 
     Raises:
+        ValueError: If `max_workers` is less than `num_workers`, or given with `worker_addresses`.
         UnavailableError: If a worker did not start; the message has its output.
     """
 
@@ -94,6 +101,7 @@ class LocalCluster:
         processes: bool = True,
         work_dir: str | os.PathLike[str] | None = None,
         *,
+        max_workers: int | None = None,
         worker_timeout_ms: int | None = None,
         heartbeat_interval_ms: int | None = None,
         preload: tuple[str, ...] = (),
@@ -104,11 +112,15 @@ class LocalCluster:
     ) -> None:
         self._hang_timeout_ms = hang_timeout_ms
         num_workers = check_int("num_workers", num_workers, minimum=0)
+        if max_workers is not None:
+            _check_max_workers(max_workers, num_workers, worker_addresses)
         self._heartbeat_interval_ms = heartbeat_interval_ms
         check_strings("preload", preload)
         self._preload = tuple(preload)
         self._environment = dict(environment or {})
-        self._cache_bytes = default_cache_bytes(num_workers)
+        self._cache_bytes = default_cache_bytes(max_workers or num_workers)
+        # Workers of a scaled cluster drain as long as it takes, because it removes them itself.
+        self._drain_seconds = DRAIN_SECONDS if max_workers is None else math.inf
         self._config = DispatcherConfig(
             port=0 if work_dir is None else find_stable_port(),
             work_dir=work_dir,
@@ -118,6 +130,8 @@ class LocalCluster:
         )
         self._workers: list[LocalWorker] = []
         self._supervisor: Supervisor | None = None
+        self._thread_launcher: ThreadLauncher | None = None
+        self._scaler: WorkerScaler | None = None
         self._dispatcher = DispatchServer(self._config)
         _open.add(self)
         register_fork_sensitive(self)
@@ -130,6 +144,11 @@ class LocalCluster:
                     restarts_signaled=self._restarts_signaled,
                 )
             self._add(num_workers)
+            if max_workers is not None:
+                self._scaler = WorkerScaler(
+                    self.target, self._create_launcher(), num_workers, max_workers
+                )
+                self._scaler.start()
         except BaseException:
             self.close()
             raise
@@ -190,11 +209,15 @@ class LocalCluster:
         function holds the global interpreter lock.
         """
         _open.discard(self)
+        if self._scaler is not None:
+            self._scaler.stop()
         if self._supervisor is not None:
             self._supervisor.close()
         for worker in self._workers:
             if worker.is_running:
                 worker.stop()
+        if self._thread_launcher is not None:
+            self._thread_launcher.close()
         self._dispatcher.stop()
 
     stop = close
@@ -224,18 +247,20 @@ class LocalCluster:
 
     def _log_exit(self, child: ChildProcess, restart_in: float | None) -> None:
         """Log that a process died unexpectedly."""
+        output = child.read_startup_output()
         address = "not ready yet"
         for worker in self._workers:
             if isinstance(worker, ProcessWorker) and worker.child is child:
                 worker.exit_reason = child.exit_description
                 address = worker.address
         _log.warning(
-            "worker process %d (%s) %s; remaining workers: %d%s",
+            "worker process %d (%s) %s; remaining workers: %d%s%s",
             child.pid,
             address,
             child.exit_description,
             sum(worker.is_running for worker in self._workers),
             "" if restart_in is None else f"; replacement starts in {restart_in:g} s",
+            f". Its output:\n{output}" if child.ready_message is None and output else "",
         )
 
     # --- starting -----------------------------------------------------------------------------
@@ -246,27 +271,59 @@ class LocalCluster:
         Args:
             options: Arguments of `WorkerConfig`.
         """
-        return worker_command(options, self._environment)
+        return worker_command(options, self._environment, self._drain_seconds)
 
-    def _add(self, count: int) -> Sequence[LocalWorker]:
-        address = self.target.partition("://")[2]
-        added: list[LocalWorker] = []
-        if self._supervisor is not None:
-            options = {
-                "dispatcher_address": address,
+    def _process_command(self) -> ChildCommand:
+        return self._worker_command(
+            {
+                "dispatcher_address": self._address,
                 "heartbeat_interval_ms": self._heartbeat_interval_ms,
                 "hang_timeout_ms": self._hang_timeout_ms,
                 "preload": self._preload,
                 "cross_trainer_cache_size_bytes": self._cache_bytes,
             }
-            started = self._supervisor.start([self._worker_command(options)] * count)
+        )
+
+    def _thread_config(self) -> WorkerConfig:
+        return WorkerConfig(
+            dispatcher_address=self._address,
+            heartbeat_interval_ms=self._heartbeat_interval_ms,
+            cross_trainer_cache_size_bytes=self._cache_bytes,
+        )
+
+    @property
+    def _address(self) -> str:
+        return self.target.partition("://")[2]
+
+    def _add(self, count: int) -> Sequence[LocalWorker]:
+        added: list[LocalWorker] = []
+        if self._supervisor is not None:
+            started = self._supervisor.start([self._process_command()] * count)
             added += [ProcessWorker(child) for _, child in started]
         else:
-            config = WorkerConfig(
-                dispatcher_address=address,
-                heartbeat_interval_ms=self._heartbeat_interval_ms,
-                cross_trainer_cache_size_bytes=self._cache_bytes,
-            )
+            config = self._thread_config()
             added += [ThreadWorker(WorkerServer(config)) for _ in range(count)]
         self._workers += added
         return added
+
+    def _create_launcher(self) -> WorkerLauncher:
+        if self._supervisor is not None:
+            return ProcessLauncher(self._supervisor, self._process_command)
+        self._thread_launcher = ThreadLauncher(self._thread_config(), self._workers)
+        return self._thread_launcher
+
+
+def _check_max_workers(
+    max_workers: int, num_workers: int, worker_addresses: Sequence[str] | None
+) -> None:
+    check_int("max_workers", max_workers, minimum=1)
+    if max_workers < num_workers:
+        raise ValueError(
+            f"max_workers={max_workers} must not be less than num_workers={num_workers}: the "
+            "cluster starts num_workers workers, and adds others up to max_workers"
+        )
+    if worker_addresses is not None:
+        raise ValueError(
+            f"max_workers={max_workers} cannot be combined with worker_addresses: static sharding "
+            "has a fixed number of workers"
+        )

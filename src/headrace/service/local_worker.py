@@ -11,7 +11,7 @@ from headrace.errors import FailedPreconditionError
 from headrace.process.child import ChildCommand, ChildProcess, build_command
 from headrace.process.parent_link import large_copy_tunables
 from headrace.process.supervisor import STOP_SECONDS, stop_children
-from headrace.service.worker.server import WorkerServer
+from headrace.service.worker.server import DRAIN_SECONDS, WorkerServer
 
 __all__ = [
     "LocalWorker",
@@ -87,9 +87,16 @@ class ThreadWorker:
         return self.server is not None
 
     def stop(self) -> None:
-        if self.server is not None:
-            self.server.stop()
-            self.server = None
+        server, self.server = self.server, None
+        if server is not None:
+            server.stop()
+
+    def drain(self, timeout: float) -> None:
+        """Deliver buffered output for at most `timeout` seconds, then stop."""
+        server = self.server
+        if server is not None:
+            server.drain(timeout)
+        self.server = None
 
     def kill(self) -> None:
         raise FailedPreconditionError(
@@ -98,15 +105,21 @@ class ThreadWorker:
         )
 
 
-def worker_command(options: Mapping[str, Any], environment: Mapping[str, str]) -> ChildCommand:
+def worker_command(
+    options: Mapping[str, Any],
+    environment: Mapping[str, str],
+    drain_seconds: float = DRAIN_SECONDS,
+) -> ChildCommand:
     """Return the command of a worker process.
 
     Args:
         options: Arguments of `WorkerConfig`.
         environment: Variables in addition to those of this process.
+        drain_seconds: Seconds that the worker has to deliver its output after SIGTERM.
     """
     return build_command(
         "headrace.service.worker",
         json.dumps(options),
+        str(drain_seconds),
         environment={**large_copy_tunables({**os.environ, **environment}), **environment},
     )

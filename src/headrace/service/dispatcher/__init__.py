@@ -31,6 +31,7 @@ In-memory state of one process:
     reachability   clients that cannot reach tasks
     idle_times     times of last use
     worker_scaling  policy of autoscaling: the number of workers for a load
+    worker_demand  latest result of that policy
 
 Deciders, which only read the state:
 
@@ -48,6 +49,7 @@ Deciders, which only read the state:
     liveness       heartbeats, draining, departure and loss of workers
     garbage_collection  remove what is no longer needed
     status         status of the service
+    service_load   load of the service, for the scaling policy
     losses         what a finished iteration has lost
 
 Runtime:

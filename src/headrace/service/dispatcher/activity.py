@@ -34,6 +34,9 @@ __all__ = [
     "WorkerLoss",
 ]
 
+_BLOCKED_SECONDS = 3.0
+"""Seconds after which a task that reported to wait, and nothing since, counts as waiting all the
+time."""
 _MAX_WORKER_LOSSES = 20
 _MAX_STEPS = 64
 _OTHER_STEPS = "other steps"
@@ -67,6 +70,20 @@ class TaskCounters(ProductionCounters):
         self.last_report = messages.TaskActivity(task_id=task_id, elements=0, bytes=0)
         self.reported_at = now
         self.client_wait_rate, self.split_wait_rate = Rate(now), Rate(now)
+
+    def client_wait_ratio(self, now: float) -> float:
+        """Return the fraction of the last seconds that production waited for clients."""
+        return self._wait_ratio(self.client_wait_rate, messages.WAITING_FOR_CLIENTS, now)
+
+    def split_wait_ratio(self, now: float) -> float:
+        """Return the fraction of the last seconds that production waited for splits."""
+        return self._wait_ratio(self.split_wait_rate, messages.WAITING_FOR_SPLITS, now)
+
+    def _wait_ratio(self, rate: Rate, reason: str, now: float) -> float:
+        waiting_for = self.last_report.waiting_for
+        if waiting_for and now - self.reported_at > _BLOCKED_SECONDS:
+            return float(waiting_for == reason)
+        return min(1.0, rate.read(now))
 
 
 class DataWorkerCounters(ProductionCounters):
@@ -118,6 +135,10 @@ class ClientCounters(ProductionCounters):
         self.wait_seconds = 0.0
         self.wait_rate = Rate(now)
         self.buffered_batches = 0
+
+    def wait_ratio(self, now: float) -> float:
+        """Return the fraction of the last seconds that the consumer waited."""
+        return min(1.0, self.wait_rate.read(now))
 
 
 @dataclass

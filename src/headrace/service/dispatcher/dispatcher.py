@@ -35,6 +35,7 @@ from headrace.service.dispatcher.invalid_event import invalid_event_error
 from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.service.dispatcher.losses import log_message
 from headrace.service.dispatcher.policy_selection import policy_of
+from headrace.service.dispatcher.service_load import measure_load
 from headrace.service.dispatcher.soft_state import SoftState
 from headrace.service.dispatcher.state import DispatcherState
 from headrace.service.dispatcher.unsupported_modes import UnsupportedMode
@@ -159,6 +160,9 @@ class Dispatcher:
             applied += self._apply(maintain(self.state, context), now)
         for message in liveness.describe_late_heartbeats(self.state, context):
             _log.warning("%s", message)
+        demand = self.soft_state.worker_demand
+        if demand.is_due(now, reports_missing=bool(self.soft_state.activity.unreported)):
+            demand.evaluate(measure_load(self.state, context))
         return applied
 
     def end_unsupported_iterations(self, now: float) -> list[AnyEvent]:

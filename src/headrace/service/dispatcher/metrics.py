@@ -19,6 +19,10 @@ def collect_metrics(status: DispatcherStatus) -> Iterator[Metric]:
             "Draining workers: they get no new work and deliver their computed elements.",
             sum(worker.draining for worker in status.workers),
         ),
+        "headrace_wanted_workers": (
+            "Workers that the jobs need, by the scaling policy.",
+            status.wanted_workers,
+        ),
         "headrace_clients": ("Clients that read an iteration.", status.clients),
         "headrace_datasets": ("Registered datasets.", status.datasets),
         "headrace_plan_bytes": ("Total size of the stored plans in bytes.", status.plan_bytes),

@@ -23,6 +23,7 @@ from headrace.service.dispatcher.idle_times import IdleTimes
 from headrace.service.dispatcher.reachability import Reachability
 from headrace.service.dispatcher.state import DispatcherState, TaskPhase
 from headrace.service.dispatcher.worker_connections import WorkerConnections
+from headrace.service.dispatcher.worker_demand import WorkerDemand
 from headrace.service.ranges import Ranges, union
 from headrace.serving.heartbeats import LastHeard
 
@@ -155,6 +156,7 @@ class SoftState:
     """Address of a worker that waits for a slot -> since when."""
     activity: ServiceActivity = field(default_factory=ServiceActivity)
     connections: WorkerConnections = field(default_factory=WorkerConnections)
+    worker_demand: WorkerDemand = field(default_factory=WorkerDemand)
     checkpoint_contributions: CheckpointContributions = field(
         default_factory=CheckpointContributions
     )
@@ -177,6 +179,11 @@ class SoftState:
                 (task.iteration_id for task in state.tasks.values() if task.is_unavailable), now
             ),
             activity=ServiceActivity.from_state(state, now),
+            worker_demand=WorkerDemand(
+                started_at=now,
+                # Until peers have reported, the service keeps the workers that it has.
+                wanted_workers=sum(not worker.draining for worker in state.workers.values()),
+            ),
         )
 
     def record_contact(self, request: messages.DispatcherRequest, now: float) -> None:
@@ -210,6 +217,7 @@ class SoftState:
         self.reachability.exclude_pause(pause, now)
         self.idle_times.exclude_pause(pause, now)
         self.copy_run_times.exclude_pause(pause, now)
+        self.worker_demand.exclude_pause(pause)
 
     def forget_old(self, before: float, now: float) -> None:
         """Forget records older than `before`, and reports that were not repeated.

@@ -25,10 +25,6 @@ from headrace.service.ranges import total_length
 
 __all__ = ["describe", "get_status"]
 
-_BLOCKED_SECONDS = 3.0
-"""Seconds after which a task that reported to wait, and nothing since, counts as waiting all the
-time."""
-
 
 def get_status(
     state: DispatcherState, request: messages.GetStatus, context: DecisionContext
@@ -61,6 +57,7 @@ def describe(state: DispatcherState, context: DecisionContext) -> messages.Dispa
         refused_connections=activity.count_refused_connections(),
         slots=len(state.slots),
         occupied_slots=sum(bool(slot.worker_id) for slot in state.slots),
+        wanted_workers=context.soft_state.worker_demand.wanted_workers,
     )
 
 
@@ -194,7 +191,7 @@ def _client(client_id: str, context: DecisionContext) -> messages.ClientStatus:
         elements=counters.elements,
         elements_per_second=counters.element_rate.read(now),
         wait_seconds=counters.wait_seconds,
-        wait_ratio=min(1.0, counters.wait_rate.read(now)),
+        wait_ratio=counters.wait_ratio(now),
         buffered_batches=counters.buffered_batches,
     )
 
@@ -205,7 +202,6 @@ def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus
         task.task_id, now
     )
     last_report, shard = counters.last_report, shard_of(task.mode_state)
-    is_blocked = bool(last_report.waiting_for) and now - counters.reported_at > _BLOCKED_SECONDS
     return messages.TaskStatus(
         task_id=task.task_id,
         worker_address=task.address,
@@ -215,23 +211,8 @@ def _task(task: DispatcherTask, context: DecisionContext) -> messages.TaskStatus
         buffered_batches=last_report.buffered_batches,
         buffered_bytes=last_report.buffered_bytes,
         waiting_for=last_report.waiting_for,
-        client_wait_ratio=_wait_ratio(
-            counters.client_wait_rate.read(now),
-            last_report,
-            messages.WAITING_FOR_CLIENTS,
-            is_blocked,
-        ),
-        split_wait_ratio=_wait_ratio(
-            counters.split_wait_rate.read(now), last_report, messages.WAITING_FOR_SPLITS, is_blocked
-        ),
+        client_wait_ratio=counters.client_wait_ratio(now),
+        split_wait_ratio=counters.split_wait_ratio(now),
         shard_index=None if shard is None else shard.index,
         trainers=last_report.trainers,
     )
-
-
-def _wait_ratio(
-    rate: float, last_report: messages.TaskActivity, reason: str, is_blocked: bool
-) -> float:
-    if is_blocked:
-        return float(last_report.waiting_for == reason)
-    return min(1.0, rate)

@@ -193,6 +193,8 @@ class DispatcherStatus(Message, frozen=True):
     """Number of occupied slots in the fixed list of workers, if there is one."""
     versions: Versions = msgspec.field(default_factory=own_versions)
     """Versions of the dispatcher."""
+    wanted_workers: int = 0
+    """Number of workers that the jobs need, by the scaling policy; 0 if no job needs one."""
 
 
 class GetStatus(TypedRequest[DispatcherStatus], frozen=True):

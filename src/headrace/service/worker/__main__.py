@@ -1,8 +1,9 @@
 """Worker process, as started by `LocalCluster`.
 
-    python -m headrace.service.worker CONFIG LOG_TO LIFELINE
+    python -m headrace.service.worker CONFIG DRAIN_SECONDS LOG_TO LIFELINE
 
-CONFIG is a JSON object of `WorkerConfig` arguments. LOG_TO is the number of the file descriptor
+CONFIG is a JSON object of `WorkerConfig` arguments. DRAIN_SECONDS limits the delivery of output
+after SIGTERM; "inf" is no limit. LOG_TO is the number of the file descriptor
 that replaces standard output and error once the worker is ready. LIFELINE is that of a pipe that
 closes when the parent process ends (`process/parent_link.py`). The first SIGTERM drains the worker;
 a second one stops it at once.
@@ -30,7 +31,7 @@ __all__ = ["main"]
 _STOP_SECONDS = 5.0
 
 
-def main(config_json: str, log_to: int, lifeline: int) -> None:
+def main(config_json: str, drain_seconds: float, log_to: int, lifeline: int) -> None:
     """Run a worker until the parent releases it."""
     die_with_parent(lifeline)
     config = WorkerConfig(**json.loads(config_json))
@@ -47,7 +48,7 @@ def main(config_json: str, log_to: int, lifeline: int) -> None:
     draining = threading.Event()
 
     def drain() -> None:
-        server.drain()
+        server.drain(drain_seconds)
         ended.set()
 
     def handle_sigterm() -> None:
@@ -67,4 +68,4 @@ def main(config_json: str, log_to: int, lifeline: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

@@ -149,8 +149,13 @@ class DrainState:
         waited = now - self._started_at
         if not self._wait_warnings.should_warn(waited):
             return []
+        limit = (
+            "it waits for them"
+            if self.deadline == math.inf
+            else f"it stops in {self.deadline - now:.0f} s in any case"
+        )
         return [
             f"worker {self._address} has been draining for {waited:.0f} s: clients of {tasks} "
             f"task{'' if tasks == 1 else 's'} have not yet requested or acknowledged all output; "
-            f"it stops in {self.deadline - now:.0f} s in any case"
+            f"{limit}"
         ]
