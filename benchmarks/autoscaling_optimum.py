@@ -14,6 +14,7 @@ therefore err to the disadvantage of the policy. Buffers, noise and unequal spee
 
 from __future__ import annotations
 
+import functools
 import math
 
 from benchmarks.autoscaling_loads import Load
@@ -23,6 +24,7 @@ __all__ = ["optimal_worker_seconds"]
 _MAX_WAIT_RATIO = 0.02
 
 
+@functools.cache
 def optimal_worker_seconds(load: Load, max_wait_ratio: float = _MAX_WAIT_RATIO) -> float:
     """Return a lower bound of the worker-seconds that the load costs."""
     needs = [load.need(second + 0.5) for second in range(int(load.seconds))]
@@ -31,7 +33,7 @@ def optimal_worker_seconds(load: Load, max_wait_ratio: float = _MAX_WAIT_RATIO) 
     switch = sum(load.start_seconds) / 2 + load.drain_seconds
     low, high = 0.0, 4.0 * max(needs) + switch
     best = 0.0
-    for _ in range(30):  # the dual is concave in the price
+    for _ in range(24):  # the dual is concave in the price
         third = (high - low) / 3
         left = _dual(needs, low + third, budget, switch)
         right = _dual(needs, high - third, budget, switch)

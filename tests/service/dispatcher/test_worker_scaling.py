@@ -70,11 +70,20 @@ def test_nothing_changes_while_a_higher_utilization_causes_no_wait():
     assert wanted == [11]
 
 
-def test_idle_workers_are_removed_by_half_after_each_stable_period():
+def test_idle_workers_are_removed_by_half_after_a_stable_period():
     wanted, _ = _decide([(16, (_job(1.5),))] * (2 * LONG), ScalingState())
     assert list(dict.fromkeys(wanted)) == [16, 8, 4, 2]
-    for number in (16, 8, 4):
-        assert wanted.count(number) >= POLICY.stable_seconds
+    assert wanted.count(16) >= POLICY.stable_seconds
+    assert wanted.count(8) == wanted.count(4) == POLICY.removal_seconds
+
+
+def test_declining_need_removes_workers_rarely():
+    # 30 to 5 workers within two minutes.
+    loads = [(30, (_job(30.0 - 25.0 * min(1.0, n / 120)),)) for n in range(3 * LONG)]
+    wanted, _ = _decide(loads, ScalingState())
+    assert wanted == sorted(wanted, reverse=True)
+    assert wanted[-1] == 6
+    assert len(set(wanted)) <= 2 + 120 / POLICY.removal_seconds
 
 
 @pytest.mark.parametrize("pause", [5, 20, int(POLICY.stable_seconds) - 5])

@@ -13,7 +13,7 @@ Rule 2. If clients wait most of the time, the need is uncertain: it is at most `
 Rule 3. Workers are added as soon as the need exceeds them, or exceeds the target utilization while
         the ready queue is empty; those that start count. They are removed when the need was lower
         during a whole stable period, so noise, pauses of the consumers and the time between epochs
-        remove none; and at most half at once.
+        remove none; and then at most half at once.
 Rule 4. After a worker or a job was added, the policy waits for new readings, and subtracts what
         clients waited before.
 """
@@ -82,7 +82,7 @@ class ScalingState:
         num_workers: Number of registered workers.
         started_at: Time of the first evaluation.
         changed_at: When a worker or a job was last added.
-        stable_since: Start of the current stable period.
+        removed_at: When the number of wanted workers was last reduced.
         wait_ratios: Recent wait ratios of each iteration, the oldest first.
         needs: Needs of the last stable period that no later one has exceeded, the oldest first.
     """
@@ -91,7 +91,7 @@ class ScalingState:
     num_workers: int = 0
     started_at: float = -math.inf
     changed_at: float = -math.inf
-    stable_since: float = -math.inf
+    removed_at: float = -math.inf
     wait_ratios: Mapping[int, tuple[Reading, ...]] = field(
         default_factory=lambda: MappingProxyType({})
     )
@@ -118,13 +118,16 @@ class ScalingPolicy:
             of starting workers are enough for 16.
         stable_seconds: Time for which fewer workers must be enough before any are removed. It
             should exceed the pauses of consumers, such as checkpoints.
+        removal_seconds: Time between two reductions, of at most half each. After a longer pause,
+            some workers are left to continue with.
         settling_seconds: Time after a worker or a job was added until readings reflect it: a few
             heartbeats.
     """
 
     target_utilization: float = 0.95
     max_growth: float = 4.0
-    stable_seconds: float = 45.0
+    stable_seconds: float = 40.0
+    removal_seconds: float = 10.0
     settling_seconds: float = 3.0
 
     def decide(self, load: ServiceLoad, state: ScalingState) -> tuple[int, ScalingState]:
@@ -146,12 +149,13 @@ class ScalingPolicy:
         is_empty = sum(job.ready_batches - job.num_clients for job in load.jobs) < 0
         if need > wanted or (is_empty and need > wanted * self.target_utilization):
             wanted = max(wanted, self._workers(need))
-        elif load.now - state.stable_since >= self.stable_seconds:
+        elif load.now >= max(
+            state.started_at + self.stable_seconds, state.removed_at + self.removal_seconds
+        ):
             enough = max(self._workers(state.needs[0][1]), int(needs_worker))
-            if 0 < enough < wanted - wanted // 2:
-                enough = wanted - wanted // 2
-                state = replace(state, stable_since=load.now)
-            wanted = min(wanted, enough)
+            if enough < wanted:
+                wanted = max(enough, wanted - wanted // 2) if enough else 0
+                state = replace(state, removed_at=load.now)
         return wanted, replace(state, wanted=wanted)
 
     def _need(self, load: ServiceLoad, state: ScalingState) -> float:
@@ -208,7 +212,6 @@ def _observe(load: ServiceLoad, state: ScalingState) -> ScalingState:
         state,
         num_workers=load.num_workers,
         started_at=load.now if is_first else state.started_at,
-        stable_since=load.now if is_first else state.stable_since,
         changed_at=changed_at,
         wait_ratios=MappingProxyType(wait_ratios),
     )
