@@ -88,12 +88,12 @@ def _linked(page: str) -> set[str]:
 
 def test_make_targets_on_pages_exist_and_help_lists_all_targets():
     makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    in_help = set(re.findall(r'@echo "make ([a-z]+)', makefile))
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    in_help = set(re.findall(r'@echo "make ([a-z-]+)', makefile))
     named = {
         name
         for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
-        for name in re.findall(r"(?:^ {4}|`)make ([a-z]+)", page.read_text(), re.MULTILINE)
+        for name in re.findall(r"(?:^ {4}|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
     }
     assert named <= targets
     assert in_help | {"help"} == targets
