@@ -151,7 +151,7 @@ def _head(stats: DispatcherStatus) -> Iterator[str]:
         f"{pluralize(stats.datasets, 'dataset')} ({format_bytes(stats.plan_bytes)})",
         f"up {format_duration(stats.uptime_seconds)}",
     ]
-    if stats.wanted_workers:
+    if stats.wanted_workers not in (0, len(stats.workers)):
         parts[0] += f" ({stats.wanted_workers} wanted)"
     if stats.slots:
         parts.insert(1, f"{stats.occupied_slots} of {pluralize(stats.slots, 'slot')} occupied")

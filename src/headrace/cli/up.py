@@ -20,7 +20,7 @@ def run_up(
     program: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[-- PROGRAM...]",
+            metavar="PROGRAM",
             help="Program to run on rank 0, with its arguments; without one, the step serves until "
             "SIGTERM.",
         ),
