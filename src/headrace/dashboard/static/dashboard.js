@@ -7,28 +7,24 @@
 
 const MISSING = "\u2013";
 
-function formatNumber(value) {
-  if (value === null || value === undefined) return MISSING;
-  const digits = value >= 100 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2;
-  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-}
+// Return a format that shows a dash for values that are unknown: null or undefined.
+const orMissing = (format) => (value) => (value === null || value === undefined ? MISSING : format(value));
+const toFixed = (value, digits) => value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
-function formatBytes(value) {
-  if (value === null || value === undefined) return MISSING;
+const formatNumber = orMissing((value) => toFixed(value, value >= 100 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2));
+const formatRate = orMissing((value) => `${formatNumber(value)}/s`);
+const formatShare = orMissing((value) => `${Math.round(100 * value)}\u00a0%`);
+
+const formatBytes = orMissing((value) => {
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let unit = 0;
   while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
-  const digits = unit === 0 || value >= 100 ? 0 : 1;
-  return `${value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${units[unit]}`;
-}
+  return `${toFixed(value, unit === 0 || value >= 100 ? 0 : 1)} ${units[unit]}`;
+});
+const formatByteRate = orMissing((value) => `${formatBytes(value)}/s`);
 
-const formatRate = (value) => (value === null || value === undefined ? MISSING : `${formatNumber(value)}/s`);
-const formatByteRate = (value) => (value === null || value === undefined ? MISSING : `${formatBytes(value)}/s`);
-const formatShare = (value) => (value === null || value === undefined ? MISSING : `${Math.round(100 * value)}\u00a0%`);
-
-function formatDuration(seconds) {
-  if (seconds === null || seconds === undefined) return MISSING;
-  if (seconds < 0.1 && seconds > 0) return `${formatNumber(Math.max(1, Math.round(1000 * seconds)))} ms`;
+const formatDuration = orMissing((seconds) => {
+  if (seconds < 0.1 && seconds > 0) return `${Math.max(1, Math.round(1000 * seconds))} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
   for (const [size, unit, smallerSize, smaller] of [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]]) {
@@ -38,7 +34,8 @@ function formatDuration(seconds) {
     }
   }
   return `${whole} s`;
-}
+});
+const formatAge = (seconds) => `${formatDuration(seconds)} ago`;
 
 // Time of day, with the date unless it is today.
 function formatTime(seconds) {
@@ -50,19 +47,14 @@ const plural = (count, noun) => `${formatNumber(count)} ${noun}${count === 1 ? "
 
 // --- Elements ------------------------------------------------------------------------------------
 
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.append(...children);
   return made;
 }
 
-function svgElement(tag, attributes = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
+const element = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svgElement = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 // Unchanged text keeps its node, so that selections and screen readers are not disturbed.
 function setText(node, text) {
@@ -610,7 +602,7 @@ class JobPanel {
         numberColumn("elements", (row) => row.elements, formatRate),
         numberColumn("received", (row) => row.total, formatNumber),
         numberColumn("buffered", (row) => row.buffered, formatNumber),
-        numberColumn("heartbeat", (row) => row.heartbeat, (value) => `${formatDuration(value)} ago`),
+        numberColumn("heartbeat", (row) => row.heartbeat, formatAge),
       ],
     });
     this.taskBlock = block("Tasks", this.tasks.root);
@@ -706,6 +698,8 @@ function shownEpoch(job) {
   return job.epochs.find((each) => !each.finished) || job.epochs[job.epochs.length - 1] || null;
 }
 
+const noWorker = (command) => ["No worker is registered. Start one with ", element("code", {}, command), "."];
+
 // --- Dispatcher ----------------------------------------------------------------------------------
 
 class DispatcherPage {
@@ -745,7 +739,7 @@ class DispatcherPage {
         numberColumn("data", (row) => row.bytes, formatByteRate),
         numberColumn("buffered", (row) => row.buffered, formatNumber),
         numberColumn("buffered data", (row) => row.buffered_bytes, formatBytes),
-        numberColumn("heartbeat", (row) => row.heartbeat, (value) => `${formatDuration(value)} ago`),
+        numberColumn("heartbeat", (row) => row.heartbeat, formatAge),
         textColumn("tags", (row) => row.tags, { clip: true, optional: true }),
       ],
     });
@@ -753,7 +747,7 @@ class DispatcherPage {
       noun: "lost workers", key: (row) => `${row.address} ${row.number}`, sort: "lost", limit: 10, empty: "No worker was lost.",
       columns: [
         textColumn("worker", (row) => row.address),
-        numberColumn("lost", (row) => row.seconds_ago, (value) => `${formatDuration(value)} ago`),
+        numberColumn("lost", (row) => row.seconds_ago, formatAge),
         textColumn("reason", (row) => row.reason, { wrap: true }),
       ],
     });
@@ -785,7 +779,7 @@ class DispatcherPage {
       [formatNumber(view.clients), plural(view.jobs.length, "job")],
       [formatRate(values.elements ?? null), "elements"],
       [formatByteRate(values.bytes ?? null), "from workers"],
-      [formatShare(values.wait ?? null), "of their time, on average"],
+      [formatShare(values.wait ?? null), "mean of clients"],
       [formatNumber(view.elements), formatBytes(view.bytes)],
       [formatNumber(view.num_lost), view.lost.length ? `last ${formatDuration(view.lost[0].seconds_ago)} ago` : "", view.num_lost ? "warn" : ""],
       [formatNumber(view.refused), view.refused ? "wrong key or protocol" : "", view.refused ? "warn" : ""],
@@ -798,7 +792,7 @@ class DispatcherPage {
     const call = `dataset.apply(hr.service.distribute(hr.service.ShardingPolicy.DYNAMIC, "${model.address}"))`;
     this.jobs.update(rows, ["No job yet. A program starts one when it iterates over ", element("code", {}, call), "."]);
     this.job.update(chosen?.job, model.plans);
-    this.workers.update(view.workers, ["No worker is registered. Start one with ", element("code", {}, `headrace worker --dispatcher ${model.address}`), "."]);
+    this.workers.update(view.workers, noWorker(`headrace worker --dispatcher ${model.address}`));
     this.lost.update(view.lost.map((each, index) => ({ ...each, number: view.num_lost - index })));
     setText(this.peers, view.refused ? `${plural(view.refused, "connection")} refused because of a wrong key or an unknown protocol.` : "No connection was refused.");
   }
@@ -853,7 +847,6 @@ class CoordinatorPage {
     this.facts = element("dl", { class: "facts" });
     this.workers = new DataTable({
       noun: "workers", key: (row) => row.number, sort: "worker", limit: 20,
-      empty: "No worker is registered; start one with: headrace server --coordinator HOST:PORT",
       columns: [
         { label: "worker", value: (row) => row.number, text: (row) => `${row.number} at ${row.address}` },
         textColumn("state", (row) => row.state, { level: stateLevel }),
@@ -894,7 +887,7 @@ class CoordinatorPage {
     if (view.failure) facts.push(["error", `raised by the next schedule, join or done: ${view.failure}`]);
     setFacts(this.facts, facts);
     this.charts.update(model.points, model.time);
-    this.workers.update(view.workers);
+    this.workers.update(view.workers, noWorker(`headrace server --coordinator ${model.address}`));
     this.servers.update(view.servers);
   }
 }
