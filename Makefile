@@ -76,10 +76,8 @@ test: check
 
 # Tests with Slurm itself are skipped without its daemons; the same cases run with a stand-in.
 test-all: check
-	@command -v slurmctld >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	    apt-get install -y -qq slurm-wlm >/dev/null; } || \
-	    echo "tests with Slurm are skipped: install Debian's slurm-wlm to run them" >&2
-	$(install_chromium)
+	@$(call install,slurmctld,slurm-wlm) || echo "so tests with Slurm are skipped" >&2
+	@$(call install,chromium,chromium) || { echo "the tests of the dashboard need it" >&2; exit 1; }
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 check: $(READY)
@@ -113,14 +111,12 @@ clean:
 	    .import_linter_cache
 	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Tests of the dashboard open it in Chromium.
-define install_chromium
-	@command -v chromium >/dev/null || { \
-	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	    && echo "installing Chromium for the tests of the dashboard" && apt-get update -qq \
-	    && apt-get install -qq -y --no-install-recommends chromium >/dev/null; } || { \
-	    echo "the tests of the dashboard need Chromium; install the package chromium" \
-	        "(on Debian: apt-get install chromium)" >&2; exit 1; }
+# Install the Debian package $(2) unless the command $(1) exists; fails if it cannot.
+define install
+command -v $(1) >/dev/null || { \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "installing $(2)" \
+	    && apt-get update -qq && apt-get install -qq -y --no-install-recommends $(2) >/dev/null; \
+	} || { echo "$(1) is missing; install Debian's package $(2)" >&2; false; }
 endef
 
 # An environment with a stamp file is updated; one without (new, or incomplete after an interrupted

@@ -38,5 +38,10 @@ def test_the_token_is_allowed():
     assert AccessPolicy("secret").allows_token("secret")
 
 
+def test_dashboards_of_one_host_have_cookies_of_their_own():
+    assert AccessPolicy("one").cookie != AccessPolicy("two").cookie
+    assert "one" not in AccessPolicy("one").cookie
+
+
 def test_no_token_is_needed_if_none_is_required():
     assert AccessPolicy().allows_token(None)

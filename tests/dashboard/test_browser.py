@@ -12,13 +12,20 @@ import msgspec
 import pytest
 
 import headrace as hr
-from headrace.cli.status_client import StatusSnapshot
+from headrace.cli.status_client import StatusClient, StatusSnapshot
 from headrace.dashboard.history import Point
 from headrace.dashboard.report import render_report
 from headrace.dashboard.sampler import Sample
 from headrace.dashboard.server import Dashboard
 from headrace.dashboard.view import describe_snapshot, measure_snapshot
-from headrace.service.messages import DispatcherStatus, WorkerStatus
+from headrace.service.messages import (
+    ClientStatus,
+    DispatcherStatus,
+    IterationStatus,
+    JobStatus,
+    TaskStatus,
+    WorkerStatus,
+)
 from tests.dashboard.pages import SECONDS
 from tests.dashboard.test_server import JOB, address_of, reading
 
@@ -145,6 +152,27 @@ def test_phone_has_no_horizontal_scroll(page: Any, running: Any):
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
+def test_hidden_tabs_do_not_use_the_connections_of_the_browser(page: Any, running: Any):
+    _, dashboard = running
+    # Browsers open six connections to a host, so the seventh tab would stay blank.
+    tabs = [page.context.new_page() for _ in range(7)]
+    for tab in tabs:
+        tab.add_init_script(
+            "let isHidden = false; window.setHidden = (value) => { isHidden = value;"
+            " document.dispatchEvent(new Event('visibilitychange')); };"
+            "Object.defineProperty(document, 'hidden', { get: () => isHidden });"
+        )
+        open_dashboard(tab, dashboard.url)
+        tab.evaluate("setHidden(true)")
+    first = tabs[0]
+    before = first.locator("#target").inner_text()
+    first.wait_for_timeout(2500)
+    assert first.locator("#target").inner_text() == before
+    first.evaluate("setHidden(false)")
+    wait_for(lambda: first.locator("#target").inner_text() != before)
+    first.get_by_role("status").filter(has_text="Live").wait_for()
+
+
 def test_colors_follow_the_system_and_the_switch(page: Any, running: Any):
     _, dashboard = running
     page.emulate_media(color_scheme="dark")
@@ -206,6 +234,73 @@ def test_page_is_updated_when_a_worker_is_killed_and_the_server_stops(page: Any)
             page.get_by_text("The connection to the dashboard").wait_for(state="detached")
         page.wait_for_timeout(100)
         page.problems[:] = [each for each in page.problems if "Failed to load" not in each]
+
+
+def test_page_without_jobs_and_workers_says_how_to_start_them(page: Any):
+    with (
+        hr.service.DispatchServer(hr.service.DispatcherConfig(port=0)) as dispatcher,
+        Dashboard(address_of(dispatcher.target)) as dashboard,
+    ):
+        page.goto(dashboard.url)
+        address = address_of(dispatcher.target)
+        page.get_by_text(f"headrace worker --dispatcher {address}").wait_for()
+        page.get_by_text(f'ShardingPolicy.DYNAMIC, "{address}"').wait_for()
+
+
+def many_workers_and_jobs() -> DispatcherStatus:
+    workers = tuple(
+        WorkerStatus(
+            worker_id=f"w{number}",
+            address=f"host-{number}:5050",
+            seconds_since_heartbeat=0.1,
+            tasks=200,
+        )
+        for number in range(1000)
+    )
+    tasks = tuple(
+        TaskStatus(task_id=number, worker_address=each.address)
+        for number, each in enumerate(workers)
+    )
+    clients = tuple(
+        ClientStatus(client_id=f"host-{number}", seconds_since_heartbeat=0.1)
+        for number in range(100)
+    )
+    epoch = IterationStatus(
+        iteration_id=1,
+        epoch=(0,),
+        finished=False,
+        elapsed_seconds=1.0,
+        tasks=tasks,
+        clients=clients,
+    )
+    jobs = tuple(
+        JobStatus(job_id=number, name=f"job-{number}", dataset_id="1", processing_mode=1,
+                  num_epochs=1, running_tasks=1000, clients=100, iterations=(epoch,))
+        for number in range(200)
+    )  # fmt: skip
+    return DispatcherStatus(
+        workers=workers, jobs=jobs, datasets=1, clients=20_000, wanted_workers=1200
+    )
+
+
+def test_page_of_many_workers_and_jobs_stays_small(page: Any, monkeypatch: pytest.MonkeyPatch):
+    status = many_workers_and_jobs()
+    monkeypatch.setattr(StatusClient, "fetch", lambda self: StatusSnapshot(status, 0.0))
+    monkeypatch.setattr(StatusClient, "fetch_plan_steps", lambda self, name: ())
+    assert len(msgspec.json.encode(describe_snapshot(StatusSnapshot(status, 0.0), None))) < 3e6
+    with Dashboard("127.0.0.1:1") as dashboard:
+        page.goto(dashboard.url)
+        table(page, "workers").locator("tbody tr").first.wait_for()
+        page.get_by_text("1,200 wanted").wait_for()
+        nodes = page.evaluate("document.querySelectorAll('*').length")
+        assert nodes < 2000
+        page.get_by_role("button", name="Show all 200").click()
+        page.get_by_role("button", name="job-150", exact=True).click()
+        page.get_by_role("heading", name="Job job-150").wait_for()
+        page.get_by_role("heading", name="Tasks: the 20 slowest of 1,000").wait_for()
+        page.get_by_text("Workers, 1,000 tasks").wait_for()
+        page.wait_for_timeout(1500)
+        assert page.evaluate("document.querySelectorAll('*').length") < nodes + 200 * 30
 
 
 def write_large_report(folder: Path, count: int) -> Path:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import headrace as hr
+from headrace.cli.main import app
 from headrace.dashboard import report
-from tests.dashboard.pages import SECONDS, get, wait_for_status
+from tests.dashboard.pages import SECONDS, events, get, wait_for_status
 from tests.dashboard.test_server import address_of
 
 STATIC = Path(report.__file__).parent / "static"
 
 
 @pytest.mark.heavy
-def test_command_prints_the_url_and_stops_on_ctrl_c():
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_prints_the_url_and_stops_on_a_signal(number: signal.Signals):
     with hr.service.LocalCluster(num_workers=0, processes=False) as cluster:
         address = address_of(cluster.target)
         command = [sys.executable, "-m", "headrace", "dashboard", address, "--port", "0"]
@@ -34,11 +38,33 @@ def test_command_prints_the_url_and_stops_on_ctrl_c():
                 assert found, line or process.stderr.read()
                 assert "<h1>Headrace</h1>" in get(found[1])[2]
                 wait_for_status(found[1], lambda status: status["view"] is not None)
-                process.send_signal(signal.SIGINT)
+                stream = events(found[1])
+                next(stream)
+                process.send_signal(number)
                 output, errors = process.communicate(timeout=SECONDS)
+                stream.close()
             finally:
                 process.kill()
         assert (process.returncode, output, errors) == (0, "dashboard stopped\n", "")
+
+
+def test_server_that_does_not_reply_is_an_error():
+    result = CliRunner().invoke(app, ["dashboard", "127.0.0.1:1", "--port", "0"])
+    assert result.exit_code == 1
+    assert "no server reachable at 127.0.0.1:1" in result.stderr
+    assert "ready" not in result.stdout
+
+
+@pytest.mark.heavy
+def test_port_in_use_is_an_error():
+    with (
+        hr.service.LocalCluster(num_workers=0, processes=False) as cluster,
+        socket.create_server(("127.0.0.1", 0)) as used,
+    ):
+        port = str(used.getsockname()[1])
+        result = CliRunner().invoke(app, ["dashboard", address_of(cluster.target), "--port", port])
+    assert result.exit_code == 1
+    assert f"port {port} of 127.0.0.1" in result.stderr
 
 
 @pytest.mark.parametrize("missing", ["starlette", "uvicorn"])

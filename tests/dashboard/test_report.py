@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 import headrace as hr
 from headrace.cli.main import app
 from headrace.dashboard.history import Point
-from headrace.dashboard.report import render_report
-from headrace.dashboard.sampler import Sample
+from headrace.dashboard.report import render_report, write_report
+from headrace.dashboard.sampler import Sample, StatusSampler
 
 NAMES = [
     "</script><script>alert(1)</script>",
@@ -89,6 +89,19 @@ def test_directory_that_does_not_exist_is_an_error_before_measuring(tmp_path: Pa
         )
     assert result.exit_code == 1
     assert str(output) in result.stderr
+
+
+def test_interrupted_report_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(sampler: StatusSampler) -> None:
+        raise KeyboardInterrupt
+
+    output = tmp_path / "report.html"
+    monkeypatch.setattr(StatusSampler, "sample_once", interrupt)
+    with hr.service.LocalCluster(num_workers=0, processes=False) as cluster:
+        address = cluster.target.removeprefix("tcp://")
+        with pytest.raises(KeyboardInterrupt):
+            write_report(address, None, 1000.0, output)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("seconds", ["-1", "nan"])

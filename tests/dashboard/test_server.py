@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 
+import msgspec
 import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.cli.status_client import StatusSnapshot
 from headrace.coordinator import ClusterCoordinator
+from headrace.dashboard.sampler import StatusSampler
 from headrace.dashboard.server import Dashboard
+from headrace.dashboard.view import describe_snapshot, measure_snapshot
+from headrace.service.messages import DispatcherStatus, JobStatus
 from headrace.transport.security import Security, new_keys
 from tests.dashboard.pages import SECONDS, events, get, wait_for_status
 
@@ -214,7 +221,7 @@ def check_token(dashboard: Dashboard) -> None:
         assert "set-cookie" not in headers
         assert token not in text
     status, headers, _ = get(base, f"/?token={token}")
-    assert (status, headers["location"]) == (303, "/")
+    assert (status, headers["location"]) == (303, "./")
     cookie = headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=lax" in cookie
@@ -230,7 +237,7 @@ def test_other_machines_need_the_token():
         assert get(base, "/", {"Host": "trainer-7"})[0] == 401
         status, headers, _ = get(base, f"/?token={token}", {"Host": "trainer-7"})
         assert status == 303
-        assert headers["location"] == "/"
+        assert headers["location"] == "./"
 
 
 def test_users_of_this_machine_without_keys_need_the_token(tmp_path: Path):
@@ -242,6 +249,50 @@ def test_users_of_this_machine_without_keys_need_the_token(tmp_path: Path):
         Dashboard(address_of(dispatcher.target), keys=keys) as dashboard,
     ):
         check_token(dashboard)
+
+
+def test_redirect_stays_on_this_site():
+    with Dashboard("127.0.0.1:1", host="0.0.0.0") as dashboard:
+        port, _, token = dashboard.url.rpartition(":")[2].partition("/?token=")
+        base = f"http://127.0.0.1:{port}"
+        status, headers, _ = get(base, f"//attacker.example?token={token}")
+    assert status == 303
+    assert urljoin(f"{base}//attacker.example", headers["location"]).startswith(base)
+
+
+def test_server_that_is_started_again_leaves_no_thread_or_socket():
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    counts = []
+    for _ in range(3):
+        with Dashboard("127.0.0.1:1") as dashboard:
+            next(events(dashboard.url))
+        counts.append((threading.active_count(), open_files()))
+    assert counts[1] == counts[2]
+
+
+def test_status_that_cannot_be_shown_is_reported(monkeypatch: pytest.MonkeyPatch):
+    job = JobStatus(job_id=1, name="", dataset_id="1", processing_mode=99, num_epochs=1,
+                    running_tasks=0, clients=0)  # fmt: skip
+    status = DispatcherStatus(workers=(), jobs=(job,), datasets=0)
+    sampler = StatusSampler("127.0.0.1:1")
+    monkeypatch.setattr(sampler._client, "fetch", lambda: StatusSnapshot(status, 0.0))
+    sample = msgspec.json.decode(sampler.sample_once().status)
+    sampler.stop()
+    assert "cannot be shown" in sample["problem"]
+    assert "99" in sample["problem"]
+    assert sample["unreachable_since"] is not None
+
+
+def test_status_of_an_earlier_release_is_shown():
+    fields = {"workers": [{"worker_id": "w", "address": "h:1", "seconds_since_heartbeat": 0.1,
+                           "tasks": 0}],
+              "jobs": [], "datasets": 0}  # fmt: skip
+    status = msgspec.convert(fields, DispatcherStatus)
+    view = describe_snapshot(StatusSnapshot(status, 0.0), None)
+    assert view["wanted_workers"] == 0
+    assert measure_snapshot(view)["workers"] == 1
 
 
 def test_open_streams_do_not_delay_the_end():

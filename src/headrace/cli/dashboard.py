@@ -11,8 +11,12 @@ import typer
 from headrace.cli.commands import Keys
 from headrace.cli.inspect import Address
 from headrace.cli.run_server import run_server
+from headrace.cli.status_client import StatusClient
 
 __all__ = ["run_dashboard", "write_report"]
+
+_FIRST_TIMEOUT = 5.0
+"""Seconds that the server may take for its first reply."""
 
 
 def run_dashboard(
@@ -43,6 +47,8 @@ def run_dashboard(
             file=sys.stderr,
         )
         raise typer.Exit(1) from error
+    with StatusClient(address, keys, _FIRST_TIMEOUT) as client:
+        client.fetch()  # raises what the page would only show, such as a wrong address
     dashboard = Dashboard(address, host=host, port=port, keys=keys)
     run_server("dashboard", dashboard, lambda: dashboard.url)
 

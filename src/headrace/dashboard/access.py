@@ -9,6 +9,7 @@ set it only.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from dataclasses import dataclass
 
@@ -37,6 +38,14 @@ class AccessPolicy:
         name = host.rpartition(":")[0] if _has_port(host) else host
         name = name.removeprefix("[").removesuffix("]").rstrip(".").lower()
         return bool(self.token) or name.endswith(".localhost") or addresses.is_loopback(name)
+
+    @property
+    def cookie(self) -> str:
+        """Name of the cookie with the token.
+
+        Browsers send a cookie to all ports of a host, so two dashboards of one host need two names.
+        """
+        return f"headrace-{hashlib.sha256(self.token.encode()).hexdigest()[:12]}"
 
     def allows_token(self, token: str | None) -> bool:
         """Return whether a request with this token may see the page; None without a token."""

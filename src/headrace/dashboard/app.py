@@ -19,7 +19,6 @@ from headrace.dashboard.sampler import Sample
 
 __all__ = ["SampleSource", "make_app"]
 
-_COOKIE = "headrace-dashboard"
 _MEDIA_TYPES = {"dashboard.css": "text/css", "dashboard.js": "text/javascript"}
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -149,10 +148,11 @@ class _Guard:
             )
         given = request.query_params.get("token")
         if given is not None and self._policy.token and self._policy.allows_token(given):
-            response = RedirectResponse(request.url.path, 303)
-            response.set_cookie(_COOKIE, given, httponly=True, samesite="lax", path="/")
+            # Relative to the URL, so that a path such as "//host" is not taken for another site.
+            response = RedirectResponse("./", 303)
+            response.set_cookie(self._policy.cookie, given, httponly=True, samesite="lax", path="/")
             return response
-        if not self._policy.allows_token(request.cookies.get(_COOKIE)):
+        if not self._policy.allows_token(request.cookies.get(self._policy.cookie)):
             return PlainTextResponse(
                 "open the URL that `headrace dashboard` printed: it contains the token\n", 401
             )

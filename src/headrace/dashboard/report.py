@@ -83,8 +83,11 @@ def write_report(address: str, keys: Path | None, seconds: float, output: Path) 
     """
     with StatusClient(address, keys, _FIRST_TIMEOUT) as client:
         client.fetch()  # raises what a sampler would only record
+    existed = output.exists()
     with output.open("a"):
         pass  # fails now, and not after measuring
+    if not existed:
+        output.unlink()
     sampler = StatusSampler(address, keys)
     try:
         end = time.monotonic() + seconds

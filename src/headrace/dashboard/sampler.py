@@ -106,18 +106,22 @@ class StatusSampler:
         """Request the status, and record it or the failure; `start` does so repeatedly."""
         now = time.time()
         problem = ""
+        view = self._view
+        plans = self._plans
         values: dict[str, float] = {}
         try:
             snapshot = self._client.fetch()
             plans = self._fetch_plans(snapshot)
-        except HeadraceError as error:
-            problem = str(error)
-            if self._unreachable_since is None:
-                self._unreachable_since = now
-            view, plans = self._view, self._plans
-        else:
             view = describe_snapshot(snapshot, self._previous)
             values = measure_snapshot(view)
+        except Exception as error:
+            # Also errors in a status of another release: without this thread, the page would wait
+            # forever, and not say why.
+            known = isinstance(error, HeadraceError)
+            problem = str(error) if known else f"its status cannot be shown: {error!r}"
+            if self._unreachable_since is None:
+                self._unreachable_since = now
+        else:
             self._previous, self._unreachable_since = snapshot, None
         status = msgspec.json.encode(
             {

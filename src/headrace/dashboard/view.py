@@ -21,6 +21,7 @@ from headrace.coordinator.status import CoordinatorStatus, TrainingWorkerStatus
 from headrace.parameter_server.messages import ServerStatus
 from headrace.service.config import ShardingPolicy
 from headrace.service.messages import (
+    ClientStatus,
     DispatcherStatus,
     IterationStatus,
     JobStatus,
@@ -35,6 +36,10 @@ View: TypeAlias = dict[str, Any]
 
 _MAX_FINISHED = 3
 """Maximum number of finished epochs of a job that are shown."""
+_MAX_ROWS = 5000
+"""Number of tasks and clients of all epochs from which on only some of each epoch are shown."""
+_MIN_ROWS = 20
+"""Number of tasks, and of clients, that are shown of each epoch in any case."""
 
 
 def describe_snapshot(snapshot: StatusSnapshot, previous: StatusSnapshot | None) -> View:
@@ -62,6 +67,7 @@ def measure_snapshot(view: View) -> dict[str, float]:
 
 
 def _dispatcher(status: DispatcherStatus) -> View:
+    limit = _row_limit(status)
     return {
         "kind": "dispatcher",
         "uptime": status.uptime_seconds,
@@ -81,9 +87,20 @@ def _dispatcher(status: DispatcherStatus) -> View:
             {"address": each.address, "reason": each.reason, "seconds_ago": each.seconds_ago}
             for each in status.recently_lost_workers
         ],
+        "wanted_workers": status.wanted_workers,
         "workers": [_worker(each) for each in status.workers],
-        "jobs": [_job(each) for each in status.jobs],
+        "jobs": [_job(each, limit) for each in status.jobs],
     }
+
+
+def _row_limit(status: DispatcherStatus) -> int | None:
+    """Return how many tasks, and how many clients, of each epoch are shown; None for all.
+
+    With 1,000 workers and 200 jobs, all of them would be 30 MB with each update.
+    """
+    epochs = [epoch for job in status.jobs for epoch in job.iterations]
+    rows = sum(len(each.tasks) + len(each.clients) for each in epochs)
+    return None if rows <= _MAX_ROWS else max(_MIN_ROWS, _MAX_ROWS // (2 * len(epochs)))
 
 
 def _worker(worker: WorkerStatus) -> View:
@@ -101,7 +118,7 @@ def _worker(worker: WorkerStatus) -> View:
     }
 
 
-def _job(job: JobStatus) -> View:
+def _job(job: JobStatus, limit: int | None) -> View:
     finished = [each for each in job.iterations if each.finished][-_MAX_FINISHED:]
     active = [each for each in job.iterations if not each.finished]
     mode = ShardingPolicy(job.processing_mode).name
@@ -121,12 +138,17 @@ def _job(job: JobStatus) -> View:
         "elements": job.elements,
         "bytes": job.bytes,
         "wait_seconds": job.wait_seconds,
-        "epochs": [_epoch(each, is_save=bool(job.path)) for each in [*finished, *active]],
+        "epochs": [_epoch(each, limit, is_save=bool(job.path)) for each in [*finished, *active]],
     }
 
 
-def _epoch(epoch: IterationStatus, *, is_save: bool) -> View:
+def _epoch(epoch: IterationStatus, limit: int | None, *, is_save: bool) -> View:
     bound = find_save_bottleneck(epoch) if is_save else find_bottleneck(epoch)
+    clients: Sequence[ClientStatus] = epoch.clients
+    tasks: Sequence[TaskStatus] = epoch.tasks
+    if limit is not None:
+        clients = sorted(clients, key=lambda each: each.wait_ratio, reverse=True)[:limit]
+        tasks = sorted(tasks, key=lambda each: each.elements_per_second)[:limit]
     return {
         "id": epoch.iteration_id,
         "name": ".".join(map(str, epoch.epoch)),
@@ -149,6 +171,7 @@ def _epoch(epoch: IterationStatus, *, is_save: bool) -> View:
         "task_split_wait": _mean([each.split_wait_ratio for each in epoch.tasks]),
         "bound_by": None if bound is None else bound.location,
         "advice": "" if bound is None else bound.advice,
+        "num_clients": len(epoch.clients),
         "clients": [
             {
                 "id": each.client_id,
@@ -160,9 +183,10 @@ def _epoch(epoch: IterationStatus, *, is_save: bool) -> View:
                 "buffered": each.buffered_batches,
                 "heartbeat": each.seconds_since_heartbeat,
             }
-            for each in epoch.clients
+            for each in clients
         ],
-        "tasks": [_task(each) for each in epoch.tasks],
+        "num_tasks": len(epoch.tasks),
+        "tasks": [_task(each) for each in tasks],
         "steps": [
             {"name": each.step, "seconds": each.seconds, "threads": each.busy_threads}
             for each in epoch.steps
@@ -190,14 +214,16 @@ def _task(task: TaskStatus) -> View:
 
 def _measure_dispatcher(view: View) -> dict[str, float]:
     values = {"elements": 0.0, "bytes": 0.0, "workers": float(len(view["workers"]))}
-    waits: list[float] = []
+    waiting, num_clients = 0.0, 0
     for job in view["jobs"]:
         active = [each for each in job["epochs"] if not each["finished"]]
         values["elements"] += sum(each["elements_per_second"] for each in active)
         values["bytes"] += sum(each["bytes_per_second"] for each in active)
-        waits += [client["wait"] for each in active for client in each["clients"]]
-    if waits:
-        values["wait"] = fmean(waits)
+        for each in active:
+            waiting += (each["client_wait"] or 0.0) * each["num_clients"]
+            num_clients += each["num_clients"]
+    if num_clients:
+        values["wait"] = waiting / num_clients
     return values
 
 

@@ -7,28 +7,24 @@
 
 const MISSING = "\u2013";
 
-function formatNumber(value) {
-  if (value === null || value === undefined) return MISSING;
-  const digits = value >= 100 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2;
-  return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-}
+// Return a format that shows a dash for values that are unknown: null or undefined.
+const orMissing = (format) => (value) => (value === null || value === undefined ? MISSING : format(value));
+const toFixed = (value, digits) => value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
-function formatBytes(value) {
-  if (value === null || value === undefined) return MISSING;
+const formatNumber = orMissing((value) => toFixed(value, value >= 100 || Number.isInteger(value) ? 0 : value >= 1 ? 1 : 2));
+const formatRate = orMissing((value) => `${formatNumber(value)}/s`);
+const formatShare = orMissing((value) => `${Math.round(100 * value)}\u00a0%`);
+
+const formatBytes = orMissing((value) => {
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];
   let unit = 0;
   while (value >= 1000 && unit < units.length - 1) { value /= 1000; unit += 1; }
-  const digits = unit === 0 || value >= 100 ? 0 : 1;
-  return `${value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${units[unit]}`;
-}
+  return `${toFixed(value, unit === 0 || value >= 100 ? 0 : 1)} ${units[unit]}`;
+});
+const formatByteRate = orMissing((value) => `${formatBytes(value)}/s`);
 
-const formatRate = (value) => (value === null || value === undefined ? MISSING : `${formatNumber(value)}/s`);
-const formatByteRate = (value) => (value === null || value === undefined ? MISSING : `${formatBytes(value)}/s`);
-const formatShare = (value) => (value === null || value === undefined ? MISSING : `${Math.round(100 * value)}\u00a0%`);
-
-function formatDuration(seconds) {
-  if (seconds === null || seconds === undefined) return MISSING;
-  if (seconds < 0.1 && seconds > 0) return `${formatNumber(Math.max(1, Math.round(1000 * seconds)))} ms`;
+const formatDuration = orMissing((seconds) => {
+  if (seconds < 0.1 && seconds > 0) return `${Math.max(1, Math.round(1000 * seconds))} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   const whole = Math.round(seconds);
   for (const [size, unit, smallerSize, smaller] of [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]]) {
@@ -38,30 +34,36 @@ function formatDuration(seconds) {
     }
   }
   return `${whole} s`;
+});
+const formatAge = (seconds) => `${formatDuration(seconds)} ago`;
+
+// Time of day, with the date unless it is today.
+function formatTime(seconds) {
+  const time = new Date(1000 * seconds);
+  return time.toDateString() === new Date().toDateString() ? time.toLocaleTimeString("en-GB") : time.toLocaleString("en-GB");
 }
 
-const formatTime = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 const plural = (count, noun) => `${formatNumber(count)} ${noun}${count === 1 ? "" : "s"}`;
 
 // --- Elements ------------------------------------------------------------------------------------
 
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+function fill(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.append(...children);
   return made;
 }
 
-function svgElement(tag, attributes = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
+const element = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+const svgElement = (tag, attributes = {}, ...children) => fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 // Unchanged text keeps its node, so that selections and screen readers are not disturbed.
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
+}
+
+function setContent(node, parts) {
+  const text = parts.map((each) => each.textContent ?? each).join("");
+  if (node.textContent !== text) node.replaceChildren(...parts);
 }
 
 function setAttribute(node, name, value) {
@@ -99,8 +101,8 @@ function setTrack(made, ...shares) {
 // A column has a label, `value(row)` to sort by and `text(row)` to show; a `meter` adds a bar whose
 // share is the value, and `choose(row)` makes the text a button.
 class DataTable {
-  constructor({ noun, columns, key, sort, descending = false, limit = 20, empty }) {
-    Object.assign(this, { noun, columns, key, limit, empty, sorted: sort, descending });
+  constructor({ noun, columns, key, sort, descending = false, limit = 20, empty = "" }) {
+    Object.assign(this, { noun, columns, key, limit, sorted: sort, descending });
     this.rows = [];
     this.showsAll = false;
     this.filter = "";
@@ -130,8 +132,10 @@ class DataTable {
     return element("th", { scope: "col", class: column.numeric ? "number" : "" }, button);
   }
 
-  update(rows) {
+  // Show rows, or if there are none, a message: texts and elements.
+  update(rows, empty = null) {
     this.rows = rows;
+    if (empty && !rows.length) setContent(this.message, empty);
     this.render();
   }
 
@@ -255,7 +259,6 @@ class Chart {
     const keys = series.length > 1 ? series.map((each) => element("span", { class: `key ${each.style || ""}` }, each.label)) : [];
     this.caption = element("figcaption", {}, element("span", {}, title), ...keys, this.now);
     this.svg = svgElement("svg", { role: "img", tabindex: "0" });
-    this.readout = element("span", { class: "quiet", "aria-live": "polite" });
     this.root = element("figure", { class: "chart" }, this.caption, this.svg);
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.moveCursor(null));
@@ -329,7 +332,8 @@ class Chart {
     const parts = [];
     for (const share of [0, 0.5, 1]) {
       parts.push(svgElement("line", { class: "grid", x1: PLOT.left, x2: width - PLOT.right, y1: y(top * share), y2: y(top * share) }));
-      if (share) parts.push(svgElement("text", { x: PLOT.left, y: y(top * share) - 4 }, this.format(top * share)));
+      // While all values are 0, the scale means nothing.
+      if (share && (largest || this.maximum)) parts.push(svgElement("text", { x: PLOT.left, y: y(top * share) - 4 }, this.format(top * share)));
     }
     parts.push(svgElement("text", { x: PLOT.left, y: CHART_HEIGHT - 4 }, `${formatDuration(this.end - this.start)} ago`));
     parts.push(svgElement("text", { x: width - PLOT.right, y: CHART_HEIGHT - 4, "text-anchor": "end" }, "now"));
@@ -598,9 +602,11 @@ class JobPanel {
         numberColumn("elements", (row) => row.elements, formatRate),
         numberColumn("received", (row) => row.total, formatNumber),
         numberColumn("buffered", (row) => row.buffered, formatNumber),
-        numberColumn("heartbeat", (row) => row.heartbeat, (value) => `${formatDuration(value)} ago`),
+        numberColumn("heartbeat", (row) => row.heartbeat, formatAge),
       ],
     });
+    this.taskBlock = block("Tasks", this.tasks.root);
+    this.clientBlock = block("Clients", this.readers.root);
     this.active = element("div", { class: "job" },
       block("Who waits for whom", element("div", { class: "waits" }, this.flow, this.verdict)),
       element("div", { class: "split" },
@@ -608,8 +614,7 @@ class JobPanel {
           block("Progress", this.progress, this.facts),
           block("Time of the workers by step", this.steps.root)),
         block("Plan, with the share of the time in each step", this.graph.root, this.noPlan)),
-      block("Tasks", this.tasks.root),
-      block("Clients", this.readers.root));
+      this.taskBlock, this.clientBlock);
     this.idle = element("p", { class: "empty" });
     this.root = panel("Job", this.idle, this.active);
     this.subtitle = element("span", { class: "quiet" });
@@ -634,6 +639,9 @@ class JobPanel {
     this.noPlan.hidden = steps.length > 0;
     this.graph.update(steps, epoch.steps);
     this.steps.update(epoch.steps.map((each) => ({ ...each, share: total ? each.seconds / total : 0 })));
+    // The dashboard leaves some out if there are very many in all jobs.
+    setText(this.taskBlock.heading, epoch.tasks.length < epoch.num_tasks ? `Tasks: the ${epoch.tasks.length} slowest of ${formatNumber(epoch.num_tasks)}` : "Tasks");
+    setText(this.clientBlock.heading, epoch.clients.length < epoch.num_clients ? `Clients: the ${epoch.clients.length} that wait most of ${formatNumber(epoch.num_clients)}` : "Clients");
     this.tasks.update(epoch.tasks);
     this.readers.update(epoch.clients);
   }
@@ -661,12 +669,12 @@ class JobPanel {
   updateWaits(job, epoch) {
     const forClients = epoch.task_client_wait ?? 0;
     const forSplits = epoch.task_split_wait ?? 0;
-    const producing = epoch.tasks.length ? Math.max(0, 1 - forClients - forSplits) : null;
-    this.workers.update(`Workers, ${plural(epoch.tasks.length, "task")}`, [producing, epoch.task_split_wait, epoch.task_client_wait]);
+    const producing = epoch.num_tasks ? Math.max(0, 1 - forClients - forSplits) : null;
+    this.workers.update(`Workers, ${plural(epoch.num_tasks, "task")}`, [producing, epoch.task_split_wait, epoch.task_client_wait]);
     const waiting = epoch.client_wait;
     this.clients.root.hidden = Boolean(job.path);
     this.arrow.hidden = Boolean(job.path);
-    this.clients.update(plural(epoch.clients.length, "client"), [waiting === null ? null : 1 - waiting, waiting]);
+    this.clients.update(plural(epoch.num_clients, "client"), [waiting === null ? null : 1 - waiting, waiting]);
     setText(this.arrow, "elements \u2192");
     this.verdict.hidden = epoch.bound_by === null;
     setAttribute(this.verdict, "data-level", epoch.bound_by === "nothing" ? null : "wait");
@@ -690,6 +698,8 @@ function shownEpoch(job) {
   return job.epochs.find((each) => !each.finished) || job.epochs[job.epochs.length - 1] || null;
 }
 
+const noWorker = (command) => ["No worker is registered. Start one with ", element("code", {}, command), "."];
+
 // --- Dispatcher ----------------------------------------------------------------------------------
 
 class DispatcherPage {
@@ -703,7 +713,7 @@ class DispatcherPage {
       { title: "Workers", series: [{ key: "workers" }], format: formatNumber },
     ]);
     this.jobs = new DataTable({
-      noun: "jobs", key: (row) => row.job.id, sort: "progress", limit: 10, empty: "No jobs.",
+      noun: "jobs", key: (row) => row.job.id, sort: "progress", limit: 10,
       columns: [
         textColumn("job", (row) => jobName(row.job), { clip: true, choose: (row) => { this.chosen = row.job.id; this.render(); } }),
         numberColumn("progress", (row) => row.epoch?.progress ?? null, formatShare, { meter: "" }),
@@ -721,7 +731,6 @@ class DispatcherPage {
     this.job = new JobPanel();
     this.workers = new DataTable({
       noun: "workers", key: (row) => row.id, sort: "worker", limit: 20,
-      empty: "No worker is registered; start one with: headrace worker --dispatcher HOST:PORT",
       columns: [
         textColumn("worker", (row) => row.address),
         textColumn("state", (row) => row.state, { level: stateLevel }),
@@ -730,7 +739,7 @@ class DispatcherPage {
         numberColumn("data", (row) => row.bytes, formatByteRate),
         numberColumn("buffered", (row) => row.buffered, formatNumber),
         numberColumn("buffered data", (row) => row.buffered_bytes, formatBytes),
-        numberColumn("heartbeat", (row) => row.heartbeat, (value) => `${formatDuration(value)} ago`),
+        numberColumn("heartbeat", (row) => row.heartbeat, formatAge),
         textColumn("tags", (row) => row.tags, { clip: true, optional: true }),
       ],
     });
@@ -738,7 +747,7 @@ class DispatcherPage {
       noun: "lost workers", key: (row) => `${row.address} ${row.number}`, sort: "lost", limit: 10, empty: "No worker was lost.",
       columns: [
         textColumn("worker", (row) => row.address),
-        numberColumn("lost", (row) => row.seconds_ago, (value) => `${formatDuration(value)} ago`),
+        numberColumn("lost", (row) => row.seconds_ago, formatAge),
         textColumn("reason", (row) => row.reason, { wrap: true }),
       ],
     });
@@ -758,13 +767,19 @@ class DispatcherPage {
     const { view, model } = this;
     const values = model.values;
     const draining = view.workers.filter((each) => each.state === "draining").length;
-    const slots = view.slots ? `${view.occupied_slots} of ${plural(view.slots, "slot")}` : "";
+    const wanted = view.wanted_workers;
+    const isShort = view.workers.length - draining < wanted;
+    const notes = [
+      wanted && `${formatNumber(wanted)} wanted`,
+      draining && `${formatNumber(draining)} draining`,
+      view.slots && `${formatNumber(view.occupied_slots)} of ${plural(view.slots, "slot")}`,
+    ];
     this.tiles.update([
-      [formatNumber(view.workers.length), draining ? `${draining} draining` : slots],
+      [formatNumber(view.workers.length), notes.filter(Boolean).join(", "), isShort ? "warn" : ""],
       [formatNumber(view.clients), plural(view.jobs.length, "job")],
       [formatRate(values.elements ?? null), "elements"],
       [formatByteRate(values.bytes ?? null), "from workers"],
-      [formatShare(values.wait ?? null), "of their time"],
+      [formatShare(values.wait ?? null), "mean of clients"],
       [formatNumber(view.elements), formatBytes(view.bytes)],
       [formatNumber(view.num_lost), view.lost.length ? `last ${formatDuration(view.lost[0].seconds_ago)} ago` : "", view.num_lost ? "warn" : ""],
       [formatNumber(view.refused), view.refused ? "wrong key or protocol" : "", view.refused ? "warn" : ""],
@@ -774,9 +789,10 @@ class DispatcherPage {
     // An unfinished job is more interesting than a finished one.
     const chosen = rows.find((row) => row.job.id === this.chosen) || rows.find((row) => row.epoch && !row.epoch.finished) || rows[0];
     if (chosen) chosen.isCurrent = true;
-    this.jobs.update(rows);
+    const call = `dataset.apply(hr.service.distribute(hr.service.ShardingPolicy.DYNAMIC, "${model.address}"))`;
+    this.jobs.update(rows, ["No job yet. A program starts one when it iterates over ", element("code", {}, call), "."]);
     this.job.update(chosen?.job, model.plans);
-    this.workers.update(view.workers);
+    this.workers.update(view.workers, noWorker(`headrace worker --dispatcher ${model.address}`));
     this.lost.update(view.lost.map((each, index) => ({ ...each, number: view.num_lost - index })));
     setText(this.peers, view.refused ? `${plural(view.refused, "connection")} refused because of a wrong key or an unknown protocol.` : "No connection was refused.");
   }
@@ -831,7 +847,6 @@ class CoordinatorPage {
     this.facts = element("dl", { class: "facts" });
     this.workers = new DataTable({
       noun: "workers", key: (row) => row.number, sort: "worker", limit: 20,
-      empty: "No worker is registered; start one with: headrace server --coordinator HOST:PORT",
       columns: [
         { label: "worker", value: (row) => row.number, text: (row) => `${row.number} at ${row.address}` },
         textColumn("state", (row) => row.state, { level: stateLevel }),
@@ -872,7 +887,7 @@ class CoordinatorPage {
     if (view.failure) facts.push(["error", `raised by the next schedule, join or done: ${view.failure}`]);
     setFacts(this.facts, facts);
     this.charts.update(model.points, model.time);
-    this.workers.update(view.workers);
+    this.workers.update(view.workers, noWorker(`headrace server --coordinator ${model.address}`));
     this.servers.update(view.servers);
   }
 }
@@ -932,7 +947,7 @@ class Dashboard {
     const { points } = this.model;
     if (!points.length || status.time > points[points.length - 1][0] + 0.5) points.push([status.time, status.values]);
     while (points.length && points[0][0] < status.time - HISTORY_SECONDS) points.shift();
-    this.model.time = status.time;
+    Object.assign(this.model, { time: status.time, address: status.address });
     if (!status.problem) this.model.values = status.values;
     this.render();
   }
@@ -964,7 +979,7 @@ class Dashboard {
       }
     } else if (!this.page) {
       setText(document.getElementById("target"), address);
-      setText(document.getElementById("waiting"), "No status was received yet.");
+      setText(document.getElementById("waiting"), "The data appear here as soon as the server replies.");
     }
     this.renderState();
   }
@@ -980,7 +995,8 @@ class Dashboard {
     setAttribute(document.getElementById("state"), "data-state", state);
     setText(document.getElementById("state"), label);
     this.notice("lost", this.lostAt === null ? "" : `The connection to the dashboard was lost at ${formatTime(this.lostAt)}; reconnecting.${this.page ? " The page shows the last data." : ""}`, "bad");
-    const since = silent === null ? "" : `No reply from ${status.address} since ${formatTime(silent)} (${formatDuration(status.time - silent)}).${this.page ? " The page shows the last data." : ""} Reason: ${status.problem}`;
+    // Without the seconds that have passed: a screen reader would read each change aloud.
+    const since = silent === null ? "" : `No reply from ${status.address} since ${formatTime(silent)}.${this.page ? " The page shows the last data." : ""} Reason: ${status.problem}`;
     this.notice("silent", since, "wait");
   }
 
@@ -1006,11 +1022,16 @@ const SILENCE_MS = 15000;
 const RECONNECT_MS = 2000;
 
 // Follows the events; also after the server was restarted, or the connection died without notice.
+//
+// A hidden tab closes its connection: browsers open six to a host, and the seventh tab would stay
+// blank. When it is shown again, the stream begins with the history.
 function follow(dashboard) {
   let lastEvent = Date.now();
   let source = null;
   const open = () => {
     source?.close();
+    source = null;
+    if (document.hidden) return;
     lastEvent = Date.now();
     source = new EventSource("events");
     const on = (name, receive) => source.addEventListener(name, (event) => {
@@ -1024,7 +1045,9 @@ function follow(dashboard) {
     source.addEventListener("error", () => dashboard.connectionLost());
   };
   open();
+  document.addEventListener("visibilitychange", open);
   setInterval(() => {
+    if (!source) return;
     const isSilent = Date.now() - lastEvent > SILENCE_MS;
     if (isSilent) dashboard.connectionLost();
     if (isSilent || source.readyState === EventSource.CLOSED) open();
