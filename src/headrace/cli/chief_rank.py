@@ -6,12 +6,18 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 
 from headrace.cli.run_server import PARENT_SIGNALS, STOP_SIGNALS, Signals, print_line
 from headrace.cli.step_options import STOP_SECONDS, RankProcesses, StepOptions, warn
 from headrace.deploy.slurm_step import SlurmStep
 from headrace.deploy.step_directory import StepPublisher
-from headrace.errors import CancelledError, DeadlineExceededError, UnavailableError
+from headrace.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    UnavailableError,
+)
 from headrace.process.child import NO_ACCELERATORS, clean_environment
 from headrace.process.program import Program
 from headrace.service.worker_scaler import WorkerScaler
@@ -51,6 +57,7 @@ class ChiefRank:
         Raises:
             DeadlineExceededError: If another rank did not start in time.
             UnavailableError: If another rank, or the dispatcher, failed to start.
+            FailedPreconditionError: If the program cannot be started.
         """
         status = 0
         with Signals(children=True, ignored=PARENT_SIGNALS - STOP_SIGNALS) as signals:
@@ -98,20 +105,7 @@ class ChiefRank:
         )
         if self._options.program:
             found = {rank: state.address for rank, state in ranks.items()}
-            config = {
-                "cluster": self._step.cluster(self._own_address, found),
-                "task": {"type": "chief", "index": 0},
-            }
-            self._program = Program(
-                self._options.program,
-                {
-                    **os.environ,
-                    "HEADRACE_SERVICE": service,
-                    "HEADRACE_DISPATCHER": self._dispatcher,
-                    "HEADRACE_KEYS": str(self._publisher.keys),
-                    "TF_CONFIG": json.dumps(config),
-                },
-            )
+            self._program = self._start_program(service, found)
         while True:
             received = signals.wait(_INTERVAL)
             self._beat(processes, received)
@@ -126,6 +120,26 @@ class ChiefRank:
                     "give it more time with --grace, and KillWait in slurm.conf"
                 )
                 self._program.kill()
+
+    def _start_program(self, service: str, addresses_of_ranks: Mapping[int, str]) -> Program:
+        config = {
+            "cluster": self._step.cluster(self._own_address, addresses_of_ranks),
+            "task": {"type": "chief", "index": 0},
+        }
+        environment = {
+            **os.environ,
+            "HEADRACE_SERVICE": service,
+            "HEADRACE_DISPATCHER": self._dispatcher,
+            "HEADRACE_KEYS": str(self._publisher.keys),
+            "TF_CONFIG": json.dumps(config),
+        }
+        try:
+            return Program(self._options.program, environment)
+        except OSError as error:
+            raise FailedPreconditionError(
+                f"cannot start the program {self._options.program[0]!r}: {error.strerror}; it must "
+                "be an executable file, given by its path or found on PATH on the node of rank 0"
+            ) from error
 
     def _wait_for_ranks(self, processes: RankProcesses, signals: Signals) -> None:
         """Wait until the dispatcher and the servers of all ranks are ready."""

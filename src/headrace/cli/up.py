@@ -36,8 +36,8 @@ def run_up(
     work_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of the dispatcher's journal, from which it resumes after a crash or a "
-            "requeue of the job; without one there is no journal.",
+            help="Directory of the dispatcher's journal. With one, the dispatcher resumes after a "
+            "crash or a requeue of the job; without one there is no journal.",
         ),
     ] = None,
     host: Annotated[

@@ -1,4 +1,4 @@
-"""Two ways to run a step in tests: a stand-in for srun, and Slurm itself on one machine."""
+"""Two ways to run a step in tests: a replacement of srun, and Slurm itself on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace up`: steps of real processes, started by a stand-in for srun and by Slurm."""
+"""`headrace up`: steps of real processes, started by a replacement of srun and by Slurm."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_program_reads_exactly_while_ranks_are_killed(launcher, tmp_path):
     step.processes(4)[0].send_signal(signal.SIGKILL)
     step.find(rf"2: headrace: process {data_worker.pid} ended by SIGKILL; restarting")
     step.find("0: exact .1.0, 2.0. files 0o600$")
-    # Of a killed rank srun reports the signal, which is a higher status than the program's.
+    # srun reports the signal of a killed rank, which is a higher status than the program's.
     assert step.end() in (7, 128 + signal.SIGKILL)
     assert rank.is_running() is False
     step.find("0: rank 0 stopped")
