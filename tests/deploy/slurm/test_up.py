@@ -227,6 +227,17 @@ def test_worker_rank_that_cannot_see_the_run_dir_names_the_reason(fake, tmp_path
     assert step.end() == 1
 
 
+def test_sigint_ends_the_step_after_the_program(fake):
+    program = "import time; print('runs', flush=True)\ntry: time.sleep(100)\n"
+    program += "except KeyboardInterrupt: time.sleep(1.0); print('interrupted', flush=True)"
+    step = fake.run(2, *HEADRACE, "up", "--", sys.executable, "-c", program)
+    step.find("0: runs")
+    step.process.send_signal(signal.SIGINT)
+    step.find("0: interrupted")
+    step.find("1: rank 1 stopped")
+    assert step.end() == 0
+
+
 def test_program_that_does_not_exist_is_named_and_ends_the_step(fake):
     step = fake.run(2, *HEADRACE, "up", "--", "no-such-program", "train.py")
     step.find("0: headrace: cannot start the program 'no-such-program': No such file .* PATH")
