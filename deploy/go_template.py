@@ -44,7 +44,7 @@ class Templates:
         self.parts: dict[str, _Part] = {}
 
     def add(self, name: str, source: str) -> None:
-        """Parse a file; its `define` blocks become templates of their own."""
+        """Parse a file; each `define` block in it becomes another template."""
         self.parts[name] = _Parser(name, source, self.parts).parse_file()
 
     def render(self, name: str, dot: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import jsonschema
 import yaml
-from go_template import Templates
+from go_template import TemplateError, Templates
 
 __all__ = ["CHART", "generated_files", "render_chart", "values_table"]
 
@@ -118,10 +118,18 @@ def generated_files() -> dict[Path, str]:
 
 def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["--print"]:
-        values: Any = {}
-        for name in arguments[1:]:
-            values = _merge(values, yaml.safe_load(Path(name).read_text()) or {})
-        print("---\n".join(render_chart(values).values()), end="")
+        try:
+            values: Any = {}
+            for name in arguments[1:]:
+                values = _merge(values, yaml.safe_load(Path(name).read_text()) or {})
+            print("---\n".join(render_chart(values).values()), end="")
+        except jsonschema.ValidationError as error:
+            where = error.json_path.removeprefix("$").removeprefix(".") or "values"
+            print(f"render.py: {where}: {error.message}", file=sys.stderr)
+            return 1
+        except (OSError, TemplateError, yaml.YAMLError) as error:
+            print(f"render.py: {error}", file=sys.stderr)
+            return 1
         return 0
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)

@@ -13,7 +13,7 @@ __all__ = ["Environment", "find_pythons"]
 _OLDEST = (3, 11)
 _NEWEST = 20
 _INSTALL_SECONDS = 900.0
-_PROBE = "import sys; print(*sys.version_info[:2], getattr(sys, '_is_gil_enabled', bool)())"
+_PROBE = "import sys; print(*sys.version_info[:2])"
 
 
 def find_pythons() -> dict[str, Path]:
@@ -40,7 +40,7 @@ def find_pythons() -> dict[str, Path]:
 def _runs(python: Path, minor: int) -> bool:
     """Return whether an interpreter starts, and has the version that its name says."""
     result = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, check=False)
-    return result.returncode == 0 and result.stdout.split()[:2] == [str(_OLDEST[0]), str(minor)]
+    return result.returncode == 0 and result.stdout.split() == [str(_OLDEST[0]), str(minor)]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Environment:
 
     @classmethod
     def create(cls, version: str, python: Path, directory: Path, wheel: Path) -> Environment:
-        """Create an environment and install the wheel with the pinned versions.
+        """Create an environment; install the wheel with the newest dependencies, as pip does.
 
         Raises:
             CalledProcessError: If the installation fails; its output is shown.

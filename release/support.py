@@ -10,7 +10,7 @@ __all__ = ["Results", "update"]
 
 @dataclass
 class Results:
-    """What the checks found.
+    """Results of the checks.
 
     Attributes:
         extras: Whether an extra works, by Python version and name; "" is the core. None: not run.

@@ -113,6 +113,27 @@ def test_hpa_requires_a_worker():
         render.render_chart({"autoscaling": {"type": "hpa", "minReplicas": 0}})
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{worker: {replica: 3}}", "worker: Additional properties are not allowed ('replica' was"),
+        ("{wroker: {}}", "values: Additional properties are not allowed ('wroker' was"),
+        ("{autoscaling: {type: hpa, minReplicas: 0}}", "minReplicas must be at least 1"),
+        ("worker: [", "expected the node content"),
+        (None, "No such file or directory: 'values.yaml'"),
+    ],
+)
+def test_command_reports_wrong_values_without_a_traceback(text, problem, tmp_path):
+    if text is not None:
+        (tmp_path / "values.yaml").write_text(text)
+    command = [sys.executable, str(ROOT / "deploy" / "render.py"), "--print", "values.yaml"]
+    found = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.startswith("render.py: ")
+    assert problem in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def test_schema_lists_exactly_the_values():
     def compare(schema, values, name):
         if "$ref" in schema:

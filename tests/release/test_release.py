@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import email.parser
+import re
 import sys
 import zipfile
 
 import pytest
 from release import distribution, support
 from release.environments import find_pythons
+from release.smoke import CHECKS
 
 GOOD = (
     """\
@@ -90,6 +92,13 @@ def test_the_support_page_gets_new_tables_and_keeps_its_text():
     assert without_tables == [
         line for line in path.read_text().splitlines() if not line.startswith("|")
     ]
+
+
+def test_the_support_page_names_the_extras_that_are_only_imported():
+    page = (distribution.ROOT / "docs" / "support.md").read_text()
+    sentence = page[page.index("The packages of") : page.index("are only imported")]
+    only_imported = {name for name, check in CHECKS.items() if "imports" in check.__qualname__}
+    assert set(re.findall("`([a-z-]+)`", sentence)) == only_imported
 
 
 def test_a_support_page_without_a_mark_is_refused():

@@ -6,7 +6,7 @@ serve              `headrace dispatcher`, `headrace worker`
 task               `headrace server`: a worker or a parameter server of a cluster
 up                 `headrace up`: the ranks of a Slurm step; `chief_rank` is rank 0, with the
                    dispatcher and the user's program, `server_rank` any other; `step_options` has
-                   what they share
+                   the options and the processes of a rank
 run_server         one server, or several worker processes, from the start to the last line
 inspect            `headrace status`, `headrace journal`; a status as text and as JSON
 top                `headrace top`: a live view

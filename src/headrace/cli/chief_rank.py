@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import sys
 import time
+from collections.abc import Mapping
 
 from headrace.cli.run_server import PARENT_SIGNALS, STOP_SIGNALS, Signals, print_line
-from headrace.cli.step_options import STOP_SECONDS, RankProcesses, StepOptions
+from headrace.cli.step_options import STOP_SECONDS, RankProcesses, StepOptions, warn
 from headrace.deploy.slurm_step import SlurmStep
 from headrace.deploy.step_directory import StepPublisher
-from headrace.errors import CancelledError, DeadlineExceededError, UnavailableError
+from headrace.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    UnavailableError,
+)
 from headrace.process.child import NO_ACCELERATORS, clean_environment
 from headrace.process.program import Program
+from headrace.service.worker_scaler import WorkerScaler
 from headrace.transport import address as addresses
+from headrace.transport.security import Security
 from headrace.waiting import WaitWarningLimiter
 
 __all__ = ["ChiefRank"]
@@ -39,6 +47,7 @@ class ChiefRank:
         self._dispatcher = addresses.join(options.host, port)
         #: Listed in TF_CONFIG; nothing listens there unless the program does.
         self._own_address = addresses.join(options.host, port + 1)
+        self._workers = _StepWorkers(step.num_worker_ranks)
         self._program: Program | None = None
         self._terminate_at: float | None = None
 
@@ -48,6 +57,7 @@ class ChiefRank:
         Raises:
             DeadlineExceededError: If another rank did not start in time.
             UnavailableError: If another rank, or the dispatcher, failed to start.
+            FailedPreconditionError: If the program cannot be started.
         """
         status = 0
         with Signals(children=True, ignored=PARENT_SIGNALS - STOP_SIGNALS) as signals:
@@ -55,7 +65,9 @@ class ChiefRank:
             processes = RankProcesses(signals, restarts=self._options.work_dir is not None)
             try:
                 self._start_dispatcher(processes)
-                status = self._run_step(processes, signals)
+                self._wait_for_ranks(processes, signals)
+                with self._scale_workers():
+                    status = self._run_step(processes, signals)
             except CancelledError:
                 pass
             finally:
@@ -71,8 +83,20 @@ class ChiefRank:
             arguments += ["--fault-tolerant", "--work-dir", str(self._options.work_dir)]
         processes.start(arguments, {**clean_environment(os.environ), **NO_ACCELERATORS})
 
+    def _scale_workers(self) -> contextlib.AbstractContextManager[object]:
+        """Let the number of workers follow the demand, if a rank may run several."""
+        num_ranks, limit = self._step.num_worker_ranks, self._options.max_workers_per_rank
+        if limit == 1:
+            return contextlib.nullcontext()
+        return WorkerScaler(
+            f"tcp://{self._dispatcher}",
+            self._workers,
+            min_workers=num_ranks,
+            max_workers=num_ranks * limit,
+            security=Security.load(self._publisher.keys, "client"),
+        )
+
     def _run_step(self, processes: RankProcesses, signals: Signals) -> int:
-        self._wait_for_ranks(processes, signals)
         ranks = self._publisher.ranks()
         service = f"tcp://{self._dispatcher}"
         print_line(
@@ -81,20 +105,7 @@ class ChiefRank:
         )
         if self._options.program:
             found = {rank: state.address for rank, state in ranks.items()}
-            config = {
-                "cluster": self._step.cluster(self._own_address, found),
-                "task": {"type": "chief", "index": 0},
-            }
-            self._program = Program(
-                self._options.program,
-                {
-                    **os.environ,
-                    "HEADRACE_SERVICE": service,
-                    "HEADRACE_DISPATCHER": self._dispatcher,
-                    "HEADRACE_KEYS": str(self._publisher.keys),
-                    "TF_CONFIG": json.dumps(config),
-                },
-            )
+            self._program = self._start_program(service, found)
         while True:
             received = signals.wait(_INTERVAL)
             self._beat(processes, received)
@@ -104,11 +115,31 @@ class ChiefRank:
             elif (status := self._program.exit_status) is not None:
                 return status
             elif self._terminate_at is not None and time.monotonic() > self._terminate_at:
-                _warn(
+                warn(
                     f"the program still runs {self._options.grace:g} s after SIGTERM: killing it; "
                     "give it more time with --grace, and KillWait in slurm.conf"
                 )
                 self._program.kill()
+
+    def _start_program(self, service: str, addresses_of_ranks: Mapping[int, str]) -> Program:
+        config = {
+            "cluster": self._step.cluster(self._own_address, addresses_of_ranks),
+            "task": {"type": "chief", "index": 0},
+        }
+        environment = {
+            **os.environ,
+            "HEADRACE_SERVICE": service,
+            "HEADRACE_DISPATCHER": self._dispatcher,
+            "HEADRACE_KEYS": str(self._publisher.keys),
+            "TF_CONFIG": json.dumps(config),
+        }
+        try:
+            return Program(self._options.program, environment)
+        except OSError as error:
+            raise FailedPreconditionError(
+                f"cannot start the program {self._options.program[0]!r}: {error.strerror}; it must "
+                "be an executable file, given by its path or found on PATH on the node of rank 0"
+            ) from error
 
     def _wait_for_ranks(self, processes: RankProcesses, signals: Signals) -> None:
         """Wait until the dispatcher and the servers of all ranks are ready."""
@@ -137,7 +168,7 @@ class ChiefRank:
             if waited > self._options.timeout:
                 raise DeadlineExceededError(text)
             if warnings.should_warn(waited):
-                _warn(text)
+                warn(text)
 
     def _beat(self, processes: RankProcesses, received: frozenset[int]) -> None:
         """Supervise the dispatcher and publish that this rank is alive."""
@@ -147,7 +178,10 @@ class ChiefRank:
         processes.poll()
         if processes.has_failed:
             raise UnavailableError("the dispatcher failed; its message is above")
-        self._publisher.publish(dispatcher=self._dispatcher if processes.are_ready else None)
+        self._publisher.publish(
+            dispatcher=self._dispatcher if processes.are_ready else None,
+            num_workers=self._workers.num_workers(),
+        )
 
     def _end_step(self, processes: RankProcesses, signals: Signals) -> None:
         """Ask the other ranks to stop, wait for them, and stop the dispatcher last."""
@@ -169,10 +203,22 @@ class ChiefRank:
             self._publisher.remove()
 
 
+class _StepWorkers:
+    """Number of data workers of the step: set by a `WorkerScaler`, published for the ranks."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def num_workers(self) -> int:
+        return self._count
+
+    def start_workers(self, count: int) -> None:
+        self._count += count
+
+    def stop_workers(self, count: int) -> None:
+        self._count -= count
+
+
 def _describe_numbers(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:10]))
     return shown if len(numbers) <= 10 else f"{shown} and {len(numbers) - 10} more"
-
-
-def _warn(text: str) -> None:
-    print(f"headrace: {text}", file=sys.stderr, flush=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 
 from headrace.cli.run_server import PARENT_SIGNALS, STOP_SIGNALS, Signals, print_line
-from headrace.cli.step_options import STOP_SECONDS, RankProcesses, StepOptions
+from headrace.cli.step_options import STOP_SECONDS, RankProcesses, StepOptions, warn
 from headrace.cluster.spec import WORKER
 from headrace.deploy.slurm_step import SlurmStep
 from headrace.deploy.step_directory import RankState, StepFollower, StepState
@@ -72,7 +71,7 @@ class ServerRank:
             if waited > self._options.timeout:
                 raise DeadlineExceededError(self._describe_silence(waited))
             if warnings.should_warn(waited):
-                _warn(f"{self._role}: {self._describe_silence(waited)}")
+                warn(f"{self._role}: {self._describe_silence(waited)}")
             if STOP_SIGNALS & signals.wait(_START_INTERVAL):
                 raise CancelledError("stopped before rank 0 was ready")
 
@@ -103,11 +102,14 @@ class ServerRank:
             return
         # A coordinator worker trains on the accelerators of its rank, a data worker needs none.
         processes.start([*task, *preload], task_environment)
-        data_worker = ["worker", "--dispatcher", state.dispatcher, "--host", options.host]
-        data_worker += ["--keys", keys, "--drain-timeout", str(options.grace), *preload]
-        processes.start(
-            data_worker, {**environment, **large_copy_tunables(environment), **NO_ACCELERATORS}
-        )
+        self._data_worker = ["worker", "--dispatcher", state.dispatcher, "--host", options.host]
+        self._data_worker += ["--keys", keys, "--drain-timeout", str(options.grace), *preload]
+        self._data_environment = {
+            **environment,
+            **large_copy_tunables(environment),
+            **NO_ACCELERATORS,
+        }
+        processes.start(self._data_worker, self._data_environment)
 
     def _serve(self, processes: RankProcesses, signals: Signals) -> float:
         """Serve until the step ends; return the seconds that the servers have to stop.
@@ -138,9 +140,8 @@ class ServerRank:
             if state is not None and state.stage == "stopping":
                 remaining = self._options.grace if terminate_at is None else terminate_at - now
                 return max(remaining, STOP_SECONDS)
+            if state is not None and self._step.task[0] == WORKER:
+                additional = self._step.share(state.num_workers) - 1
+                processes.scale(additional, self._data_worker, self._data_environment)
             if terminate_at is not None and now >= terminate_at:
                 return STOP_SECONDS
-
-
-def _warn(text: str) -> None:
-    print(f"headrace: {text}", file=sys.stderr, flush=True)

@@ -36,8 +36,8 @@ def run_up(
     work_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of the dispatcher's journal, from which it resumes after a crash or a "
-            "requeue of the job; without one there is no journal.",
+            help="Directory of the dispatcher's journal. With one, the dispatcher resumes after a "
+            "crash or a requeue of the job; without one there is no journal.",
         ),
     ] = None,
     host: Annotated[
@@ -55,6 +55,14 @@ def run_up(
             "for several.",
         ),
     ] = None,
+    max_workers_per_rank: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Maximum number of data workers of each worker rank, which are added while "
+            "clients wait for elements, and removed while fewer suffice.",
+        ),
+    ] = 1,
     timeout: Annotated[
         float,
         typer.Option(
@@ -86,6 +94,7 @@ def run_up(
             host=find_node_host() if host is None else host,
             work_dir=None if work_dir is None else work_dir.absolute(),
             preload=tuple(preload or ()),
+            max_workers_per_rank=max_workers_per_rank,
             timeout=timeout,
             grace=grace,
             program=tuple(program or ()),

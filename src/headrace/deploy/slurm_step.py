@@ -90,6 +90,20 @@ class SlurmStep:
             return CHIEF, 0
         return (PS, rank - 1) if rank <= self.num_ps else (WORKER, rank - 1 - self.num_ps)
 
+    @property
+    def num_worker_ranks(self) -> int:
+        """Number of ranks that run workers."""
+        return self.num_ranks - 1 - self.num_ps
+
+    def share(self, num_workers: int) -> int:
+        """Return how many of the data workers of the step this worker rank runs, at least one.
+
+        Args:
+            num_workers: Number of data workers on all ranks.
+        """
+        _, index = self.task
+        return max(1, -((index - num_workers) // self.num_worker_ranks))
+
     def directory(self, run_dir: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
         """Return the directory in which the ranks of this step find each other.
 

@@ -44,12 +44,14 @@ class StepState(msgspec.Struct, frozen=True, kw_only=True):
         beat: Number that grows while rank 0 runs.
         stage: "stopping" asks all ranks to end.
         dispatcher: Address of the dispatcher, "host:port".
+        num_workers: Number of data workers that should run on all ranks; 0: one on each.
     """
 
     attempt: str
     beat: int = 0
     stage: Literal["running", "stopping"] = "running"
     dispatcher: str
+    num_workers: int = 0
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,12 +98,14 @@ class StepPublisher:
         *,
         dispatcher: str | None = None,
         stage: Literal["running", "stopping"] | None = None,
+        num_workers: int | None = None,
     ) -> None:
         """Write the state with the next beat.
 
         Args:
             dispatcher: Address of the dispatcher; None does not change it.
             stage: None does not change it.
+            num_workers: None does not change it.
 
         Raises:
             OSError: If the file cannot be written.
@@ -112,6 +116,7 @@ class StepPublisher:
             beat=state.beat + 1,
             dispatcher=state.dispatcher if dispatcher is None else dispatcher,
             stage=state.stage if stage is None else stage,
+            num_workers=state.num_workers if num_workers is None else num_workers,
         )
         _write(self._directory / _STATE, self._state)
 

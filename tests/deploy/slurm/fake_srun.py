@@ -1,10 +1,10 @@
-"""Stands in for `srun` on one machine: starts one process per rank, with the variables of Slurm.
+"""Replacement of `srun` on one machine: starts one process per rank, with the variables of Slurm.
 
     python fake_srun.py --ntasks N --job-id J [--kill-wait SECONDS] COMMAND...
 
 Like srun, it labels lines of output with the rank, exits with the highest status, and on SIGTERM
-sends SIGTERM to every process of the step, also to those in process groups of their own. On SIGUSR1
-it sends that signal likewise.
+sends SIGTERM to every process of the step, in whatever process group. It forwards SIGINT and
+SIGUSR1 likewise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: received.append(number))
     ranks = [start(rank, options) for rank in range(options.ntasks)]
     printers = [

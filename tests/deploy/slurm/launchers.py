@@ -1,7 +1,8 @@
-"""Two ways to run a step in tests: a stand-in for srun, and Slurm itself on one machine."""
+"""Two ways to run a step in tests: a replacement of srun, and Slurm itself on one machine."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -29,6 +30,14 @@ def wait_until(is_met, what: str) -> None:
     while not is_met():
         assert time.monotonic() < deadline, f"{what}: not within {SECONDS:g} s"
         time.sleep(0.05)
+
+
+def kill(processes) -> None:
+    """Kill all processes before one of them can act on the end of another."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
 
 class Step:
@@ -75,20 +84,21 @@ class Step:
 
     def processes(self, rank):
         """Return the process of a rank, and then its descendants."""
-        for process in psutil.process_iter():
-            try:
-                variables = process.environ()
-                command = process.cmdline()
-            except psutil.Error:
-                continue
-            if (
-                variables.get("SLURM_PROCID") == str(rank)
-                and variables.get("SLURM_JOB_ID") == str(self.job_id)
-                and variables.get("HEADRACE_TEST_STEP") == os.environ["HEADRACE_TEST_STEP"]
-                and "up" in command
-            ):
+        for process in self.find_processes(SLURM_PROCID=str(rank)):
+            if "up" in process.cmdline():
                 return [process, *process.children(recursive=True)]
         raise AssertionError(f"no process of rank {rank}")
+
+    def find_processes(self, **variables):
+        """Return the processes of this step that were started with these variables."""
+        variables["SLURM_JOB_ID"] = str(self.job_id)
+        variables["HEADRACE_TEST_STEP"] = os.environ["HEADRACE_TEST_STEP"]
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if variables.items() <= process.environ().items():
+                    found.append(process)
+        return found
 
     def end(self):
         """Wait for the end of the step; return its exit status."""
@@ -127,6 +137,10 @@ class FakeSlurm:
         )
         self.steps.append(step)
         return step
+
+    def lose_node(self, step, rank):
+        """Kill all processes of a rank, as if its node lost power."""
+        kill(step.find_processes(SLURM_PROCID=str(rank)))
 
     def close(self):
         for step in self.steps:
@@ -174,6 +188,7 @@ class Slurm:
                     "SchedulerParameters=bf_interval=1,sched_min_interval=1",
                     "SlurmdParameters=config_overrides",
                     "ReturnToService=2",
+                    "SlurmdTimeout=5",
                     "KillWait=60",
                     "MpiDefault=none",
                     *nodes,
@@ -232,6 +247,16 @@ class Slurm:
 
         wait_until(has_started, "the step")
         return step
+
+    def lose_node(self, step, rank):
+        """Kill the daemons and all processes of a rank's node, as if it lost power."""
+        node = step.processes(rank)[0].environ()["SLURMD_NODENAME"]
+        lost = step.find_processes(SLURMD_NODENAME=node)
+        daemons = {process.parent() for process in lost} - {*lost, None}
+        assert {daemon.name() for daemon in daemons} == {"slurmstepd"}
+        node_daemon = self._daemons.pop(int(node.removeprefix("n")))
+        kill([psutil.Process(node_daemon.pid), *daemons, *lost])
+        node_daemon.wait()
 
     def close(self):
         for step in self.steps:

@@ -3,6 +3,7 @@
 python program.py read         read all elements exactly, use the parameter servers; exit 7
 python program.py slow FILE    append each element to FILE; on SIGTERM stop reading, close, and
                                exit 0
+python program.py scale        read exactly, and see four data workers meanwhile; exit 0
 python program.py save         wait for SIGTERM, then read a variable and an element; exit 5
 """
 
@@ -14,20 +15,35 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import headrace as hr
+from headrace.service.config import parse_service
+from headrace.service.messages import GetStatus
+from headrace.service.stub import DispatcherStub
 
 COUNT = 600
 
 
-def squares(keys):
+def squares(keys, count=COUNT):
     distribute = hr.service.distribute(
         hr.service.ShardingPolicy.DYNAMIC,
         os.environ["HEADRACE_SERVICE"],
         job_name="numbers",
         security=keys,
     )
-    return hr.Dataset.range(COUNT).map(slow_square).apply(distribute)
+    return hr.Dataset.range(count).map(slow_square).apply(distribute)
+
+
+def wait_for_workers(keys, count):
+    target = os.environ["HEADRACE_DISPATCHER"]
+    with DispatcherStub(parse_service(target), security=keys) as stub:
+        for _ in range(300):
+            workers = stub.call(GetStatus(), timeout=5.0).workers
+            if len(workers) == count:
+                return
+            time.sleep(0.2)
+    raise TimeoutError(f"{len(workers)} workers, not {count}, after 60 s")
 
 
 def slow_square(x):
@@ -52,6 +68,15 @@ def main(mode: str, *arguments: str) -> int:
                     break
             elements.close()
         print("left" if stopped.is_set() else "finished", flush=True)
+        return 0
+    if mode == "scale":
+        count = 8 * COUNT
+        with ThreadPoolExecutor(1) as pool:
+            grown = pool.submit(wait_for_workers, keys, 4)
+            found = sorted(int(x) for x in squares(keys, count))
+            grown.result()
+        assert found == [x * x for x in range(count)], f"{len(found)} elements"
+        print("scaled out", flush=True)
         return 0
     strategy = hr.distribute.ParameterServerStrategy(security=keys)
     with strategy.scope():

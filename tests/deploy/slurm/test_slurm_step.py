@@ -37,6 +37,11 @@ def test_ranks_are_chief_then_parameter_servers_then_workers():
     ]  # fmt: skip
 
 
+def test_workers_are_shared_evenly_among_worker_ranks():
+    for total, shares in [(0, [1, 1, 1]), (3, [1, 1, 1]), (4, [2, 1, 1]), (8, [3, 3, 2])]:
+        assert [make_step(rank).share(total) for rank in (3, 4, 5)] == shares
+
+
 def test_cluster_lists_addresses_in_the_order_of_ranks():
     others = {rank: f"n{rank}:1" for rank in range(1, 6)}
     assert make_step().cluster("n0:1", others) == {

@@ -1,16 +1,23 @@
-"""`headrace up`: steps of real processes, started by a stand-in for srun and by Slurm."""
+"""`headrace up`: steps of real processes, started by a replacement of srun and by Slurm."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 import headrace as hr
+from headrace.deploy.step_directory import StepPublisher
+from headrace.service.config import parse_service
+from headrace.service.messages import GetStatus
+from headrace.service.stub import DispatcherStub
 from tests.deploy.slurm.launchers import HAS_SLURM, HEADRACE, FakeSlurm, Slurm, wait_until
 from tests.deploy.slurm.program import COUNT
 
@@ -57,11 +64,89 @@ def test_program_reads_exactly_while_ranks_are_killed(launcher, tmp_path):
     step.processes(4)[0].send_signal(signal.SIGKILL)
     step.find(rf"2: headrace: process {data_worker.pid} ended by SIGKILL; restarting")
     step.find("0: exact .1.0, 2.0. files 0o600$")
-    # Of a killed rank srun reports the signal, which is a higher status than the program's.
+    # srun reports the signal of a killed rank, which is a higher status than the program's.
     assert step.end() in (7, 128 + signal.SIGKILL)
     assert rank.is_running() is False
     step.find("0: rank 0 stopped")
     assert list((tmp_path / ".headrace").iterdir()) == []
+
+
+def test_program_reads_exactly_after_the_loss_of_a_node(launcher, tmp_path):
+    no_kill = {"SLURM_NO_KILL": "set", "SLURM_KILL_BAD_EXIT": "0"}
+    step = launcher.run(5, *HEADRACE, "up", "--ps", "1", "--", *PROGRAM, "read", env=no_kill)
+    step.find("0: reading")
+    launcher.lose_node(step, 4)
+    step.find("0: exact .1.0, 2.0. files 0o600$")
+    step.find("0: rank 0 stopped")
+    assert step.end() != 0
+    assert list((tmp_path / ".headrace").iterdir()) == []
+
+
+def test_program_that_ignores_sigterm_is_killed_after_the_grace_period(launcher):
+    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    program += "; print('ignores it', flush=True); time.sleep(100)"
+    step = launcher.run(3, *HEADRACE, "up", "--grace", "2", "--", sys.executable, "-c", program)
+    step.find("0: ignores it")
+    step.cancel()
+    step.find("0: headrace: the program still runs 2 s after SIGTERM: killing it; .* --grace")
+    for rank in range(3):
+        step.find(f"{rank}: rank {rank} stopped")
+    assert step.end() == 128 + signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_ranks_add_workers_while_the_program_waits_for_elements(fake):
+    step = fake.run(3, *HEADRACE, "up", "--max-workers-per-rank", "2", "--", *PROGRAM, "scale")
+    step.find("0: scaled out")
+    assert step.end() == 0
+    for rank in (1, 2):
+        assert len(step.find(rf"^{rank}: worker ready at", 2)) == 2
+
+
+def running_workers(pid):
+    """Return the data workers that are children of a process."""
+    children = psutil.Process(pid).children()
+    return [
+        each
+        for each in children
+        if each.status() != psutil.STATUS_ZOMBIE and "worker" in each.cmdline()[4:5]
+    ]
+
+
+def test_rank_runs_the_published_number_of_workers_and_replaces_killed_ones(tmp_path):
+    publisher = StepPublisher(tmp_path / "1.0")
+    server_keys = hr.service.Security.load(publisher.keys, "server")
+    client_keys = hr.service.Security.load(publisher.keys, "client")
+    config = hr.service.DispatcherConfig(security=server_keys)
+    variables = {
+        **os.environ,
+        **{"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"},
+        **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"},
+    }
+    with hr.service.DispatchServer(config) as dispatcher, ExitStack() as stack:
+        address = parse_service(dispatcher.target)
+        stub = stack.enter_context(DispatcherStub(address, security=client_keys))
+        options = ["--run-dir", str(tmp_path), "--max-workers-per-rank", "3"]
+        rank = subprocess.Popen([*HEADRACE, "up", *options], env=variables)
+        stack.callback(rank.wait)
+        stack.callback(rank.terminate)
+
+        def has_workers(count, **change):
+            publisher.publish(dispatcher=address, **change)
+            return len(stub.call(GetStatus(), timeout=5.0).workers) == count
+
+        wait_until(lambda: has_workers(1), "one worker")
+        wait_until(lambda: has_workers(3, num_workers=3), "three workers")
+        started = running_workers(rank.pid)
+        started[-1].kill()
+        wait_until(lambda: len(running_workers(rank.pid)) == 2, "the end of a worker")
+        # Publishes, so that the rank does not take this process for dead.
+        wait_until(lambda: has_workers(4) or len(running_workers(rank.pid)) == 3, "a new worker")
+        wait_until(lambda: has_workers(1, num_workers=1), "one worker again")
+        wait_until(lambda: len(running_workers(rank.pid)) == 1, "the end of the drained workers")
+        assert running_workers(rank.pid) == started[:1]
+        publisher.publish(stage="stopping")
+        assert rank.wait(60.0) == 0
 
 
 def test_sigterm_leaves_servers_running_until_the_program_ends(launcher, tmp_path):
@@ -139,6 +224,24 @@ def test_worker_rank_that_cannot_see_the_run_dir_names_the_reason(fake, tmp_path
     step = fake.run(2, "sh", "-c", command)
     step.find("1: headrace: no sign of rank 0 for .* does not exist on this node.* all nodes share")
     step.find("0: headrace: 1 of 2 ranks are not ready after .* all nodes share .--run-dir")
+    assert step.end() == 1
+
+
+def test_sigint_ends_the_step_after_the_program(fake):
+    program = "import time; print('runs', flush=True)\ntry: time.sleep(100)\n"
+    program += "except KeyboardInterrupt: time.sleep(1.0); print('interrupted', flush=True)"
+    step = fake.run(2, *HEADRACE, "up", "--", sys.executable, "-c", program)
+    step.find("0: runs")
+    step.process.send_signal(signal.SIGINT)
+    step.find("0: interrupted")
+    step.find("1: rank 1 stopped")
+    assert step.end() == 0
+
+
+def test_program_that_does_not_exist_is_named_and_ends_the_step(fake):
+    step = fake.run(2, *HEADRACE, "up", "--", "no-such-program", "train.py")
+    step.find("0: headrace: cannot start the program 'no-such-program': No such file .* PATH")
+    step.find("1: rank 1 stopped")
     assert step.end() == 1
 
 
