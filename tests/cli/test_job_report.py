@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
@@ -16,6 +17,8 @@ import headrace as hr
 from headrace.cli.job_measurement import EpochObservation, StatusAt, measure_epoch
 from headrace.cli.job_report import render_report, report_to_json, watch_job
 from headrace.cli.main import app
+from headrace.cli.status_client import StatusClient, StatusSnapshot
+from headrace.coordinator.status import CoordinatorStatus
 from headrace.errors import FailedPreconditionError, NotFoundError
 from headrace.execution.pipeline_model import Resource, StepCost
 from headrace.execution.what_if import Change
@@ -224,7 +227,7 @@ def test_an_epoch_that_ended_is_reported_as_long_as_it_was_active():
     ("jobs", "name", "error", "message"),
     [
         ((), "training", NotFoundError, "the dispatcher has no jobs"),
-        ((job_of(), job_of(name="")), "train", NotFoundError, "the jobs are: 7, training"),
+        ((job_of(), job_of(name="")), "train", NotFoundError, "the jobs are: training, 7"),
         ((job_of(),), "training", FailedPreconditionError, "has no active epoch"),
         (
             (job_of(iteration_at(9.0, finished=True)),),
@@ -264,6 +267,32 @@ def test_report_names_the_bottleneck_first_and_then_the_changes_by_gain():
     assert text.count("map at train.py:2") > 3
     assert text.index("3 more workers") < text.index("1 more worker,")
     assert "processor time of the workers: 5 ms per element" in text
+
+
+def test_report_without_a_useful_change_says_so():
+    (report,) = watch(StatusAt(status_at(10.0), 110.0), StatusAt(status_at(20.0), 120.0))
+    useless = [
+        dataclasses.replace(each, elements_per_second=100.0, gain=1.0, at_most=None)
+        for each in report.diagnosis.what_ifs
+    ]
+    diagnosis = dataclasses.replace(report.diagnosis, what_ifs=tuple(useless))
+    text = render_report(dataclasses.replace(report, diagnosis=diagnosis))
+    assert text.endswith("\nno change of the workers would make the job faster\n")
+
+
+def test_similar_names_come_first_if_a_dispatcher_has_many_jobs():
+    jobs = tuple(job_of(name=f"job-{number}", job_id=number) for number in range(100))
+    jobs += (job_of(name="training"),)
+    with pytest.raises(NotFoundError, match=r"the jobs are: training, job-0, .* and 91 more"):
+        watch(StatusAt(status_at(10.0, jobs=jobs), 110.0), name="trainign")
+
+
+def test_coordinator_has_no_jobs(monkeypatch):
+    status = CoordinatorStatus(num_waiting=0, num_unfinished=0, num_finished=0, staleness_gap=0)
+    monkeypatch.setattr(StatusClient, "fetch", lambda _: StatusSnapshot(status, 0.0))
+    result = CliRunner().invoke(app, ["doctor", "localhost:5050", "--job", "training"])
+    assert result.exit_code == 1
+    assert "give the address of the dispatcher" in result.stderr
 
 
 def test_control_characters_of_names_are_not_printed():

@@ -169,8 +169,12 @@ def test_without_processor_time_threads_may_gain_nothing():
 
 def test_slow_clients_gain_nothing_from_any_change():
     slow = replace(STARVED, client_wait=0.0, task_client_wait=0.75, client_capacity=100.0)
-    changes = analyze(slow).what_ifs
-    assert {(each.gain, each.at_most) for each in changes} == {(1.0, None)}
+    assert analyze(slow).what_ifs == ()
+
+
+def test_clients_that_do_not_read_gain_nothing_from_more_workers():
+    idle = replace(STARVED, elements_per_second=4e-4, client_wait=0.0, task_client_wait=1.0)
+    assert analyze(replace(idle, client_capacity=None)).what_ifs == ()
 
 
 def test_a_bound_connection_predicts_nothing():

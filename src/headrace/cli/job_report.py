@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import sys
 import textwrap
@@ -35,6 +36,7 @@ _MIN_SECONDS = 3.0
 """Minimum seconds of measurements for a result."""
 _MIN_GAIN = 1.05
 _MAX_STEPS = 8
+_MAX_NAMES = 10
 _WIDTH = 80
 _TIMEOUT_SECONDS = 5.0
 
@@ -68,8 +70,9 @@ def diagnose_job(
             snapshot = client.fetch()
             if not isinstance(snapshot.status, DispatcherStatus):
                 raise FailedPreconditionError(
-                    f"the server at {client.address} is not a dispatcher; only the jobs of a data "
-                    "service can be examined"
+                    f"the server at {client.address} is a coordinator or parameter server, which "
+                    "has no jobs; give the address of the dispatcher of the data service, or use "
+                    "`headrace top` for this server"
                 )
             return StatusAt(snapshot.status, snapshot.taken_at)
 
@@ -92,8 +95,13 @@ def find_jobs(status: DispatcherStatus, name: str) -> list[JobStatus]:
     """
     found = [job for job in status.jobs if _name(job) == name]
     if not found:
-        names = ", ".join(sorted(escape_controls(_name(job)) for job in status.jobs))
-        known = f"the jobs are: {names}" if names else "the dispatcher has no jobs"
+        names = sorted({escape_controls(_name(job)) for job in status.jobs})
+        # The most similar ones first: a name was probably misspelt.
+        close = difflib.get_close_matches(name, names, _MAX_NAMES)
+        listed = [*close, *(each for each in names if each not in close)][:_MAX_NAMES]
+        more = f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
+        known = f"the jobs are: {', '.join(listed)}{more}"
+        known = known if names else "the dispatcher has no jobs"
         raise NotFoundError(
             f"there is no job {name!r}; {known} (a job without a name is named by its number)"
         )
@@ -249,10 +257,10 @@ def _steps(measured: PipelineMeasurement) -> Iterator[str]:
 def _advice(found: Diagnosis) -> Iterator[str]:
     useful = [each for each in found.what_ifs if _most(found, each) >= _MIN_GAIN]
     useless = [each for each in found.what_ifs if each not in useful]
-    if useful:
-        yield "predicted effect of a change"
-    else:
-        yield "no change of the service would make the job faster"
+    if not useful:
+        yield "no change of the workers would make the job faster"
+        return
+    yield "predicted effect of a change"
     rows = [(_format_gain(found, each), each.change) for each in useful]
     for line, each in zip(format_table(rows, left=2), useful, strict=True):
         yield f"  {line}"

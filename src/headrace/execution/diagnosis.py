@@ -41,7 +41,7 @@ class Diagnosis:
         cost: Its cost; empty if it has none.
         elements_per_second: Present rate.
         capacities: Known capacities of the resources, lowest first.
-        what_ifs: Changes by decreasing gain; none if the connection is the bottleneck.
+        what_ifs: Changes by decreasing gain; none if the workers are not the bottleneck.
     """
 
     resource: Resource
@@ -74,8 +74,9 @@ def analyze(measured: PipelineMeasurement) -> Diagnosis:
         cost=cost,
         elements_per_second=measured.elements_per_second,
         capacities=tuple(sorted(_capacities(model), key=lambda each: each.elements_per_second)),
-        # How a connection reacts to a change is not measured.
-        what_ifs=() if resource is Resource.NETWORK else predict_changes(model),
+        # A change of the workers is of no use to slow clients, and how a connection reacts to it is
+        # not measured.
+        what_ifs=() if resource in (Resource.NETWORK, Resource.CLIENTS) else predict_changes(model),
     )
 
 
