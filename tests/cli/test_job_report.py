@@ -399,6 +399,9 @@ def test_bottleneck_of_a_real_job(make_dataset, seconds, resource):
             assert found == resource.value, result.output
     assert report["measured"]["cores"] > 0
     assert report["measured"]["cpu_seconds"] > 0
-    gains = [each["gain"] for each in report["what_ifs"]]
-    # A generator is a single split, so that another worker gets none.
-    assert max(gains) > 1.5 or resource is Resource.CLIENTS
+    if resource is Resource.CLIENTS:
+        assert report["what_ifs"] == []
+    else:
+        # Other programs may use the cores of this machine.
+        rates = [each["at_most"] or each["elements_per_second"] for each in report["what_ifs"]]
+        assert max(rates) > 1.2 * report["elements_per_second"]

@@ -40,5 +40,7 @@ def test_cache_before_distribute_has_no_effect_with_dynamic_sharding(cluster, po
 
 
 def test_cache_after_distribute_keeps_the_elements_in_the_client(cluster):
-    remote = hr.Dataset.range(_SIZE).map(record).apply(distribute("distributed_epoch", cluster.target))
+    remote = (
+        hr.Dataset.range(_SIZE).map(record).apply(distribute("distributed_epoch", cluster.target))
+    )
     assert count_calls(remote.cache().repeat(_EPOCHS)) == 1
