@@ -10,7 +10,7 @@ def test_every_kind_of_change_is_compared_once_and_a_slow_reader():
     assert [each.change for each in PIPELINES if not each.step_seconds] == [
         Change.ADD_LOCAL_WORKER,
         Change.PARALLEL_CALLS,
-        Change.KEEP_OUTPUT,
+        Change.SAVE_OUTPUT,
         Change.SPEED_UP_STEP,
     ]
 

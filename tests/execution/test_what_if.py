@@ -8,13 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.execution.what_if import (
-    Change,
-    PipelineMeasurement,
-    Resource,
-    StepCost,
-    analyze,
-)
+from headrace.execution.diagnosis import analyze
+from headrace.execution.pipeline_model import PipelineMeasurement, Resource, StepCost
+from headrace.execution.what_if import Change
 
 READ = StepCost(name="read at train.py:1", seconds=0.002, position=0)
 DECODE = StepCost(name="map at train.py:2", seconds=0.006, position=1)
@@ -74,13 +70,12 @@ def test_bottleneck_of_other_resources(fields, resource, location):
     assert (found.resource, found.bottleneck.location) == (resource, location)
 
 
-def test_capacities_are_sorted_and_the_unknown_ones_last():
+def test_known_capacities_are_sorted():
     known = replace(STARVED, cores=2.0, cpu_seconds=0.005)
     assert [(each.resource, each.elements_per_second) for each in analyze(known).capacities] == [
         (Resource.WORKERS, 100.0),
         (Resource.PROCESSORS, 400.0),
         (Resource.CLIENTS, 1000.0),
-        (Resource.NETWORK, None),
     ]
 
 
@@ -108,7 +103,7 @@ def test_a_worker_on_the_same_machine_needs_free_cores():
     busy = replace(STARVED, cores=1.5, cpu_seconds=0.01)
     found = only(busy, Change.ADD_LOCAL_WORKER)
     assert found.elements_per_second == pytest.approx(150.0)
-    assert found.limited_by == "the 1.5 cores of the workers' machines"
+    assert found.limited_by == "1.5 available cores of the workers' machines"
 
 
 def test_a_step_twice_as_fast_saves_half_of_its_time():
@@ -117,15 +112,15 @@ def test_a_step_twice_as_fast_saves_half_of_its_time():
     assert found.limited_by == "map at train.py:2"
 
 
-def test_kept_output_saves_the_step_and_its_inputs():
-    found = only(STARVED, Change.KEEP_OUTPUT, "map")
+def test_saved_output_saves_the_step_and_its_inputs():
+    found = only(STARVED, Change.SAVE_OUTPUT, "map")
     assert found.elements_per_second == pytest.approx(500.0)
     assert found.limited_by == "batch at train.py:3"
 
 
 def test_time_outside_of_the_steps_remains():
     slower = replace(STARVED, elements_per_second=80.0)  # 12.5 ms, of which 10 are explained
-    found = only(slower, Change.KEEP_OUTPUT, "map")
+    found = only(slower, Change.SAVE_OUTPUT, "map")
     assert found.elements_per_second == pytest.approx(1 / 0.0045)
     assert found.limited_by == "sending and waits of the workers"
 
@@ -159,12 +154,6 @@ def test_threads_that_are_not_always_busy_agree_with_the_measured_rate():
     assert (faster.gain, faster.limited_by) == (1.0, "sending and waits of the workers")
 
 
-def test_without_processor_time_the_gain_of_threads_is_unknown():
-    found = only(STARVED, Change.PARALLEL_CALLS)
-    assert (found.elements_per_second, found.gain) == (None, None)
-    assert found.at_most == pytest.approx(250.0)
-
-
 def test_more_threads_for_a_step_that_has_some():
     threads = replace(DECODE, seconds=0.02, threads=2)
     busy = replace(STARVED, steps=(READ, threads, BATCH), cores=8.0, cpu_seconds=0.001)
@@ -173,38 +162,85 @@ def test_more_threads_for_a_step_that_has_some():
     assert found.elements_per_second == pytest.approx(200.0)
 
 
-def test_prefetch_lets_two_halves_overlap():
-    waiting = replace(STARVED, cores=8.0, cpu_seconds=0.001)
-    found = only(waiting, Change.PREFETCH)
-    assert found.step == "map at train.py:2"
-    assert found.elements_per_second == pytest.approx(125.0)
-
-
-def test_larger_splits_save_the_waits_for_splits():
-    starved = replace(STARVED, task_split_wait=0.6)
-    assert rates(starved, Change.LARGER_SPLITS) == pytest.approx([250.0])
+def test_without_processor_time_threads_may_gain_nothing():
+    found = only(STARVED, Change.PARALLEL_CALLS)
+    assert (found.gain, found.at_most) == pytest.approx((1.0, 250.0))
 
 
 def test_slow_clients_gain_nothing_from_any_change():
     slow = replace(STARVED, client_wait=0.0, task_client_wait=0.75, client_capacity=100.0)
-    changes = analyze(slow).what_ifs
-    assert changes
-    assert {each.gain for each in changes if each.gain is not None} == {1.0}
-    assert {each.at_most for each in changes if each.gain is None} == {100.0}
+    assert analyze(slow).what_ifs == ()
 
 
-def test_a_bound_connection_predicts_nothing_and_says_why():
-    bound = replace(STARVED, task_client_wait=0.9, bytes_per_element=1000.0)
-    (found,) = analyze(bound).what_ifs
-    assert (found.kind, found.gain) == (Change.FEWER_BYTES, None)
-    assert "1,000 bytes per element" in found.note
+def test_clients_that_do_not_read_gain_nothing_from_more_workers():
+    idle = replace(STARVED, elements_per_second=4e-4, client_wait=0.0, task_client_wait=1.0)
+    assert analyze(replace(idle, client_capacity=None)).what_ifs == ()
 
 
-def test_nothing_is_predicted_without_another_limit():
+def test_a_bound_connection_predicts_nothing():
+    assert analyze(replace(STARVED, task_client_wait=0.9)).what_ifs == ()
+
+
+def test_no_gain_is_promised_without_another_limit():
     alone = replace(STARVED, steps=(DECODE,), elements_per_second=1 / 0.006, client_capacity=None)
-    found = only(alone, Change.KEEP_OUTPUT)
-    assert found.elements_per_second is None
-    assert "nothing else" in found.note
+    assert only(alone, Change.SAVE_OUTPUT).gain == 1.0
+
+
+def test_another_worker_gets_nothing_once_all_splits_are_assigned():
+    ending = replace(STARVED, is_ending=True)  # such as a generator, which is a single split
+    kinds = {each.kind for each in analyze(ending).what_ifs}
+    assert not kinds & {Change.ADD_WORKERS, Change.ADD_LOCAL_WORKER}
+
+
+def test_more_workers_are_not_suggested_for_a_demand_that_cannot_be_extrapolated():
+    eager = replace(STARVED, client_capacity=5000.0)
+    assert rates(eager, Change.ADD_WORKERS) == pytest.approx([200.0])
+
+
+@pytest.mark.parametrize(("has_splits", "note"), [(True, "keeps nothing"), (False, "repeat()")])
+def test_a_cache_is_suggested_only_where_workers_keep_it(has_splits, note):
+    assert note in only(replace(STARVED, has_splits=has_splits), Change.SAVE_OUTPUT, "map").note
+
+
+def test_output_of_a_source_is_not_saved():
+    slow = replace(STARVED, steps=(replace(READ, seconds=0.009), replace(DECODE, seconds=0.001)))
+    assert {each.step for each in analyze(slow).what_ifs if each.kind is Change.SAVE_OUTPUT} == {
+        DECODE.name
+    }
+
+
+# --- cores used by other programs -----------------------------------------------------------------
+
+CROWDED = replace(STARVED, cores=2.0, cpu_seconds=0.01, idle_cores=0.4)
+"""Of two cores, the worker uses one, and other programs 0.6."""
+
+
+def test_a_worker_on_the_same_machine_gets_the_idle_cores_and_possibly_more():
+    found = only(CROWDED, Change.ADD_LOCAL_WORKER)
+    assert (found.elements_per_second, found.at_most) == pytest.approx((140.0, 200.0))
+    assert found.limited_by == "1.4 available cores of the workers' machines"
+    assert "other programs, which use 0.6" in found.note
+
+
+def test_idle_cores_of_an_idle_machine_do_not_make_a_range():
+    found = only(replace(CROWDED, idle_cores=1.0), Change.ADD_LOCAL_WORKER)
+    assert (found.elements_per_second, found.at_most) == pytest.approx((200.0, None))
+
+
+def test_workers_on_other_machines_need_no_idle_cores():
+    assert rates(CROWDED, Change.ADD_WORKERS)[-1] == pytest.approx(200.0)
+
+
+def test_computation_after_a_saved_step_needs_idle_cores():
+    # The map waits; the other steps use the processor for 4 ms per element, all that is used.
+    waiting = replace(CROWDED, cpu_seconds=0.004, idle_cores=0.1)
+    found = only(waiting, Change.SAVE_OUTPUT, "map")  # 2 ms remain
+    assert (found.elements_per_second, found.at_most) == pytest.approx((250.0, 500.0))
+
+
+def test_other_programs_on_the_cores_are_mentioned():
+    assert analyze(CROWDED).bottleneck.advice.startswith("other programs use 0.6 of the 2 cores")
+    assert analyze(replace(CROWDED, idle_cores=0.9)).bottleneck.advice == ""
 
 
 # --- properties -----------------------------------------------------------------------------------
@@ -230,6 +266,8 @@ measurements = st.builds(
     client_capacity=st.none() | st.floats(1.0, 1e6),
     bytes_per_element=st.floats(0.0, 1e6),
     cores=st.sampled_from([0.0, 1.0, 8.0]),
+    idle_cores=st.none() | st.floats(0.0, 8.0),
+    has_splits=st.booleans(),
     cpu_seconds=st.none() | seconds,
     is_ending=st.booleans(),
 )
@@ -240,16 +278,13 @@ def test_no_change_lowers_the_rate_or_exceeds_the_demand_of_the_clients(measured
     rate = measured.elements_per_second
     limit = max(rate, measured.client_capacity or float("inf"))
     for each in analyze(measured).what_ifs:
-        if each.elements_per_second is not None:
-            assert rate <= each.elements_per_second <= limit
-            assert each.gain == pytest.approx(each.elements_per_second / rate)
-        assert each.elements_per_second is not None or each.note
-        assert each.at_most is None or each.at_most <= limit
+        assert rate <= each.elements_per_second <= (each.at_most or limit) <= limit
+        assert each.gain == pytest.approx(each.elements_per_second / rate)
 
 
 @given(measurements)
 def test_changes_are_sorted_by_gain(measured):
-    gains = [each.gain or 0.0 for each in analyze(measured).what_ifs]
+    gains = [each.gain for each in analyze(measured).what_ifs]
     assert gains == sorted(gains, reverse=True)
 
 
@@ -260,6 +295,4 @@ def test_clients_that_want_more_never_lower_a_prediction(measured, factor):
     more = replace(measured, client_capacity=measured.client_capacity * factor)
     before = {each.change: each.elements_per_second for each in analyze(measured).what_ifs}
     for each in analyze(more).what_ifs:
-        known = before.get(each.change)
-        if known is not None and each.elements_per_second is not None:
-            assert each.elements_per_second >= known
+        assert each.elements_per_second >= before.get(each.change, 0.0)

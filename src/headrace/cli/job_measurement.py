@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TypeVar
 
-from headrace.execution.what_if import PipelineMeasurement, StepCost
+from headrace.execution.pipeline_model import PipelineMeasurement, StepCost
 from headrace.service.messages import (
     ClientStatus,
     DispatcherStatus,
@@ -93,9 +93,12 @@ def measure_epoch(observed: EpochObservation) -> PipelineMeasurement:
     before = _find_iteration(observed.before.status, now.iteration_id) or now
     reports = _Reports(observed.before.taken_at, observed.after.taken_at)
     tasks = [reports.task(task, _find_task(before, task)) for task in now.tasks]
+    workers = _find_workers(observed, now)
+    uses = [reports.worker(*each) for each in workers]
+    rate = sum(each.rate for each in tasks)
     clients = [reports.client(client, _find_client(before, client)) for client in now.clients]
     return PipelineMeasurement(
-        elements_per_second=sum(each.rate for each in tasks),
+        elements_per_second=rate,
         num_tasks=len(now.tasks),
         steps=_step_costs(before, now),
         num_clients=len(now.clients),
@@ -106,8 +109,10 @@ def measure_epoch(observed: EpochObservation) -> PipelineMeasurement:
         bytes_per_element=_ratio(now.bytes - before.bytes, now.elements - before.elements)
         or _ratio(now.bytes, now.elements)
         or 0.0,
-        cores=_count_cores(observed.after.status.workers, now.tasks),
-        cpu_seconds=_cpu_seconds(observed, before, now),
+        cores=_count_cores(each for each, _ in workers),
+        idle_cores=_idle_cores(uses),
+        cpu_seconds=_cpu_seconds(uses, rate),
+        has_splits=now.num_splits is not None,
         is_ending=now.splits_unassigned == 0,
     )
 
@@ -119,6 +124,23 @@ class _Rate:
     rate: float
     wait: float
     split_wait: float = 0.0
+
+
+@dataclass(frozen=True)
+class _ProcessorUse:
+    """Processor use of a worker.
+
+    Attributes:
+        host: Its machine.
+        cores: Cores that it may use.
+        busy: Cores that it used; None if unknown, or if it includes other tasks.
+        machine_busy: Cores that all programs used; None if unknown.
+    """
+
+    host: str
+    cores: float
+    busy: float | None
+    machine_busy: float | None
 
 
 @dataclass(frozen=True)
@@ -151,6 +173,23 @@ class _Reports:
             _fraction(now.client_wait_seconds - before.client_wait_seconds, seconds),
             _fraction(now.split_wait_seconds - before.split_wait_seconds, seconds),
         )
+
+    def worker(self, now: WorkerStatus, before: WorkerStatus | None) -> _ProcessorUse:
+        """Return the processor use of a worker; its heartbeats report it."""
+        busy: float | None = now.busy_cores
+        machine_busy = None
+        if before is not None:
+            seconds = (self.after - now.seconds_since_heartbeat) - (
+                self.before - before.seconds_since_heartbeat
+            )
+            if before.cores and seconds >= _MIN_SECONDS:
+                busy = max(0.0, now.cpu_seconds - before.cpu_seconds) / seconds
+                if before.machine_cpu_seconds:
+                    machine = now.machine_cpu_seconds - before.machine_cpu_seconds
+                    machine_busy = max(0.0, machine) / seconds
+        if not now.cores or now.tasks > 1:
+            busy = None
+        return _ProcessorUse(_host(now), now.cores, busy, machine_busy)
 
     def client(self, now: ClientStatus, before: ClientStatus | None) -> _Rate:
         """Return the rate of a client."""
@@ -191,40 +230,45 @@ def _client_capacity(clients: Sequence[_Rate]) -> float | None:
     return capacity or None
 
 
-def _count_cores(workers: Sequence[WorkerStatus], tasks: Sequence[TaskStatus]) -> float:
+def _find_workers(
+    observed: EpochObservation, now: IterationStatus
+) -> list[tuple[WorkerStatus, WorkerStatus | None]]:
+    """Return the workers of the tasks, as in the last and as in the first status."""
+    addresses = {each.worker_address for each in now.tasks}
+    earlier = {each.worker_id: each for each in observed.before.status.workers}
+    return [
+        (each, earlier.get(each.worker_id))
+        for each in observed.after.status.workers
+        if each.address in addresses
+    ]
+
+
+def _host(worker: WorkerStatus) -> str:
+    return worker.address.rpartition(":")[0]
+
+
+def _count_cores(workers: Iterable[WorkerStatus]) -> float:
     """Return the cores of the workers' machines, each counted once; 0.0 if unknown."""
-    addresses = {each.worker_address for each in tasks}
     by_host: dict[str, float] = {}
     for worker in workers:
-        if worker.address in addresses:
-            host = worker.address.rpartition(":")[0]
-            by_host[host] = max(by_host.get(host, 0.0), worker.cores)
+        by_host[_host(worker)] = max(by_host.get(_host(worker), 0.0), worker.cores)
     return 0.0 if 0.0 in by_host.values() else sum(by_host.values())
 
 
-def _cpu_seconds(
-    observed: EpochObservation, before: IterationStatus, now: IterationStatus
-) -> float | None:
-    """Return the workers' processor time per element.
-
-    None if it is unknown, or includes other tasks.
-    """
-    workers = {each.address: each for each in observed.after.status.workers}
-    earlier = {each.address: each for each in observed.before.status.workers}
-    seconds, elements = 0.0, 0.0
-    for task in now.tasks:
-        worker, first = workers.get(task.worker_address), earlier.get(task.worker_address)
-        if worker is None or not worker.cores or worker.tasks > 1:
+def _idle_cores(uses: Sequence[_ProcessorUse]) -> float | None:
+    """Return the idle cores of the workers' machines, each counted once; None if unknown."""
+    by_host: dict[str, float] = {}
+    for use in uses:
+        if use.machine_busy is None:
             return None
-        previous = _find_task(before, task)
-        if first is None or not first.cores or previous is None or first is worker:
-            seconds += worker.busy_cores
-            elements += task.elements_per_second
-        else:
-            span = max(_MIN_SECONDS, observed.seconds)
-            seconds += max(0.0, worker.cpu_seconds - first.cpu_seconds) / span
-            elements += max(0, task.elements - previous.elements) / span
-    return _ratio(seconds, elements)
+        by_host[use.host] = max(0.0, use.cores - use.machine_busy)
+    return sum(by_host.values()) if by_host else None
+
+
+def _cpu_seconds(uses: Sequence[_ProcessorUse], rate: float) -> float | None:
+    """Return the workers' processor time per element; None if unknown."""
+    busy = [each.busy for each in uses if each.busy is not None]
+    return _ratio(sum(busy), rate) if busy and len(busy) == len(uses) else None
 
 
 def _find_iteration(status: DispatcherStatus, iteration_id: int) -> IterationStatus | None:

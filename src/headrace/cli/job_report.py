@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ from headrace.cli.formatting import (
 from headrace.cli.job_measurement import EpochObservation, StatusAt, measure_epoch, observe
 from headrace.cli.status_client import StatusClient
 from headrace.errors import FailedPreconditionError, NotFoundError
-from headrace.execution.what_if import Diagnosis, PipelineMeasurement, WhatIf, analyze
+from headrace.execution.diagnosis import Diagnosis, analyze
+from headrace.execution.pipeline_model import PipelineMeasurement
+from headrace.execution.what_if import WhatIf
 from headrace.service.messages import DispatcherStatus, JobStatus
 
 __all__ = ["EpochReport", "diagnose_job", "render_report", "report_to_json", "watch_job"]
@@ -32,6 +36,8 @@ _MIN_SECONDS = 3.0
 """Minimum seconds of measurements for a result."""
 _MIN_GAIN = 1.05
 _MAX_STEPS = 8
+_MAX_NAMES = 10
+_WIDTH = 80
 _TIMEOUT_SECONDS = 5.0
 
 
@@ -64,8 +70,9 @@ def diagnose_job(
             snapshot = client.fetch()
             if not isinstance(snapshot.status, DispatcherStatus):
                 raise FailedPreconditionError(
-                    f"the server at {client.address} is not a dispatcher; only the jobs of a data "
-                    "service can be examined"
+                    f"the server at {client.address} is a coordinator or parameter server, which "
+                    "has no jobs; give the address of the dispatcher of the data service, or use "
+                    "`headrace top` for this server"
                 )
             return StatusAt(snapshot.status, snapshot.taken_at)
 
@@ -88,8 +95,13 @@ def find_jobs(status: DispatcherStatus, name: str) -> list[JobStatus]:
     """
     found = [job for job in status.jobs if _name(job) == name]
     if not found:
-        names = ", ".join(sorted(escape_controls(_name(job)) for job in status.jobs))
-        known = f"the jobs are: {names}" if names else "the dispatcher has no jobs"
+        names = sorted({escape_controls(_name(job)) for job in status.jobs})
+        # The most similar ones first: a name was probably misspelt.
+        close = difflib.get_close_matches(name, names, _MAX_NAMES)
+        listed = [*close, *(each for each in names if each not in close)][:_MAX_NAMES]
+        more = f" and {len(names) - len(listed)} more" if len(names) > len(listed) else ""
+        known = f"the jobs are: {', '.join(listed)}{more}"
+        known = known if names else "the dispatcher has no jobs"
         raise NotFoundError(
             f"there is no job {name!r}; {known} (a job without a name is named by its number)"
         )
@@ -198,24 +210,31 @@ def render_report(report: EpochReport) -> str:
 def _lines(report: EpochReport) -> Iterator[str]:
     found, measured = report.diagnosis, report.measured
     epoch = f", epoch {'.'.join(map(str, report.epoch))}" if report.epoch else ""
-    parts = [f"job {report.job}{epoch}: bound by {found.bottleneck.location}", found.cost]
-    yield ": ".join(part for part in parts if part)
-    if found.bottleneck.advice:
-        yield found.bottleneck.advice
-    size = f"{format_bytes(measured.bytes_per_element)} per element"
+    first = f"job {report.job}{epoch}: bound by {found.bottleneck.location}"
+    if found.cost and len(first) + len(found.cost) + 2 <= _WIDTH:
+        yield f"{first}: {found.cost}"
+    else:
+        yield first
+        yield from _wrap(found.cost)
+    yield from _wrap(found.bottleneck.advice)
     tasks = (
         f"{pluralize(measured.num_tasks, 'worker')}, {pluralize(measured.num_clients, 'client')}"
     )
+    size = f"{format_bytes(measured.bytes_per_element)} per element"
     yield f"now {format_rate(found.elements_per_second)} with {tasks}, {size}"
-    known = [each for each in found.capacities if each.elements_per_second is not None]
-    rates = [f"{each.name} {format_rate(each.elements_per_second or 0.0)}" for each in known]
+    rates = [f"{each.name} {format_rate(each.elements_per_second)}" for each in found.capacities]
     if rates:
         yield f"capacity: {', '.join(rates)}"
     if measured.steps:
         yield ""
         yield from _steps(measured)
-    yield ""
-    yield from _advice(found)
+    if found.what_ifs:
+        yield ""
+        yield from _advice(found)
+
+
+def _wrap(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
 def _steps(measured: PipelineMeasurement) -> Iterator[str]:
@@ -236,39 +255,29 @@ def _steps(measured: PipelineMeasurement) -> Iterator[str]:
 
 
 def _advice(found: Diagnosis) -> Iterator[str]:
-    useful = [
-        each for each in found.what_ifs if max(each.gain or 0.0, _most(found, each)) >= _MIN_GAIN
-    ]
-    unknown = [each for each in found.what_ifs if each.gain is None and each.at_most is None]
-    useless = [each for each in found.what_ifs if each not in useful and each not in unknown]
-    if useful:
-        yield "predicted effect of a change"
-        rows = [(_format_gain(found, each), each.change) for each in useful]
-        for line, each in zip(format_table(rows, left=2), useful, strict=True):
-            limit = f"; then limited by {each.limited_by}" if each.limited_by else ""
-            yield f"  {line}{limit}"
-            if each.note:
-                yield f"      {each.note}"
-    elif found.what_ifs and not unknown:
-        yield "no change of the service would make the job faster"
-    for each in unknown:
-        yield f"not predicted: {each.change}: {each.note}"
+    useful = [each for each in found.what_ifs if _most(found, each) >= _MIN_GAIN]
+    useless = [each for each in found.what_ifs if each not in useful]
+    if not useful:
+        yield "no change of the workers would make the job faster"
+        return
+    yield "predicted effect of a change"
+    rows = [(_format_gain(found, each), each.change) for each in useful]
+    for line, each in zip(format_table(rows, left=2), useful, strict=True):
+        yield f"  {line}"
+        limit = f"then limited by {each.limited_by}" if each.limited_by else ""
+        yield from _wrap("; ".join(part for part in (limit, each.note) if part), " " * 6)
     if useless:
-        yield f"no gain: {'; '.join(each.change for each in useless)}"
+        yield from _wrap(f"no gain: {'; '.join(each.change for each in useless)}")
 
 
 def _most(found: Diagnosis, change: WhatIf) -> float:
-    return (change.at_most or 0.0) / found.elements_per_second
+    return (change.at_most or change.elements_per_second) / found.elements_per_second
 
 
 def _format_gain(found: Diagnosis, change: WhatIf) -> str:
-    if change.elements_per_second is None:
-        rate = format_rate(change.at_most or 0.0)
-        return f"at most {_most(found, change):.1f}x {rate}"
-    text = f"{change.gain or 0.0:.1f}x {format_rate(change.elements_per_second)}"
-    if change.at_most is not None:
-        text += f" to {_most(found, change):.1f}x {format_rate(change.at_most)}"
-    return text
+    if change.at_most is None:
+        return f"{change.gain:.1f}x {format_rate(change.elements_per_second)}"
+    return f"{change.gain:.1f}x to {_most(found, change):.1f}x"
 
 
 def _format_seconds(seconds: float) -> str:

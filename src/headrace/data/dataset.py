@@ -383,6 +383,9 @@ class Dataset(
         >>> len(calls)
         3
 
+        Before `distribute` with dynamic sharding it keeps nothing, because workers read other parts
+        in each epoch: use `save` and `load`, or `cache` after `distribute`.
+
         Args:
             filename: File on a local disk; empty keeps the elements in memory. Workers with
                 dataset shards (FILE, HINT) append the shard to the name: NAME.shard-0-of-2.

@@ -20,7 +20,9 @@ Measurement of running plans:
     statistics       elements, bytes and times of each step
     sampling         samples of threads at random moments
     bottleneck       what limits the speed
-    what_if          the bottleneck of a pipeline, and what a change would bring
+    pipeline_model   capacities of the resources of a pipeline
+    what_if          what a change of a pipeline would bring
+    diagnosis        the bottleneck of a pipeline, and the effects of changes
 
 Steps, by the file in `plan/` that describes them:
 

@@ -242,7 +242,15 @@ def test_status_round_trips_through_json(reading):
 
 def test_processor_use_of_a_worker_is_in_its_status(reading):
     def beat(cpu_seconds):
-        reading.ask(WorkerHeartbeat(worker_id="w", tasks=(), cores=4.0, cpu_seconds=cpu_seconds))
+        reading.ask(
+            WorkerHeartbeat(
+                worker_id="w",
+                tasks=(),
+                cores=4.0,
+                cpu_seconds=cpu_seconds,
+                machine_cpu_seconds=3 * cpu_seconds,
+            )
+        )
 
     beat(100.0)
     (worker,) = status(reading).workers
@@ -251,7 +259,7 @@ def test_processor_use_of_a_worker_is_in_its_status(reading):
     reading.now += 1.0
     beat(100.5)
     (worker,) = status(reading).workers
-    assert worker.cpu_seconds == 100.5
+    assert (worker.cpu_seconds, worker.machine_cpu_seconds) == (100.5, 301.5)
     assert worker.busy_cores > 0
 
 

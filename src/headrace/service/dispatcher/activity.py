@@ -92,7 +92,7 @@ class DataWorkerCounters(ProductionCounters):
     def __init__(self, now: float) -> None:
         super().__init__(now)
         self.buffered_batches = self.buffered_bytes = 0
-        self.cores = self.cpu_seconds = 0.0
+        self.cores = self.cpu_seconds = self.machine_cpu_seconds = 0.0
         self.cpu_rate = Rate(now)
 
     def add_processor_use(self, cores: float, cpu_seconds: float, now: float) -> None:
@@ -243,6 +243,7 @@ class ServiceActivity:
             worker = self.workers[request.worker_id] = DataWorkerCounters(now)
         if request.cores:
             worker.add_processor_use(request.cores, request.cpu_seconds, now)
+            worker.machine_cpu_seconds = request.machine_cpu_seconds
         for report in request.activity:
             task = state.tasks.get(report.task_id)
             if task is not None and task.worker_id == request.worker_id:

@@ -80,6 +80,7 @@ def _worker(worker: Worker, context: DecisionContext) -> messages.WorkerStatus:
         versions=worker.versions,
         cores=counters.cores,
         cpu_seconds=counters.cpu_seconds,
+        machine_cpu_seconds=counters.machine_cpu_seconds,
         busy_cores=counters.cpu_rate.read(now),
     )
 

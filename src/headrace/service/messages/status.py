@@ -48,6 +48,8 @@ class WorkerStatus(Message, frozen=True):
     """Processor cores that the worker process may use; 0.0 if unknown."""
     cpu_seconds: float = 0.0
     """Processor time of the worker process since its start."""
+    machine_cpu_seconds: float = 0.0
+    """Processor time of all programs on these cores; 0.0 if unknown."""
     busy_cores: float = 0.0
     """Average number of cores that it used during the last seconds."""
 

@@ -68,6 +68,8 @@ class WorkerHeartbeat(TypedRequest[WorkerHeartbeatReply], frozen=True):
     """Processor cores that the worker process may use; 0.0 if unknown."""
     cpu_seconds: float = 0.0
     """Processor time of the worker process since its start."""
+    machine_cpu_seconds: float = 0.0
+    """Processor time of all programs on these cores; 0.0 if unknown."""
 
 
 class DrainWorker(TypedRequest[Done], frozen=True):

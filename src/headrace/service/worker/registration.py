@@ -32,10 +32,12 @@ class ProcessorUse(NamedTuple):
     Attributes:
         cores: Cores that it may use; 0.0 if unknown.
         cpu_seconds: Processor time since its start, summed over threads.
+        machine_cpu_seconds: Processor time of all programs on these cores; 0.0 if unknown.
     """
 
     cores: float = 0.0
     cpu_seconds: float = 0.0
+    machine_cpu_seconds: float = 0.0
 
 
 _UNKNOWN_USE = ProcessorUse()
@@ -106,6 +108,7 @@ class Registration:
             activity=activity,
             cores=processor_use.cores,
             cpu_seconds=processor_use.cpu_seconds,
+            machine_cpu_seconds=processor_use.machine_cpu_seconds,
         )
 
     def heartbeat_answered(self, reply: WorkerHeartbeatReply | Exception, now: float) -> None:
