@@ -9,7 +9,7 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     python -m benchmarks what_if           predictions of `headrace doctor --job`; writes nothing
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
     python -m benchmarks.autoscaling       waits and costs of autoscaling policies, simulated
-    python -m benchmarks.dispatcher_scale  the same with up to 10,000, in virtual time
+    python -m benchmarks.dispatcher_scale  the same with 100 to 10,000, in virtual time
 
     workload                the records: Workload, Contender, Target, Bound
     measure                 rounds in turn, one process per contender; medians and ratios

@@ -1,13 +1,14 @@
-"""Curves of one dispatcher with 100 to 3,000 workers, and as many clients, in virtual time.
+"""Curves of one dispatcher with 100 to 10,000 workers, and as many clients, in virtual time.
 
-    python -m benchmarks.dispatcher_scale              measure; about two minutes
-    python -m benchmarks.dispatcher_scale --counts 10000     print other counts; stores nothing
+    python -m benchmarks.dispatcher_scale                 measure and draw; about three minutes
+    python -m benchmarks.dispatcher_scale --counts 300    print other counts; stores nothing
+    python -m benchmarks.dispatcher_scale --full-lists    print the costs without lists of changes
 
 So many peers do not fit on one machine. The dispatcher's core and its journal are real, while time
 is virtual: a clock advances by the processor time that the core needs for the requests that are
 due, or to the next request if none is. Peers send the heartbeats of real ones at the intervals that
-the dispatcher requests. Replies are encoded as for sending. Sockets, handshakes and encryption are
-not included, so a real dispatcher reaches its limits earlier.
+the dispatcher requires, and clients report on lost tasks. Replies are encoded as for sending.
+Sockets, handshakes and encryption are not included: a real dispatcher reaches its limits earlier.
 
 All peers share one job with DYNAMIC sharding. Each count is measured in its own process:
 
@@ -15,11 +16,15 @@ heartbeat   processor time of the core per heartbeat, in microseconds
 load        fraction of one core that the heartbeats of idle peers use
 splits      durable splits assigned per second of processor time
 opening     mean processor time for one client to open the job, in milliseconds
-change      virtual seconds after the loss of a worker until all clients know it
+change      virtual seconds after the loss of a worker until all clients know it and have reported
 change_cpu  processor time of the core in these seconds
 failover    virtual seconds from the restart of the dispatcher until each peer had a reply
 replay      processor time to read the journal in that time
-memory      resident memory of the process, in megabytes
+memory      peak resident memory of the process, in megabytes
+mass_loss   processor time to notice the loss of a tenth of the workers at the same time
+
+`mass_loss_memory` is the peak memory after that. Each lost task then lists all clients, which must
+report on it.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
+import logging
 import resource
 import subprocess
 import sys
@@ -49,17 +55,19 @@ from headrace.transport.envelope import encode
 
 __all__ = ["COUNTS", "CURVES", "main", "measure"]
 
-COUNTS = (100, 300, 1000, 3000)
+COUNTS = (100, 1000, 3000, 10_000)
 CURVES = {
     "heartbeat": ("Processor time of the core per heartbeat", "microseconds"),
     "load": ("Fraction of a core used by the heartbeats of idle peers", "cores"),
     "splits": ("Durable splits assigned per second of processor time", "splits per second"),
     "opening": ("Processor time of the core to open a job, per client", "milliseconds"),
-    "change": ("Time until all clients know that a worker was lost", "seconds"),
-    "change_cpu": ("Processor time until all clients know that a worker was lost", "seconds"),
+    "change": ("Time until all clients know of and reported on a lost worker", "seconds"),
+    "change_cpu": ("Processor time for one lost worker", "seconds"),
     "failover": ("Time from a restart until each peer had a reply", "seconds"),
     "replay": ("Processor time to resume from the journal", "seconds"),
-    "memory": ("Resident memory of the dispatcher", "megabytes"),
+    "memory": ("Peak memory of the dispatcher", "megabytes"),
+    "mass_loss": ("Processor time to notice the loss of a tenth of the workers", "seconds"),
+    "mass_loss_memory": ("Peak memory after the loss of a tenth of the workers", "megabytes"),
 }
 """Title and unit of each curve."""
 
@@ -110,15 +118,17 @@ class _Heartbeats:
 
     def __init__(self, core: DispatcherCore, clock: _Clock, limits: DispatcherLimits) -> None:
         self.core, self._clock, self._limits = core, clock, limits
+        #: Reports of clients on lost tasks, sent before their next heartbeat.
+        self._reports: list[messages.ReportDelivery] = []
         self._due: list[tuple[float, str]] = []
         self._messages: dict[str, messages.WorkerHeartbeat | messages.ClientHeartbeat] = {}
         self._next_tick = 0.0
         self.count = 0
-        #: Peers that had a reply, with its version if they are clients.
-        self.replied: dict[str, int] = {}
-        #: Clients that had a reply with a version above `newer_than`.
-        self.newer_than = 0
-        self.informed: set[str] = set()
+        self.tick_seconds = 0.0
+        #: Peers that had a reply.
+        self.replied: set[str] = set()
+        #: Clients that have reported on a lost task.
+        self.reported: set[str] = set()
 
     def add(self, name: str, message: Any, first: float) -> None:
         """Add a peer, with the time of its first heartbeat."""
@@ -138,8 +148,11 @@ class _Heartbeats:
                 raise RuntimeError(f"not done within {_GIVE_UP_SECONDS:g} virtual seconds")
             clock.now = max(clock.now, min(self._due[0][0], self._next_tick))
             if clock.now >= self._next_tick:
+                busy = clock.busy
                 clock.charge(self.core.tick)
+                self.tick_seconds += clock.busy - busy
                 self._next_tick = clock.now + self._limits.tick_interval
+            self._send_reports()
             requests: list[tuple[str, _EncodedRequest]] = []
             while self._due and self._due[0][0] <= clock.now and len(requests) < _MAX_BATCH:
                 name = heapq.heappop(self._due)[1]
@@ -151,21 +164,38 @@ class _Heartbeats:
                 for name, request in requests:
                     self._receive(name, request.answer)
 
+    def _send_reports(self) -> None:
+        while self._reports:
+            batch = [_EncodedRequest(report) for report in self._reports[:_MAX_BATCH]]
+            self._clock.charge(lambda batch=batch: self.core.handle(batch))
+            for report in self._reports[:_MAX_BATCH]:
+                self.reported.add(report.client_id)
+                # A real client sends its next heartbeat as soon as its report was received.
+                heapq.heappush(self._due, (self._clock.now, report.client_id))
+            del self._reports[:_MAX_BATCH]
+
     def _receive(self, name: str, reply: Any) -> None:
         self.count += 1
-        version = 0
+        self.replied.add(name)
         message = self._messages[name]
         if isinstance(message, messages.ClientHeartbeat):
-            version = reply.version
-            self._messages[name] = msgspec.structs.replace(message, known_version=version)
-            if version > self.newer_than:
-                self.informed.add(name)
-        self.replied[name] = version
+            self._messages[name] = msgspec.structs.replace(message, known_version=reply.version)
+            if reply.reports_needed:
+                self._reports += [
+                    messages.ReportDelivery(client_id=name, task_id=task_id, delivered=())
+                    for task_id in reply.reports_needed
+                ]
+                return
         heapq.heappush(self._due, (self._clock.now + reply.heartbeat_interval, name))
 
 
-def measure(count: int) -> dict[str, float]:
-    """Measure all curves for `count` workers and as many clients."""
+def measure(count: int, *, accepts_changes: bool = True) -> dict[str, float]:
+    """Measure all curves for `count` workers and as many clients.
+
+    Args:
+        count: Number of peers of each kind.
+        accepts_changes: Whether clients accept lists of changed tasks.
+    """
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as directory:
         config = DispatcherConfig(work_dir=directory, fault_tolerant_mode=True)
@@ -188,7 +218,8 @@ def measure(count: int) -> dict[str, float]:
             message = messages.WorkerHeartbeat(worker_id=task.worker_id, tasks=(task.task_id,))
             heartbeats.add(task.worker_id, message, number / count)
         for number, name in enumerate(peers.clients):
-            heartbeats.add(name, messages.ClientHeartbeat(client_id=name), number / count)
+            message = messages.ClientHeartbeat(client_id=name, accepts_changes=accepts_changes)
+            heartbeats.add(name, message, number / count)
         # Until every client has the list of tasks, and every peer its interval.
         heartbeats.run(lambda: len(heartbeats.replied) == 2 * count)
         first_end = clock.now + max(2.0, limits.interval_between_client_heartbeats(count))
@@ -201,17 +232,17 @@ def measure(count: int) -> dict[str, float]:
         # The worker whose loss is noticed has been silent for the worker timeout.
         heartbeats.remove(workers[0])
         connections.silent.add(workers[0])
-        before = max(heartbeats.replied[name] for name in peers.clients)
         state = core.state_machine
         assert state is not None
         heartbeats.run(lambda: workers[0] not in state.state.workers)
         noticed, busy = clock.now, clock.busy
-        heartbeats.newer_than = before
-        heartbeats.informed.clear()
-        heartbeats.run(lambda: len(heartbeats.informed) == count)
+        heartbeats.run(lambda: len(heartbeats.reported) == count)
         found["change"] = clock.now - noticed
         found["change_cpu"] = clock.busy - busy
 
+        # Until all clients know the last version: others receive all tasks after a restart.
+        settled = clock.now + max(2.0, limits.interval_between_client_heartbeats(count))
+        heartbeats.run(lambda: clock.now >= settled)
         core.close()
         restarted = clock.now
 
@@ -225,31 +256,53 @@ def measure(count: int) -> dict[str, float]:
         heartbeats.replied.clear()
         heartbeats.run(lambda: len(heartbeats.replied) == 2 * count - 1)
         found["failover"] = clock.now - restarted
+
+        found["memory"] = _peak_megabytes()
+
+        # Without clients, each of which would report on each lost task.
+        lost = workers[1 : 1 + max(1, count // 10)]
+        for name in (*lost, *peers.clients):
+            heartbeats.remove(name)
+        connections.silent.update(lost)
+        state = heartbeats.core.state_machine
+        assert state is not None
+        ticks = heartbeats.tick_seconds
+        heartbeats.run(lambda: not any(name in state.state.workers for name in lost))
+        found["mass_loss"] = heartbeats.tick_seconds - ticks
         heartbeats.core.close()
-    found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found["mass_loss_memory"] = _peak_megabytes()
     return found
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def main(arguments: list[str]) -> int:
     """Measure each count in its own process; store the figures unless counts are given."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dispatcher_scale")
     parser.add_argument("--counts", type=int, nargs="+", help="counts to print; stores nothing")
+    parser.add_argument(
+        "--full-lists", action="store_true", help="print costs without lists of changes"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.one:
-        print(json.dumps(measure(options.one)))
+        logging.disable(logging.WARNING)  # a message per lost worker
+        print(json.dumps(measure(options.one, accepts_changes=not options.full_lists)))
         return 0
     found: dict[int, dict[str, float]] = {}
     for count in options.counts or COUNTS:
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.dispatcher_scale", "--one", str(count)],
+            [sys.executable, "-m", "benchmarks.dispatcher_scale", "--one", str(count)]
+            + ["--full-lists"] * options.full_lists,
             stdout=subprocess.PIPE,
             check=True,
         )
         found[count] = json.loads(done.stdout)
         values = "  ".join(f"{name} {value:.3g}" for name, value in found[count].items())
         print(f"{count:>6}  {values}", flush=True)
-    if not options.counts:
+    if not (options.counts or options.full_lists):
         for name, (title, unit) in CURVES.items():
             content = {
                 "title": title,

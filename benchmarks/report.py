@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 import textwrap
 import threading
@@ -20,7 +21,7 @@ import headrace
 from benchmarks.measure import Measurement, ratio
 from benchmarks.workload import Bound, Target, Workload
 
-__all__ = ["Result", "code", "machine", "results_table", "store", "thread_round_trip"]
+__all__ = ["Result", "code", "machine", "render", "results_table", "store", "thread_round_trip"]
 
 _PACKAGES = (
     "headrace",
@@ -151,8 +152,11 @@ def thread_round_trip(times: int = 2000) -> float:
 
 def results_table(results: Iterable[Result]) -> str:
     """Return a Markdown table with aligned columns."""
-    rows = [list(_HEADER), *(row for result in results for row in result.rows)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    return _table([list(_HEADER), *(row for result in results for row in result.rows)])
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
         for row in rows
@@ -192,11 +196,46 @@ def store(directory: Path, results: list[Result], order: list[str], method: str)
         "results": [asdict(result) for result in ordered],
     }
     stored.write_text(json.dumps(content, indent=1) + "\n")
+    render(directory)
+
+
+def render(directory: Path) -> None:
+    """Write RESULTS.md from results.json and the stored curves."""
+    content = json.loads((directory / "results.json").read_text())
+    results = [Result(**entry) for entry in content["results"]]
+    method, round_trip = content["method"], content["thread_round_trip_us"]
     plots = [f"{path.parent.name}/{path.name}" for path in sorted(directory.glob("curves/*.svg"))]
-    (directory / "RESULTS.md").write_text(_page(method, round_trip, ordered, plots).rstrip() + "\n")
+    (directory / "RESULTS.md").write_text(
+        _page(method, round_trip, results, plots, _scale_table(directory)).rstrip() + "\n"
+    )
 
 
-def _page(method: str, round_trip: int, results: list[Result], plots: list[str]) -> str:
+def _scale_table(directory: Path) -> str:
+    """Return the curves of `dispatcher_scale` as a table with one row per curve."""
+    curves = [
+        json.loads(path.read_text())
+        for path in sorted(directory.glob("curves/scale_*"))
+        if path.suffix == ".json"
+    ]
+    if not curves:
+        return ""
+    counts = [*curves[0]["rounds"]]
+    header = ["curve", "unit", *(f"{int(count):,} peers of each kind" for count in counts)]
+    rows = [
+        [curve["title"], curve["unit"]]
+        + [_plain_number(statistics.median(curve["rounds"][count])) for count in counts]
+        for curve in curves
+    ]
+    return _table([header, *rows])
+
+
+def _plain_number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _page(
+    method: str, round_trip: int, results: list[Result], plots: list[str], scale_table: str = ""
+) -> str:
     properties = _most_common_machine(results)
     described = ", ".join(f"{name} {value}" for name, value in properties.items())
     return (
@@ -218,7 +257,7 @@ def _page(method: str, round_trip: int, results: list[Result], plots: list[str])
             f"A round trip between two threads takes {round_trip} µs on the machine of the last "
             "run."
         )
-        + _pictures(plots)
+        + _pictures(plots, scale_table)
     )
 
 
@@ -260,7 +299,7 @@ def _runs_text(results: list[Result], usual: dict[str, str]) -> str:
     return f"{texts[latest]}{explanation}. Exceptions:{others}"
 
 
-def _pictures(plots: list[str]) -> str:
+def _pictures(plots: list[str], scale_table: str) -> str:
     if not plots:
         return ""
     scale = [plot for plot in plots if Path(plot).stem.startswith("scale_")]
@@ -278,7 +317,7 @@ def _pictures(plots: list[str]) -> str:
             "Measured by `python -m benchmarks.dispatcher_scale`, without sockets; "
             "docs/design/0034-scale.md discusses the curves."
         )
-        text += f"{_images(scale)}\n"
+        text += f"{scale_table}\n\n{_images(scale)}\n"
     return text
 
 

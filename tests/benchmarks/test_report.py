@@ -211,3 +211,14 @@ def test_a_bound_limits_the_seconds_per_item() -> None:
     table = _table_with(workload, [8.0])
     assert "at most 100 ms per item: MISSED, 125 ms" in table
     assert "125 ms per item" in table
+
+
+def test_page_shows_stored_scale_curves_as_a_table(tmp_path: Path) -> None:
+    (tmp_path / "curves").mkdir()
+    curve = {"title": "Peak memory", "unit": "megabytes", "rounds": {"100": [1.5], "1000": [2500]}}
+    (tmp_path / "curves" / "scale_memory.json").write_text(json.dumps(curve))
+    (tmp_path / "curves" / "scale_memory.svg").touch()
+    store(tmp_path, [], [], "")
+    page = (tmp_path / "RESULTS.md").read_text()
+    assert "| curve       | unit      | 100 peers of each kind | 1,000 peers of each kind |" in page
+    assert "| Peak memory | megabytes | 1.5                    | 2,500                    |" in page

@@ -13,6 +13,7 @@ import msgspec
 from headrace.element.chunk import Chunk
 from headrace.errors import HeadraceError, UnavailableError
 from headrace.service.client.read_session import ReadSession, ReceivedBatch
+from headrace.service.client.task_list import TaskList
 from headrace.service.config import STATIC_POLICIES
 from headrace.service.messages import (
     PROGRESS_REQUEST,
@@ -245,6 +246,7 @@ class ClientProcess(Process):
             epoch=reading.epoch,
         )
         self.session = self._session(reading.client_id)
+        self._task_list = TaskList()
         self._outstanding_elements, self._answered = {}, set()
         self._reorder_buffer = ReorderBuffer(self.consumer.reorder_limit * _ELEMENT_BYTES)
         self._split_index = self._ordinal = 0
@@ -389,8 +391,10 @@ class ClientProcess(Process):
         if callable(asked):
             asked(answer)
             return
-        if isinstance(answer, ClientHeartbeatReply) and not answer.unchanged:
-            self.log("hears", answer)
+        if isinstance(answer, ClientHeartbeatReply):
+            answer = self._task_list.complete(answer)
+            if not answer.unchanged:
+                self.log("hears", answer)
         self.session.dispatcher_replied(asked, answer, self.simulation.now)
         self.longest_silence = max(self.longest_silence, self.simulation.now - self._last_reply_at)
         self._last_reply_at = self.simulation.now

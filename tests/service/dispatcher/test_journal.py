@@ -287,3 +287,13 @@ def test_killed_process_loses_no_reported_event(tmp_path: Path) -> None:
             assert stop - start == number % 7 + 1
             expected = stop
         expected = kept.assigned.last_assignment[1]
+
+
+def test_index_of_failed_tasks_is_rebuilt_for_older_snapshots() -> None:
+    scene = Scenario()
+    scene.add_worker("w")
+    (task,) = scene.open("c", scene.register()).tasks
+    scene.fail("w", task.task_id)
+    snapshot = msgspec.msgpack.decode(msgspec.msgpack.encode(scene.state))
+    assert snapshot["workers"]["w"].pop("failed_tasks") == [task.task_id]
+    assert FORMAT.decode_state(msgspec.msgpack.encode(snapshot)) == scene.state

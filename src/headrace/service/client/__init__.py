@@ -25,6 +25,7 @@ Input and output:
     process_source     the Source of `Dataset.in_processes`
     reader             the consumer's iterator, which returns chunks of the requested size
     replay             elements that may be requested again, until they are no longer needed
+    task_list           running tasks, updated with the dispatcher's changes
     task_selector       selects this client's tasks by worker location and tags
     iteration_opening  the first call to the dispatcher
     reader_runner      the session with its lock and I/O thread

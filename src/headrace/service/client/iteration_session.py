@@ -320,6 +320,7 @@ class IterationSession(ABC, Generic[T]):
             wait_seconds=self._waited_seconds + self._wait.seconds(now),
             buffered_batches=buffers,
             wanted_split=wanted_split,
+            accepts_changes=True,
         )
 
     def _check_wait(self, now: float, actions: ClientActions) -> None:

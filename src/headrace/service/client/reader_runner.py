@@ -34,6 +34,7 @@ from headrace.execution.threads import input_wait
 from headrace.process_metrics import count_skipped
 from headrace.service.client.actions import ClientActions, ReceivedBatch
 from headrace.service.client.read_session import ReadSession
+from headrace.service.client.task_list import TaskList
 from headrace.service.client.task_selector import TaskSelector
 from headrace.service.messages import (
     ClientHeartbeatReply,
@@ -128,6 +129,7 @@ class ReaderRunner:
         self.channel_handover = ChannelHandover(connect_dispatcher)
         self._connect_worker = connect_worker
         self._task_selector = task_selector
+        self._task_list = TaskList()
         self._reports_consumption = reports_consumption
         self._runner = SessionRunner(
             "headrace-client", self._process_events, self._fail, self._close_iteration
@@ -524,7 +526,8 @@ class ReaderRunner:
                 reply,
             )
         if isinstance(reply, ClientHeartbeatReply):
-            full_update, reply = reply, self._task_selector.select(reply)
+            full_update = self._task_list.complete(reply)
+            reply = self._task_selector.select(full_update)
             self._session.skipped_workers = self._task_selector.skipped_workers
             if self._task_selector.is_local:
                 reply = self._local_update(full_update, reply)

@@ -44,7 +44,7 @@ Deciders, which only read the state:
     checkpoint_barrier  common iterator position of an iteration's clients
     clients        heartbeats, delivery reports and departure of clients
     departed_clients  recover elements that were sent to departed clients
-    task_addresses  addresses of tasks, as clients receive them
+    task_addresses  lists of tasks and their changes, as clients receive them
     tasks          definition and end of tasks
     splits         assign splits and take them back
     liveness       heartbeats, draining, departure and loss of workers

@@ -146,11 +146,10 @@ def _worker_removed(state: DispatcherState, event: events.WorkerLost | events.Wo
         state.tasks[task_id].reason = reason
         state.tasks[task_id].timed_out = isinstance(event, events.WorkerLost) and event.timed_out
         mark_unavailable(state, state.tasks[task_id])
-    for task in state.tasks.values():
-        if task.worker_id == event.worker_id and task.phase is TaskPhase.FAILED:
-            # Its clients can no longer request the last result batches there
-            # (`IterationPolicy.is_redeliverable`).
-            state.iterations[task.iteration_id].version += 1
+    for task_id in worker.failed_tasks:
+        # Its clients can no longer request the last result batches there
+        # (`IterationPolicy.is_redeliverable`).
+        state.iterations[state.tasks[task_id].iteration_id].version += 1
     del state.workers[event.worker_id], state.workers_by_address[worker.address]
     for slot in state.slots:
         if slot.worker_id == event.worker_id:
@@ -257,6 +256,7 @@ def _remove_iteration(state: DispatcherState, iteration_id: int) -> JobIteration
         if worker is not None:
             worker.tasks.discard(task_id)
             worker.finished_tasks.discard(task_id)
+            worker.failed_tasks.discard(task_id)
     return iteration
 
 
@@ -303,6 +303,7 @@ def _task_finished(state: DispatcherState, event: events.TaskFinished) -> None:
 
 def _task_failed(state: DispatcherState, event: events.TaskFailed) -> None:
     task = _end_task(state, event.task_id, TaskPhase.FAILED)
+    state.workers[task.worker_id].failed_tasks.add(event.task_id)
     task.reason = event.reason
     mark_unavailable(state, task)
 

@@ -73,6 +73,16 @@ def _task_iterations(state: DispatcherState, event: Any) -> list[int]:
     return [iteration_id, *policy_of(state, iteration).affected_iterations(state, iteration)]
 
 
+def _reported_iterations(
+    state: DispatcherState,
+    event: events.DeliveryReported | events.ElementsReceived | events.ElementsConsumed,
+) -> list[int]:
+    """Return no iteration while other clients must report as well: nothing follows before."""
+    awaiting = state.tasks[event.task_id].awaiting_reports
+    is_last = len(awaiting) <= (event.client_id in awaiting)
+    return _task_iterations(state, event) if is_last else []
+
+
 def _save_iteration(state: DispatcherState, event: Any) -> list[int]:
     return [state.saves[event.save_id].iteration_id]
 
@@ -107,10 +117,10 @@ _AFFECTED: dict[type, Callable[[DispatcherState, Any], list[int]]] = {
     events.TaskFinished: _task_iterations,
     events.TaskFailed: _task_iterations,
     events.TaskLost: _task_iterations,
-    events.DeliveryReported: _task_iterations,
+    events.DeliveryReported: _reported_iterations,
     RoundsReported: _task_iterations,
-    events.ElementsReceived: _task_iterations,
-    events.ElementsConsumed: _task_iterations,
+    events.ElementsReceived: _reported_iterations,
+    events.ElementsConsumed: _reported_iterations,
     events.ClientLeft: _client_iteration,
     events.DepartedClientReported: _task_iterations,
     events.SplitsReturned: _task_iterations,

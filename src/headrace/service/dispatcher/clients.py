@@ -18,7 +18,7 @@ from headrace.service.dispatcher.events import AnyEvent
 from headrace.service.dispatcher.policy_selection import policy_of
 from headrace.service.dispatcher.python_versions import check_iteration_can_run
 from headrace.service.dispatcher.splits import validate_partial_splits, validate_splits
-from headrace.service.dispatcher.state import DispatcherState, DispatcherTask, TaskPhase
+from headrace.service.dispatcher.state import DispatcherState, DispatcherTask
 from headrace.service.element_sets import ALL_ORDINALS, PartialSplits, exclude_splits
 from headrace.service.modes.coordinated_reads.events import RoundsReported
 from headrace.service.ranges import Ranges, drop_below, intersect, subtract, union
@@ -68,7 +68,7 @@ def client_heartbeat(
                 heartbeat_interval=interval,
             )
         else:
-            reply = _full_reply(new_state, client_id, awaited, unreachable, interval, context)
+            reply = _full_reply(new_state, request, awaited, unreachable, interval, context)
         return policy.extend_heartbeat_reply(reply, new_state, updated, request, context)
 
     new_events = policy.events_after_heartbeat(state, iteration, request, context)
@@ -79,38 +79,44 @@ def client_heartbeat(
 
 def _full_reply(
     state: DispatcherState,
-    client_id: str,
+    request: messages.ClientHeartbeat,
     awaited_clients: list[str],
     unreachable_tasks: set[int],
     interval: float,
     context: DecisionContext,
 ) -> messages.ClientHeartbeatReply:
-    """Return a complete update for a client.
+    """Return a complete update for a client, of whose tasks only changes may be listed.
 
     Args:
         state: State of the dispatcher.
-        client_id: Client that receives the update.
+        request: Heartbeat of the client that receives the update.
         awaited_clients: Other clients that keep its iteration from finishing.
         unreachable_tasks: Tasks whose worker it could not reach for long.
         interval: Seconds until its next heartbeat.
         context: Context of the decision.
     """
+    client_id = request.client_id
     iteration = state.client_iteration(client_id)
-    policy, tasks = policy_of(state, iteration), state.tasks_of(iteration)
-    running = TaskPhase.RUNNING
-    is_finished = iteration.finished and not any(task.awaiting_reports for task in tasks)
+    policy, tasks = (
+        policy_of(state, iteration),
+        context.soft_state.task_addresses.of(state, iteration),
+    )
+    ended = tasks.ended
+    is_finished = iteration.finished and not any(task.awaiting_reports for task in ended)
+    changes = tasks.changes_since(request.known_version) if request.accepts_changes else None
     return messages.ClientHeartbeatReply(
-        tasks=context.soft_state.task_addresses.of(state, iteration),
+        tasks=tasks.listed if changes is None else changes.started,
+        changed_since=-1 if changes is None else request.known_version,
+        ended_tasks=() if changes is None else changes.ended,
         finished=is_finished,
         redeliverable=tuple(
             task.task_id
-            for task in tasks
-            if task.phase is not running
-            and policy.is_redeliverable(state, iteration, task)
+            for task in ended
+            if policy.is_redeliverable(state, iteration, task)
             and task.worker_id in state.workers
             and task.task_id not in unreachable_tasks
         ),
-        reports_needed=tuple(task.task_id for task in tasks if client_id in task.awaiting_reports),
+        reports_needed=tuple(task.task_id for task in ended if client_id in task.awaiting_reports),
         lost=policy.lost_splits(state, iteration) if is_finished else (),
         version=iteration.version,
         failure_reason=iteration.failure_reason if is_finished else "",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from headrace.service import messages
 from headrace.service.dispatcher import (
@@ -30,7 +30,7 @@ from headrace.service.dispatcher import (
 from headrace.service.dispatcher.apply import apply
 from headrace.service.dispatcher.assignment import affected_iterations, derive_events
 from headrace.service.dispatcher.decision import DecisionContext, DispatcherDecision
-from headrace.service.dispatcher.events import AnyEvent
+from headrace.service.dispatcher.events import AnyEvent, WorkerLost
 from headrace.service.dispatcher.invalid_event import invalid_event_error
 from headrace.service.dispatcher.limits import DispatcherLimits
 from headrace.service.dispatcher.losses import log_message
@@ -186,20 +186,48 @@ class Dispatcher:
         return DecisionContext(now, self.soft_state, self.limits)
 
     def _apply(self, events: Sequence[AnyEvent], now: float) -> list[AnyEvent]:
+        """Apply events, each followed by those derived from it; return all of them.
+
+        Losses of workers are applied together: workers that were lost at the same time get no task
+        of each other, and the derived events are found once.
+        """
         applied: list[AnyEvent] = []
-        for event in events:
-            try:
-                affected = affected_iterations(self.state, event)
-                self.soft_state.observe(event, self.state, now)
-                message = log_message(self.state, event)
-            except Exception as error:
-                raise invalid_event_error(self.state, event, error) from error
-            apply(self.state, event)
-            applied.append(event)
-            if message is not None:
-                _log.warning("%s", message)
-            for iteration_id in affected:
-                is_unheard = self._context(now).is_unheard
-                derived = derive_events(self.state, iteration_id, is_unheard)
-                applied += self._apply(derived, now)
+        # A stack: with many tasks, chains of derived events are longer than Python's call stack.
+        pending: list[_Pending] = [*reversed(_group_losses(events))]
+        while pending:
+            group = pending.pop()
+            if isinstance(group, int):
+                if group in self.state.iterations:
+                    is_unheard = self._context(now).is_unheard
+                    pending.append(derive_events(self.state, group, is_unheard))
+                continue
+            affected: dict[int, None] = {}
+            for event in group:
+                affected.update(dict.fromkeys(self._apply_one(event, now)))
+            applied += group
+            pending += reversed(affected)
         return applied
+
+    def _apply_one(self, event: AnyEvent, now: float) -> tuple[int, ...]:
+        """Apply one event; return the iterations that it affects."""
+        try:
+            affected = affected_iterations(self.state, event)
+            self.soft_state.observe(event, self.state, now)
+            message = log_message(self.state, event)
+        except Exception as error:
+            raise invalid_event_error(self.state, event, error) from error
+        apply(self.state, event)
+        if message is not None:
+            _log.warning("%s", message)
+        return affected
+
+
+_Pending: TypeAlias = Sequence[AnyEvent] | int
+"""Events to apply together, or an iteration whose derived events are due."""
+
+
+def _group_losses(events: Sequence[AnyEvent]) -> list[Sequence[AnyEvent]]:
+    """Return the losses of several workers as one group, other events separately."""
+    if all(isinstance(event, WorkerLost) for event in events):
+        return [events]
+    return [(event,) for event in events]

@@ -35,6 +35,7 @@ def validate(state: DispatcherState) -> None:
     """
     running: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
     finished: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
+    failed: dict[str, set[int]] = {worker_id: set() for worker_id in state.workers}
     for task_id, task in state.tasks.items():
         assert task.task_id == task_id < state.next_task_id, task
         assert task.task_token == state.task_token(task_id), task
@@ -46,10 +47,13 @@ def validate(state: DispatcherState) -> None:
             task.phase is TaskPhase.FINISHED and not task.is_unavailable and _has_read(state, task)
         ):
             finished[task.worker_id].add(task_id)
+        elif task.phase is TaskPhase.FAILED and task.worker_id in failed:
+            failed[task.worker_id].add(task_id)
     for worker_id, worker in state.workers.items():
         assert worker.worker_id == worker_id, worker
         assert worker.tasks == running[worker_id], (worker, running[worker_id])
         assert worker.finished_tasks == finished[worker_id], (worker, finished[worker_id])
+        assert worker.failed_tasks == failed[worker_id], (worker, failed[worker_id])
         assert state.workers_by_address[worker.address] == worker_id, worker
     assert len(state.workers_by_address) == len(state.workers)
     _check_jobs(state)

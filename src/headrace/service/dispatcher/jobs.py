@@ -276,7 +276,7 @@ def _opened_reply(
         return finished_reply
     reply = messages.OpenIterationReply(
         iteration_id=iteration.iteration_id,
-        tasks=context.soft_state.task_addresses.of(state, iteration),
+        tasks=context.soft_state.task_addresses.of(state, iteration).listed,
         seed=iteration.seed,
         finished=False,
         job_name=job.name or "",

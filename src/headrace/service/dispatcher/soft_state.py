@@ -261,7 +261,9 @@ def _worker_registered(
 ) -> None:
     soft_state.worker_heartbeats[event.worker_id] = now
     soft_state.slot_waits.pop(event.address, None)
-    soft_state.task_addresses.clear()  # its tags may have changed
+    known = state.workers.get(event.worker_id)
+    if known is not None and known.tags != event.tags:
+        soft_state.task_addresses.tags_changed()
 
 
 def _worker_removed(
@@ -326,6 +328,7 @@ def _tasks_forgotten(
     soft_state: SoftState, event: events.TasksForgotten, state: DispatcherState, now: float
 ) -> None:
     _forget_tasks(soft_state, event.task_ids)
+    soft_state.task_addresses.forget(event.iteration_id)
 
 
 def _forget_tasks(soft_state: SoftState, task_ids: Iterable[int]) -> None:

@@ -105,6 +105,8 @@ class Worker(msgspec.Struct):
     #: Exactly the worker's FINISHED tasks that were assigned splits, read a copy, or are read in
     #: rounds.
     finished_tasks: set[int] = msgspec.field(default_factory=set)
+    #: Exactly its FAILED tasks.
+    failed_tasks: set[int] = msgspec.field(default_factory=set)
     versions: Versions = Versions()
 
 
@@ -424,6 +426,12 @@ class DispatcherState(msgspec.Struct):
     next_job_id: int = FIRST_JOB_ID
     #: By id, oldest first: open saves, and the last closed ones.
     saves: dict[str, SaveState] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Snapshots of earlier releases have no `failed_tasks`.
+        for task in self.tasks.values():
+            if task.phase is TaskPhase.FAILED and task.worker_id in self.workers:
+                self.workers[task.worker_id].failed_tasks.add(task.task_id)
 
     @property
     def plans_in_use(self) -> set[bytes]:

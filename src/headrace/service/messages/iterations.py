@@ -139,7 +139,8 @@ class ClientHeartbeatReply(Message, frozen=True):
     """Reply to `ClientHeartbeat`."""
 
     tasks: tuple[TaskAddress, ...]
-    """Tasks to read: all of the iteration that are neither finished nor lost."""
+    """Tasks to read: all of the iteration that are neither finished nor lost. If `changed_since` is
+    set, only those that started since that version."""
     finished: bool
     """True if no task is left, none will be created, and all losses are reported: the received
     elements are complete."""
@@ -180,6 +181,10 @@ class ClientHeartbeatReply(Message, frozen=True):
     journal_problem: str = ""
     """Why the dispatcher cannot write its journal, and so assigns nothing; empty if it can. Set
     also if nothing else changed."""
+    changed_since: int = -1
+    """Version from which `tasks` and `ended_tasks` list the changes; -1 if `tasks` is complete."""
+    ended_tasks: tuple[int, ...] = ()
+    """Tasks of that version that no longer run."""
 
 
 class ClientHeartbeat(TypedRequest[ClientHeartbeatReply], frozen=True):
@@ -202,6 +207,8 @@ class ClientHeartbeat(TypedRequest[ClientHeartbeatReply], frozen=True):
     """Number of result batches that are buffered and not consumed."""
     wanted_split: int = -1
     """With ordered reading: the split that the consumer has been waiting for; -1 if none."""
+    accepts_changes: bool = False
+    """Whether the reply may list only changes of tasks (`ClientHeartbeatReply.changed_since`)."""
 
 
 class ReportDelivery(TypedRequest[Done], frozen=True):
