@@ -10,6 +10,8 @@ import pytest
 
 import headrace as hr
 from headrace.ray import data_cluster
+from headrace.ray.actor_launcher import list_actors
+from headrace.ray.service_addresses import CONTROLLER_PREFIX
 from tests.ray.local_ray import run_driver, wait_until
 
 COUNT = 2_000
@@ -110,14 +112,28 @@ def test_workers_have_the_runtime_env_of_the_driver_and_their_own(ray, tmp_path)
     assert "[7, 10, 13]" in printed
 
 
-def test_missing_resources_are_named(ray, monkeypatch):
-    monkeypatch.setattr(data_cluster, "_START_SECONDS", 4.0)
-    with pytest.raises(hr.errors.UnavailableError, match="no node of the cluster has 1 tpu"):
-        hr.ray.DataCluster(resources_per_worker={"tpu": 1})
+@pytest.mark.parametrize(
+    ("resources", "text"),
+    [
+        ({"tpu": 1}, "no node of the cluster has 1 tpu"),
+        # Two workers of the other cluster use two of eight.
+        ({"CPU": 5}, "each needs 5 CPU, and 1 CPU are unused"),
+    ],
+)
+def test_missing_resources_are_named(cluster, resources, text):
+    with hr.ray.DataCluster(min_workers=0, resources_per_worker=resources) as other:
+        other.scale(2)
+        wait_until(lambda: text in other._call("shortage"), text)
+
+
+def test_start_without_workers_fails_and_leaves_no_actors(ray, monkeypatch):
+    before = list_actors(CONTROLLER_PREFIX)
+    monkeypatch.setattr(data_cluster, "_START_SECONDS", 0.5)
     with pytest.raises(
-        hr.errors.UnavailableError, match=r"each needs 5 CPU, and \d+ CPU are unused"
+        hr.errors.UnavailableError, match=r"no 1 workers after 0\.5 s: 0 are registered"
     ):
-        hr.ray.DataCluster(min_workers=2, resources_per_worker={"CPU": 5})
+        hr.ray.DataCluster(resources_per_worker={"tpu": 1})
+    wait_until(lambda: list_actors(CONTROLLER_PREFIX) == before, "the actors end")
 
 
 def test_number_of_workers_follows_the_load(ray):
@@ -126,9 +142,12 @@ def test_number_of_workers_follows_the_load(ray):
             hr.errors.FailedPreconditionError, match="follows the load, from 1 to 3"
         ):
             cluster.scale(2)
-        dataset = cluster.distribute(hr.Dataset.range(10**6).map(slow_square))
-        iterator = iter(dataset)
-        wait_until(lambda: next(iterator) is not None and cluster.num_workers > 1, "more workers")
+        # The consumer takes elements as fast as they come, so it waits for a single worker.
+        iterator = iter(cluster.distribute(hr.Dataset.range(10**6).map(slow_square)))
+        deadline = time.monotonic() + 60
+        while cluster.num_workers < 2:
+            assert len([next(iterator) for _ in range(200)]) == 200
+            assert time.monotonic() < deadline
         iterator.close()
 
 
