@@ -59,12 +59,15 @@ def _close_all() -> None:
 class TrainingCluster:
     """Coordinator workers and parameter servers as Ray actors; a context manager.
 
-        ray.init()
-        with hr.ray.TrainingCluster(workers=4, ps=2) as cluster:
-            strategy = cluster.strategy(replication=2)
-            with strategy.scope():
-                weights = hr.Variable(np.zeros(10), name="weights")
-            coordinator = hr.coordinator.ClusterCoordinator(strategy)
+    >>> with hr.ray.TrainingCluster(workers=1, ps=2) as cluster:
+    ...     strategy = cluster.strategy(replication=2)
+    ...     with strategy.scope():
+    ...         weights = hr.Variable(np.zeros(3), name="weights")
+    ...     coordinator = hr.coordinator.ClusterCoordinator(strategy)
+    ...     total = coordinator.schedule(sum, args=([1, 2, 3],)).fetch()
+    ...     _ = weights.assign_add(np.full(3, total))
+    ...     weights.numpy().tolist()
+    [6.0, 6.0, 6.0]
 
     This process is not a task of the cluster: it runs the coordinator. The actors end with it.
     Servers accept only clients with the keys of this cluster, which `strategy` passes on.
