@@ -25,7 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
+# Read when Ray is imported.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# By default, other programs of this machine have precedence over Ray's actors.
+os.environ.setdefault("RAY_worker_niceness", "0")  # noqa: SIM112 - the name in Ray
 
 import numpy as np
 import ray

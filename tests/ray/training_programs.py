@@ -14,6 +14,9 @@ import signal
 import sys
 import time
 
+# By default, other programs of this machine have precedence over Ray's actors.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - the name in Ray
+
 import numpy as np
 import ray
 from ray.cluster_utils import Cluster
