@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 # Read when Ray is imported.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # By default, other programs of this machine have precedence over Ray's actors.
-os.environ.setdefault("RAY_worker_niceness", "0")  # noqa: SIM112 - the name in Ray
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import numpy as np
 import ray
