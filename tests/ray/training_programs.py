@@ -126,7 +126,12 @@ def one_node():
     wait_until(
         lambda: ray.available_resources().get("CPU") == 4.0, "the resources were not released"
     )
+    cluster = hr.ray.TrainingCluster(1, 0, half)
     ray.shutdown()
+    found["kill_after_shutdown"] = error_of(lambda: cluster.kill("worker", 0))
+    found["running_after_shutdown"] = cluster.is_running("worker", 0)
+    cluster.close()
+    found["is_ray_started"] = ray.is_initialized()
     return found
 
 
