@@ -30,14 +30,13 @@ OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 #: Classes whose public methods each need an example; other classes need one example in all.
 METHODS = (hr.Dataset, hr.DatasetIterator)
 
-#: Public names whose examples need a cluster. Those of Ray are run as the programs of docs/ray.md.
-#: Add none.
+#: Package whose examples run on a Ray cluster, in tests/ray/page_cases.py.
+RAY_PACKAGE = "headrace.ray"
+
+#: Public names whose examples need a cluster. Add none.
 WITHOUT_EXAMPLE = {
     "headrace.distribute.KubernetesClusterResolver",
     "headrace.distribute.RayClusterResolver",
-    "headrace.ray.DataCluster",
-    "headrace.ray.TrainingCluster",
-    "headrace.ray.connect",
 }
 
 
@@ -53,7 +52,7 @@ def _frameworks() -> None:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # torch, by Keras
 @pytest.mark.usefixtures("_frameworks")
-@pytest.mark.parametrize("path", PACKAGES)
+@pytest.mark.parametrize("path", [path for path in PACKAGES if path != RAY_PACKAGE])
 def test_docstring_examples_pass(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,22 @@ def test_closed_cluster_says_so(ray):
         _ = cluster.target
 
 
+def test_cluster_does_not_start_ray_again_after_its_shutdown(ray):
+    printed = run_driver(
+        "import ray, headrace as hr\n"
+        "cluster = hr.ray.DataCluster(min_workers=0)\n"
+        "ray.shutdown()\n"
+        "try:\n"
+        "    cluster.scale(2)\n"
+        "except hr.errors.UnavailableError as error:\n"
+        "    print(error)\n"
+        "cluster.close()\n"
+        "print(ray.is_initialized())\n"
+    )
+    assert "Ray was shut down in this process" in printed
+    assert printed.strip().endswith("False")
+
+
 def test_work_dir_in_use_is_reported(ray, tmp_path):
     with (
         hr.ray.DataCluster(min_workers=0, work_dir=tmp_path),

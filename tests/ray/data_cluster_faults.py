@@ -10,6 +10,8 @@ import time
 import pytest
 
 import headrace as hr
+from headrace.ray.actor_launcher import list_actors
+from headrace.ray.service_addresses import CONTROLLER_PREFIX
 from headrace.transport import address as addresses
 from tests.ray.local_ray import run_driver, wait_until
 
@@ -117,20 +119,34 @@ def test_clients_and_workers_follow_a_dispatcher_to_another_address(ray, tmp_pat
         wait_until(lambda: cluster.num_workers == 2, "both workers")
 
 
-def test_killed_driver_leaves_no_actors(ray):
-    def alive():
-        return {
-            each["name"]
-            for each in ray.util.list_named_actors(True)
-            if each["name"].startswith("headrace-data/")
-        }
+def test_number_of_workers_survives_lost_workers_and_a_lost_controller(ray):
+    with hr.ray.DataCluster(min_workers=1) as cluster:
+        cluster.scale(3)
+        wait_until(lambda: cluster.num_workers == 3, "three workers")
+        for each in workers(ray, cluster)[:2]:
+            ray.kill(each)
+        os.kill(processes(cluster)[0], signal.SIGKILL)
+        wait_until(lambda: len(workers(ray, cluster)) == 3, "replacements")
+        wait_until(lambda: cluster.num_workers == 3, "their registration")
 
-    before = alive()
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_killed_driver_leaves_no_actors(ray, drains):
+    before = list_actors(CONTROLLER_PREFIX)
+    # The consumer pauses, so a worker that drains does not end by itself.
+    scale_in = (
+        "dataset = cluster.distribute(hr.Dataset.range(10**6), hr.service.ShardingPolicy.OFF)\n"
+        "iterator = iter(dataset)\n"
+        "first = [next(iterator) for _ in range(100)]\n"
+        "cluster.scale(1)\n"
+        "time.sleep(2)\n"
+    )
     run_driver(
         "import time, headrace as hr\n"
         "cluster = hr.ray.DataCluster(min_workers=2)\n"
-        "print('ready', flush=True)\n"
+        + (scale_in if drains else "")
+        + "print('ready', flush=True)\n"
         "time.sleep(600)\n",
         kills=True,
     )
-    wait_until(lambda: alive() <= before, "the actors end")
+    wait_until(lambda: list_actors(CONTROLLER_PREFIX) == before, "the actors end")

@@ -49,6 +49,8 @@ def run_cases(name: str, *options: str) -> str:
 @pytest.fixture(scope="session")
 def ray() -> Iterator[Any]:
     """The package `ray`, connected to a new local cluster."""
+    # By default, other programs of this machine have precedence over Ray's actors.
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - the name in Ray
     import ray  # noqa: PLC0415 - slow, and needed by the cases only
 
     ray.init(

@@ -1,11 +1,14 @@
-"""The programs of the guides that need Ray, each run by a driver on one Ray cluster."""
+"""The programs of the guides, and the examples in docstrings, that need Ray, on one Ray cluster."""
 
 from __future__ import annotations
 
+import doctest
 import re
 
+import numpy as np
 import pytest
 
+import headrace as hr
 from headrace.transport.security import new_keys
 from tests.ray.local_ray import ROOT, run_driver
 
@@ -20,6 +23,16 @@ def test_all_programs_were_found():
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
 def test_program_of_the_ray_page_runs(ray, number):
     run_driver(PROGRAMS[number], seconds=300)  # Ray Train imports torch in each worker
+
+
+@pytest.mark.parametrize("name", hr.ray.__all__)
+def test_docstring_example_passes(ray, name):
+    (example,) = doctest.DocTestFinder(recurse=False).find(
+        getattr(hr.ray, name), name, module=False, globs={"hr": hr, "np": np}
+    )
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted
+    assert not result.failed
 
 
 def test_program_of_the_clusters_page_runs(ray, tmp_path):

@@ -71,6 +71,11 @@ def test_killed_actors_do_not_change_the_trained_weights(tmp_path):
     assert "for 9 tasks with placement='SPREAD'. They need 9 CPU (2 of 4 are unused)" in words
     assert not found["running_after_close"]
     assert found["kill_after_close"][0] == "FailedPreconditionError"
+    kind, words = found["kill_after_shutdown"]
+    assert kind == "FailedPreconditionError"
+    assert words.startswith("Ray was shut down in this process")
+    assert not found["running_after_shutdown"]
+    assert not found["is_ray_started"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,9 @@ import signal
 import sys
 import time
 
+# By default, other programs of this machine have precedence over Ray's actors.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - the name in Ray
+
 import numpy as np
 import ray
 from ray.cluster_utils import Cluster
@@ -123,7 +126,12 @@ def one_node():
     wait_until(
         lambda: ray.available_resources().get("CPU") == 4.0, "the resources were not released"
     )
+    cluster = hr.ray.TrainingCluster(1, 0, half)
     ray.shutdown()
+    found["kill_after_shutdown"] = error_of(lambda: cluster.kill("worker", 0))
+    found["running_after_shutdown"] = cluster.is_running("worker", 0)
+    cluster.close()
+    found["is_ray_started"] = ray.is_initialized()
     return found
 
 

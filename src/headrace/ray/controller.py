@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.errors import FailedPreconditionError, UnavailableError
 from headrace.ray.actor_launcher import ActorLauncher, resource_options
-from headrace.ray.nodes import NAMESPACE, ClusterKeys, import_ray, node_address
+from headrace.ray.nodes import NAMESPACE, ClusterKeys, StoredNumber, import_ray, node_address
 from headrace.ray.service_addresses import service_address
 from headrace.ray.worker_actor import WorkerActor
 from headrace.service.config import DispatcherConfig
@@ -96,13 +96,11 @@ class Controller:
             self._failure = error
             _log.error("the dispatcher did not start: %s", error)
             return
-        count = options.min_workers
+        self._wanted = StoredNumber(f"{options.actor}/{keys.server_public}")
         if is_restarted:
             _log.warning("the dispatcher was restarted at %s", self._dispatcher.target)
             self._launcher.adopt()
-            if options.max_workers is None:
-                count = self._launcher.num_workers()
-        self._set_limits(count, options.max_workers)
+        self._set_limits(self._wanted.load(options.min_workers), options.max_workers)
         threading.Thread(
             target=self._supervise, name="headrace-ray-supervisor", daemon=True
         ).start()
@@ -142,6 +140,7 @@ class Controller:
                 f"the number of workers follows the load, from {options.min_workers} to "
                 f"{options.max_workers}; to set it, create the cluster without `max_workers`"
             )
+        self._wanted.store(count)
         self._set_limits(count, None)
 
     def close(self) -> None:
@@ -152,6 +151,7 @@ class Controller:
                 self._scaler.stop()
         self._launcher.kill_all()
         if self._dispatcher is not None:
+            self._wanted.delete()
             self._dispatcher.stop()
 
     # --- internals --------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from headrace.ray.nodes import (
     connect_ray,
     fetch_security,
     find_actor,
+    import_ray,
     init_ray,
 )
 from headrace.ray.service_addresses import CONTROLLER_PREFIX, service_address
@@ -51,9 +52,9 @@ _NUM_PORTS = 8
 class DataCluster:
     """A data service whose dispatcher and workers are Ray actors; a context manager.
 
-        with hr.ray.DataCluster(min_workers=4) as cluster:
-            for element in cluster.distribute(dataset):
-                ...
+    >>> with hr.ray.DataCluster(min_workers=2) as cluster:
+    ...     sorted(int(x) for x in cluster.distribute(hr.Dataset.range(5)))
+    [0, 1, 2, 3, 4]
 
     Ray restarts actors whose processes die. With a `work_dir`, a restarted dispatcher continues
     where it was: each element is delivered exactly once. Without, iterations that were running
@@ -209,12 +210,20 @@ class DataCluster:
         self._is_closed = True
 
     def shutdown(self) -> None:
-        """Stop the service, also a named one. Idempotent."""
+        """Stop the service, also a named one. Idempotent.
+
+        Raises:
+            UnavailableError: If Ray was shut down in this process, and the service may still run.
+        """
         atexit.unregister(self.close)
         if os.getpid() != self._process or self._is_closed:
             return
+        ray = import_ray()
+        if not ray.is_initialized() and not self._is_owner:
+            raise UnavailableError(f"{self!r} was not stopped: Ray was shut down in this process")
         self._is_closed = True
-        ray = init_ray()
+        if not ray.is_initialized():
+            return  # `ray.shutdown()` has ended the controller, and the workers end
         with contextlib.suppress(UnavailableError):
             call_actor(self._controller, "close", what=repr(self), timeout=_CLOSE_SECONDS)
         ray.kill(self._controller, no_restart=True)
@@ -244,8 +253,11 @@ class DataCluster:
 def connect(name: str) -> DataCluster:
     """Return a running service: of another program, or of the driver in a worker of Ray Train.
 
-        cluster = hr.ray.connect("input")
-        dataset = cluster.distribute(dataset, job_name="training")
+    >>> _ = hr.ray.DataCluster(name="input")  # in the first program
+    >>> with hr.ray.connect("input") as cluster:
+    ...     sorted(int(x) for x in cluster.distribute(hr.Dataset.range(5)))
+    [0, 1, 2, 3, 4]
+    >>> hr.ray.connect("input").shutdown()
 
     Closing it disconnects; `shutdown` stops the service. If `ray.init` was not called, this
     connects to the cluster of RAY_ADDRESS, or to the one that runs on this machine.

@@ -25,6 +25,7 @@ __all__ = [
     "NAMESPACE",
     "ActorSecurity",
     "ClusterKeys",
+    "StoredNumber",
     "call_actor",
     "connect_ray",
     "fetch_security",
@@ -125,10 +126,12 @@ def call_actor(
         timeout: Seconds to wait for the reply.
 
     Raises:
-        UnavailableError: If the actor is dead, or did not reply in time.
+        UnavailableError: If the actor is dead, did not reply in time, or Ray was shut down.
         Exception: Any error that the method raised.
     """
     ray = import_ray()
+    if not ray.is_initialized():  # the call would start another Ray cluster
+        raise UnavailableError(f"no reply from {what}: Ray was shut down in this process")
     reply = getattr(actor, method).remote(*arguments)
     try:
         return ray.get(reply, timeout=timeout)
@@ -139,6 +142,31 @@ def call_actor(
         raise UnavailableError(
             f"no reply from {what}: {str(error).partition(chr(10))[0]}"
         ) from error
+
+
+class StoredNumber:
+    """A number in Ray's control store, for the actors that Ray restarts.
+
+    Args:
+        key: Its key. It must be unique for all time, since a killed actor does not delete it.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key.encode()
+        self._store = importlib.import_module("ray.experimental.internal_kv")
+
+    def load(self, default: int) -> int:
+        """Return the number; `default` if none was stored."""
+        value = self._store._internal_kv_get(self._key, namespace=NAMESPACE)
+        return default if value is None else int(value)
+
+    def store(self, number: int) -> None:
+        """Store a number."""
+        self._store._internal_kv_put(self._key, str(number), namespace=NAMESPACE)
+
+    def delete(self) -> None:
+        """Delete the number, if there is one."""
+        self._store._internal_kv_del(self._key, namespace=NAMESPACE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,7 +80,9 @@ def _query(host: str) -> str:
     controller = find_actor(CONTROLLER_PREFIX + name)
     if controller is None:
         with _lock:
-            _known.pop(host, None)
+            was_known = _known.pop(host, None) is not None
+        if was_known:
+            _log.warning("data service %r was stopped; its readers fail after `wait_timeout`", name)
         raise UnavailableError(f"no data service {name!r} runs on this Ray cluster any more")
     what = f"data service {name!r}"
     found = parse_service(call_actor(controller, "target", what=what, timeout=_CALL_SECONDS))

@@ -59,12 +59,15 @@ def _close_all() -> None:
 class TrainingCluster:
     """Coordinator workers and parameter servers as Ray actors; a context manager.
 
-        ray.init()
-        with hr.ray.TrainingCluster(workers=4, ps=2) as cluster:
-            strategy = cluster.strategy(replication=2)
-            with strategy.scope():
-                weights = hr.Variable(np.zeros(10), name="weights")
-            coordinator = hr.coordinator.ClusterCoordinator(strategy)
+    >>> with hr.ray.TrainingCluster(workers=1, ps=2) as cluster:
+    ...     strategy = cluster.strategy(replication=2)
+    ...     with strategy.scope():
+    ...         weights = hr.Variable(np.zeros(3), name="weights")
+    ...     coordinator = hr.coordinator.ClusterCoordinator(strategy)
+    ...     total = coordinator.schedule(sum, args=([1, 2, 3],)).fetch()
+    ...     _ = weights.assign_add(np.full(3, total))
+    ...     weights.numpy().tolist()
+    [6.0, 6.0, 6.0]
 
     This process is not a task of the cluster: it runs the coordinator. The actors end with it.
     Servers accept only clients with the keys of this cluster, which `strategy` passes on.
@@ -184,7 +187,7 @@ class TrainingCluster:
             **options: Further arguments of `ParameterServerStrategy`, such as `mode="sync"`.
 
         Raises:
-            FailedPreconditionError: If the cluster is closed.
+            FailedPreconditionError: If the cluster is closed, or Ray was shut down.
             UnavailableError: If a parameter server is not running; names it.
             TypeError, ValueError: If an option is invalid.
         """
@@ -204,19 +207,18 @@ class TrainingCluster:
     def pid(self, task_type: str, task_index: int) -> int | None:
         """Return the process id of a task on its node, or None if it is not running."""
         process = self._find_task(task_type, task_index).process
-        return None if process is None else process.pid
+        return process.pid if process is not None and self._ray.is_initialized() else None
 
     def kill(self, task_type: str, task_index: int) -> None:
         """Kill the process of a task (SIGKILL), to test what follows; Ray restarts it.
 
         Raises:
             ValueError: If there is no such task.
-            FailedPreconditionError: If the cluster is closed.
+            FailedPreconditionError: If the cluster is closed, or Ray was shut down.
         """
         task = self._find_task(task_type, task_index)
         with self._lock:
-            if self._closed.is_set():
-                raise FailedPreconditionError("the cluster is closed; create another one")
+            self._check_open()
             task.kill(time.monotonic())
 
     def close(self) -> None:
@@ -339,8 +341,7 @@ class TrainingCluster:
             )
 
         def are_running() -> bool:
-            if self._closed.is_set():
-                raise FailedPreconditionError("the cluster is closed; create another one")
+            self._check_open()
             if all(task.process is not None for task in tasks):
                 return True
             if any(task.is_dead for task in tasks):
@@ -354,7 +355,8 @@ class TrainingCluster:
 
     def _supervise(self) -> None:
         """Advance tasks until the cluster is closed."""
-        while not self._closed.is_set():
+        # Without Ray, calls of its functions would start another Ray cluster.
+        while not self._closed.is_set() and self._ray.is_initialized():
             try:
                 self._supervise_once(list(self._tasks.values()))
             except Exception as error:
@@ -370,6 +372,8 @@ class TrainingCluster:
         else:
             ended = []
             self._closed.wait(_POLL_SECONDS)
+        if not self._ray.is_initialized():
+            return
         now = time.monotonic()
         for call in ended:
             task = calls[call]
@@ -405,6 +409,14 @@ class TrainingCluster:
                 if address == previous:
                     with suppress(ValueError):  # removed in the meantime
                         coordinator.remove_worker(number)
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise FailedPreconditionError("the cluster is closed; create another one")
+        if not self._ray.is_initialized():
+            raise FailedPreconditionError(
+                "Ray was shut down in this process, which ended the cluster; create another one"
+            )
 
     def _find_task(self, task_type: str, task_index: int) -> TrainingTask:
         check_string("task_type", task_type)

@@ -77,14 +77,15 @@ class WorkerActor:
         with self._lock:
             self._is_draining = True
             server = self._server
-            if server is not None and server.address:
-                server.drain(math.inf)
-            elif server is not None:
-                server.stop()
+        # Without the lock, so that the other thread notices the end of the cluster meanwhile.
+        if server is not None and server.address:
+            server.drain(math.inf)
+        elif server is not None:
+            server.stop()
 
     def _run(self) -> None:
         pause = threading.Event()
-        while not self._is_draining:
+        while True:
             try:
                 if self._is_cluster_closed():
                     _log.warning("worker actor %s ends: its cluster was closed", self._name)
