@@ -48,6 +48,7 @@ help:
 	@echo "             all checks and tests; installs Chromium if it is missing (as root on Debian)"
 	@echo "make check   format, lint, types, import rules"
 	@echo "make soak    simulation with many peers, and the service tests many times (TIMES=20)"
+	@echo "             SELECT=EXPRESSION runs only matching tests, as pytest -k"
 	@echo "make bench   the benchmarks, in a separate environment"
 	@echo "make docs    redraw the pictures in docs/, and build the documentation in build/docs"
 	@echo "make release-check"
@@ -87,12 +88,7 @@ check: $(READY)
 	@$(BIN)/lint-imports --no-logo --no-cache
 
 soak: $(READY)
-	@SIMULATION_ROUNDS=$(TIMES) SIMULATION_CROWDS=$(TIMES) \
-	    $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/simulation
-	@for round in $$(seq $(TIMES)); do \
-	    echo "round $$round of $(TIMES)"; \
-	    $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/service tests/transport || exit 1; \
-	done
+	@$(BIN)/python -m tests.soak $(TIMES) $(if $(SELECT),--select '$(SELECT)')
 
 bench: $(BENCH_READY)
 	@$(BENCH_VENV)/bin/python -m benchmarks

@@ -17,8 +17,8 @@ from tests.simulation.__main__ import MODES
 from tests.simulation.cluster import Cluster
 from tests.simulation.scenario import KINDS, many_processes_scenario
 
-_BLOCK = 50
-"""Number of seeds per test."""
+SEEDS_PER_TEST = 50
+"""Number of seeds of each case of `test_all_invariants_hold`."""
 _BLOCKS = {
     "default": 30,
     "coordinated_reads": 6,
@@ -60,8 +60,8 @@ def _blocks() -> list[Any]:
 @pytest.mark.parametrize(("mode", "block"), _blocks())
 def test_all_invariants_hold(mode: str, block: int | None) -> None:
     unknown = random.SystemRandom().randrange(1_000_000, 2**40)
-    first = unknown if block is None else block * _BLOCK
-    for seed in range(first, first + _BLOCK):
+    first = unknown if block is None else block * SEEDS_PER_TEST
+    for seed in range(first, first + SEEDS_PER_TEST):
         MODES[mode].of_seed(seed).run()
 
 
@@ -75,7 +75,7 @@ def test_all_invariants_hold_with_many_processes(seed: int) -> None:
 
 @pytest.mark.parametrize("mode", ["default", "cross_trainer_cache"])
 def test_the_fixed_seeds_cover_all_kinds(mode: str) -> None:
-    scenarios = [MODES[mode].scenario_of(seed) for seed in range(_BLOCKS[mode] * _BLOCK)]
+    scenarios = [MODES[mode].scenario_of(seed) for seed in range(_BLOCKS[mode] * SEEDS_PER_TEST)]
     assert {each.kind_name for each in scenarios} == KINDS.keys()
     assert {each.mode.name for each in scenarios} == {"OFF", "DYNAMIC"}
     assert mode == "cross_trainer_cache" or any(each.plan.poison for each in scenarios)
