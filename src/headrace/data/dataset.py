@@ -43,6 +43,8 @@ from headrace.storage.names import FileName
 __all__ = ["Dataset"]
 
 S = TypeVar("S")
+FirstT = TypeVar("FirstT")
+SecondT = TypeVar("SecondT")
 ResultT = TypeVar("ResultT", bound="Dataset[Any]")
 
 
@@ -83,6 +85,22 @@ class Dataset(
         self._epochs = itertools.count()
         self._last_statistics = None
 
+    @overload
+    @staticmethod
+    def zip(
+        first: Dataset[FirstT], second: Dataset[SecondT], /, *, name: str | None = None
+    ) -> Dataset[tuple[FirstT, SecondT]]: ...
+
+    @overload
+    @staticmethod
+    def zip(
+        datasets: tuple[Dataset[FirstT], Dataset[SecondT]], /, *, name: str | None = None
+    ) -> Dataset[tuple[FirstT, SecondT]]: ...
+
+    @overload
+    @staticmethod
+    def zip(*datasets: Any, name: str | None = None) -> Dataset[Any]: ...
+
     @staticmethod
     def zip(*datasets: Any, name: str | None = None) -> Dataset[Any]:
         """Return tuples of the n-th elements of several datasets; ends with the shortest one.
@@ -103,8 +121,51 @@ class Dataset(
 
     # --- Transformations ----------------------------------------------------------------------
 
-    @overload  # Python numbers and lists become NumPy scalars and arrays
+    # Overloads give the argument of a lambda function the type of the elements, and two arguments
+    # (of the parts of a tuple) the type Any. Python numbers and lists become NumPy values: Any.
+
+    @overload
     def map(
+        self,
+        map_func: Callable[[T_co], bool | int | float | list[Any]],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        name: str | None = None,
+    ) -> Dataset[Any]: ...
+
+    @overload
+    def map(
+        self,
+        map_func: Callable[[T_co], S],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        name: str | None = None,
+    ) -> Dataset[S]: ...
+
+    @overload
+    def map(
+        self,
+        map_func: Callable[[Any, Any], bool | int | float | list[Any]],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        name: str | None = None,
+    ) -> Dataset[Any]: ...
+
+    @overload
+    def map(
+        self,
+        map_func: Callable[[Any, Any], S],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        name: str | None = None,
+    ) -> Dataset[S]: ...
+
+    @overload
+    def map(  # type: ignore[overload-cannot-match]
         self,
         map_func: Callable[..., bool | int | float | list[Any]],
         num_parallel_calls: int | None = None,
@@ -114,7 +175,7 @@ class Dataset(
     ) -> Dataset[Any]: ...
 
     @overload
-    def map(
+    def map(  # type: ignore[overload-cannot-match]
         self,
         map_func: Callable[..., S],
         num_parallel_calls: int | None = None,
@@ -154,6 +215,19 @@ class Dataset(
             name=name,
         )
 
+    @overload
+    def filter(
+        self, predicate: Callable[[T_co], Any], *, name: str | None = None
+    ) -> Dataset[T_co]: ...
+
+    @overload
+    def filter(
+        self,
+        predicate: Callable[[Any, Any], Any] | Callable[..., Any],
+        *,
+        name: str | None = None,
+    ) -> Dataset[T_co]: ...
+
     def filter(self, predicate: Callable[..., Any], *, name: str | None = None) -> Dataset[T_co]:
         """Keep the elements for which `predicate(element)` is true.
 
@@ -167,6 +241,19 @@ class Dataset(
         """
         return self._append_step(Filter, predicate=predicate, name=name)
 
+    @overload
+    def take_while(
+        self, predicate: Callable[[T_co], Any], *, name: str | None = None
+    ) -> Dataset[T_co]: ...
+
+    @overload
+    def take_while(
+        self,
+        predicate: Callable[[Any, Any], Any] | Callable[..., Any],
+        *,
+        name: str | None = None,
+    ) -> Dataset[T_co]: ...
+
     def take_while(
         self, predicate: Callable[..., Any], *, name: str | None = None
     ) -> Dataset[T_co]:
@@ -179,7 +266,11 @@ class Dataset(
         return self._append_step(TakeWhile, predicate=predicate, name=name)
 
     def scan(
-        self, initial_state: Any, scan_func: Callable[..., Any], *, name: str | None = None
+        self,
+        initial_state: Any,
+        scan_func: Callable[[Any, T_co], Any] | Callable[..., Any],
+        *,
+        name: str | None = None,
     ) -> Dataset[Any]:
         """Replace each element by the second result of `scan_func(state, element)`.
 
@@ -305,6 +396,30 @@ class Dataset(
         """
         return self._append_step(Enumerate, start=start, name=name)
 
+    @overload
+    def flat_map(
+        self,
+        map_func: Callable[[T_co], Dataset[S]],
+        *,
+        name: str | None = None,
+    ) -> Dataset[S]: ...
+
+    @overload
+    def flat_map(
+        self,
+        map_func: Callable[[Any, Any], Dataset[S]],
+        *,
+        name: str | None = None,
+    ) -> Dataset[S]: ...
+
+    @overload
+    def flat_map(  # type: ignore[overload-cannot-match]
+        self,
+        map_func: Callable[..., Dataset[S]],
+        *,
+        name: str | None = None,
+    ) -> Dataset[S]: ...
+
     def flat_map(
         self, map_func: Callable[..., Dataset[S]], *, name: str | None = None
     ) -> Dataset[S]:
@@ -315,6 +430,42 @@ class Dataset(
         [0, 0, 1, 0, 1, 2]
         """
         return self._append_step(Interleave, fn=map_func, cycle_length=1, name=name)
+
+    @overload
+    def interleave(
+        self,
+        map_func: Callable[[T_co], Dataset[S]],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        name: str | None = None,
+    ) -> Dataset[S]: ...
+
+    @overload
+    def interleave(
+        self,
+        map_func: Callable[[Any, Any], Dataset[S]],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        name: str | None = None,
+    ) -> Dataset[S]: ...
+
+    @overload
+    def interleave(  # type: ignore[overload-cannot-match]
+        self,
+        map_func: Callable[..., Dataset[S]],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        *,
+        name: str | None = None,
+    ) -> Dataset[S]: ...
 
     def interleave(
         self,

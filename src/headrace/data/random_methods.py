@@ -11,6 +11,8 @@ from headrace.plan.node import call_site
 from headrace.plan.random_map import DrawRandomWords, RandomMap
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from headrace.data.dataset import Dataset
 
 __all__ = ["RandomMethods"]
@@ -21,7 +23,7 @@ class RandomMethods(StepMethods):
 
     def random_map(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[[Any, np.random.Generator], Any] | Callable[..., Any],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
         seed: int | None = None,

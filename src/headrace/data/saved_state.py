@@ -183,7 +183,7 @@ class IteratorPosition:
 
     def __init__(self, states: States, offset: int) -> None:
         self.states = states
-        self.offset = offset
+        self.offset: int = offset
 
     @property
     def state(self) -> State:

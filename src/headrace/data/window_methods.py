@@ -71,7 +71,7 @@ class WindowMethods(StepMethods, DatasetLeaf):
     def group_by_window(
         self,
         key_func: Callable[..., Any],
-        reduce_func: Callable[..., Any],
+        reduce_func: Callable[[Any, Dataset[Any]], Any] | Callable[..., Any],
         window_size: int | None = None,
         window_size_func: Callable[..., Any] | None = None,
         *,

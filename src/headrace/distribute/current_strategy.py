@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABCMeta
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from headrace.distribute.execution_context import (
     CrossReplicaContext,
@@ -97,6 +98,7 @@ def get_replica_context() -> ReplicaContext | CompiledReplica | None:
 
 
 _DEFAULT = _DefaultStrategy()
+T = TypeVar("T")
 
 
 # --- Creation of variables: their class, and once for all replicas --------------------------------
@@ -105,20 +107,23 @@ _DEFAULT = _DefaultStrategy()
 class CreateOncePerStep(ABCMeta):
     """Metaclass whose instances are created once for all replicas that create one in a step."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    # Without this return type, a variable would have the type Any in pyright.
+    def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         """Create a variable of the strategy's class, unless variables are refused here."""
         refusal = variable_refusal.get()
         if refusal is not None:
             raise refusal(str(args[1] if len(args) > 1 else kwargs.get("name") or ""))
-        kind = get_strategy().variable_type
+        kind: Callable[..., T] | None = get_strategy().variable_type
         if kind is not None:
             return kind(*args, **kwargs)
 
-        def create(*_: Any) -> Any:
-            return super(CreateOncePerStep, cls).__call__(*args, **kwargs)
+        def create(*_: Any) -> T:
+            created: T = super(CreateOncePerStep, cls).__call__(*args, **kwargs)  # type: ignore[misc]
+            return created
 
         context = current_context.get()
         if isinstance(context, ReplicaView) and has_strategy():
             # The first replica's arguments: a random initial value is the same on all.
-            return context.merge_call(create)  # type: ignore[attr-defined]
+            shared: T = context.merge_call(create)  # type: ignore[attr-defined]
+            return shared
         return create()

@@ -60,9 +60,9 @@ class ConsecutiveSplits(_CompactColumn):
     __slots__ = ("first_split", "ordinal")
 
     def __init__(self, first_split: int, size: int, ordinal: int | None = None) -> None:
-        self.first_split = first_split
+        self.first_split: int = first_split
         self.size = size
-        self.ordinal = ordinal
+        self.ordinal: int | None = ordinal
 
     def __getitem__(self, part: slice) -> ConsecutiveSplits:
         start, stop, _ = part.indices(self.size)
@@ -137,11 +137,11 @@ class InterleavedSplits(_CompactColumn):
         size: int,
         first_ordinals: tuple[int, ...] | None = None,
     ) -> None:
-        self.splits = splits
-        self.turn_size = turn_size
-        self.start = start
+        self.splits: tuple[int, ...] = splits
+        self.turn_size: int = turn_size
+        self.start: int = start
         self.size = size
-        self.first_ordinals = first_ordinals
+        self.first_ordinals: tuple[int, ...] | None = first_ordinals
 
     def __getitem__(self, part: slice) -> InterleavedSplits:
         start, stop, _ = part.indices(self.size)

@@ -43,7 +43,7 @@ class Lookup:
     """
 
     def __init__(self, words: Iterable[Any], num_oov: int = 1) -> None:
-        self.num_oov = check_int("num_oov", num_oov, minimum=0)
+        self.num_oov: int = check_int("num_oov", num_oov, minimum=0)
         if isinstance(words, str | bytes):
             raise TypeError(
                 f"`words` must be an iterable of words, but got the single word {words!r}"

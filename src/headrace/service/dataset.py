@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from headrace.data.dataset import Dataset
 from headrace.element.spec import ArraySpec, Spec, decode_spec, relax
@@ -64,6 +64,18 @@ from headrace.transport.security import Security
 
 __all__ = ["delivery_report", "distribute", "from_dataset_id"]
 
+S = TypeVar("S")
+
+
+class DistributeFunction(Protocol):
+    """Function that `distribute` returns, for `Dataset.apply`."""
+
+    @overload
+    def __call__(self, pipeline: Dataset[S], /) -> Dataset[S]: ...
+
+    @overload
+    def __call__(self, pipeline: Any, /) -> Dataset[Any]: ...
+
 
 def distribute(
     processing_mode: ProcessingMode,
@@ -87,7 +99,7 @@ def distribute(
     wait_timeout: float = 3600.0,
     security: Security | None = None,
     on_data_loss: DataLossAction = "error",
-) -> Callable[[Any], Dataset]:
+) -> DistributeFunction:
     """Return a function for `Dataset.apply` that moves a dataset's work to a data service.
 
     The function also accepts the inputs of `Dataset.from_pipeline`, such as a torch DataLoader.
