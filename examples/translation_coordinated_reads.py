@@ -58,7 +58,7 @@ def make_batches(pairs: list[tuple[str, str]]) -> hr.Dataset:
 
 
 def read(dataset: hr.Dataset, batches: list[Any]) -> None:
-    """Read the batches of a replica, which in training is a process of its own."""
+    """Read the batches of one replica; in training each replica is a separate process."""
     with iter(dataset) as iterator:
         batches += [next(iterator) for _ in range(ROUNDS)]
 

@@ -24,7 +24,7 @@ def test_all_three_notebooks_are_found() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_runs_to_its_end(name: str, tmp_path: Path) -> None:
-    # In a process of its own, because nbclient leaves sockets open until its process ends.
+    # In a separate process, because nbclient leaves sockets open until its process ends.
     shutil.copy(FOLDER / name, tmp_path)
     run = subprocess.run(
         [sys.executable, "-c", EXECUTE, name, "--timeout=150"],
