@@ -276,7 +276,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("name", nargs="*", help="parts of names of pipelines; default: all")
     parser.add_argument("--quick", action="store_true", help="one short round")
     options = parser.parse_args(arguments)
-    rounds, seconds, warm_up = (1, 4.0, 2.0) if options.quick else (5, 5.0, 1.0)
+    rounds, seconds, warm_up = (1, 4.0, 2.0) if options.quick else (5, 6.0, 2.5)
     chosen = [
         each
         for each in PIPELINES

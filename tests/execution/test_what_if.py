@@ -125,6 +125,20 @@ def test_time_outside_of_the_steps_remains():
     assert found.limited_by == "sending and waits of the workers"
 
 
+def test_processor_time_remains_if_the_saved_step_mostly_waits():
+    waiting = replace(STARVED, cores=8.0, cpu_seconds=0.0025)  # of 10 ms, 6 of them in the map
+    found = only(waiting, Change.SAVE_OUTPUT, "map")
+    assert (found.elements_per_second, found.at_most) == pytest.approx((400.0, 500.0))
+    assert found.limited_by == "processor time of the other steps"
+    assert "more, if the step uses the processor itself" in found.note
+
+
+def test_saving_a_step_that_computes_saves_its_processor_time():
+    computing = replace(STARVED, cores=8.0, cpu_seconds=0.01)
+    found = only(computing, Change.SAVE_OUTPUT, "map")
+    assert (found.elements_per_second, found.at_most) == (pytest.approx(500.0), None)
+
+
 def test_threads_divide_the_time_of_a_function_that_waits():
     waiting = replace(STARVED, cores=8.0, cpu_seconds=0.001)
     found = only(waiting, Change.PARALLEL_CALLS)

@@ -6,6 +6,9 @@ Where an effect depends on something that cannot be measured from outside, there
 
 * With more threads, one process takes at least its processor time per element if its functions hold
   the interpreter lock, and possibly less if they do not.
+* Without a step that mostly waits, one process takes at least its processor time per element if
+  that belongs to the other steps, and possibly less if some belongs to the step. Samples do not
+  tell: those of Python code between two waits are too few, as the sampler waits for the lock.
 * If other programs use the same cores, the workers get the idle ones, and possibly more.
 """
 
@@ -29,6 +32,9 @@ _MAX_FACTOR = 10
 """Maximum factor by which more workers are suggested."""
 _MAX_STEPS = 3
 """Maximum number of steps for which changes are predicted."""
+_WAIT_FACTOR = 2.0
+"""A step waits mostly if its time exceeds the processor time of the whole task by this factor."""
+_SAVED_CPU = "more, if the step uses the processor itself"
 _LOCK = "more, if the function waits or computes in NumPy"
 _LOCK_OR_CORES = "more, if the function waits or computes in NumPy, and gets the cores"
 
@@ -145,15 +151,24 @@ def _save(model: PipelineModel, step: StepCost) -> WhatIf:
         if model.measured.has_splits
         else "or cache() it, before a repeat()"
     )
-    return _predict(
-        model,
-        Change.SAVE_OUTPUT,
-        f"save() the output of {step.name}, and load() it",
-        model.rate_of(rest),
-        cpu=model.cpu_with(rest),
-        step=step.name,
-        note=f"if it is the same in every epoch; without the time to load it; {cache}",
-    )
+
+    def predict(*limits: Limit) -> WhatIf:
+        return _predict(
+            model,
+            Change.SAVE_OUTPUT,
+            f"save() the output of {step.name}, and load() it",
+            model.rate_of(rest),
+            *limits,
+            cpu=model.cpu_with(rest),
+            step=step.name,
+            note=f"if it is the same in every epoch; without the time to load it; {cache}",
+        )
+
+    best, cpu = predict(), model.measured.cpu_seconds
+    if cpu is None or model.scale * step.latency < _WAIT_FACTOR * cpu:
+        return best
+    limit = Limit(model.measured.num_tasks / max(cpu, 1e-12), "processor time of the other steps")
+    return _to_range(predict(limit), best, f"{best.note}; {_SAVED_CPU}")
 
 
 def _parallel_calls(model: PipelineModel, step: StepCost) -> WhatIf:
@@ -173,10 +188,15 @@ def _parallel_calls(model: PipelineModel, step: StepCost) -> WhatIf:
     # measurement, it may be busy all the time.
     cpu = model.task_seconds if measured.cpu_seconds is None else measured.cpu_seconds
     locked = predict(Limit(measured.num_tasks / max(cpu, 1e-12), "the interpreter lock"))
+    return _to_range(locked, best, _LOCK if best.at_most is None else _LOCK_OR_CORES)
+
+
+def _to_range(least: WhatIf, best: WhatIf, note: str) -> WhatIf:
+    """Return the first prediction, with the rate of the second as the most favourable one."""
     most = best.at_most or best.elements_per_second
-    if most < _MIN_GAIN * locked.elements_per_second:
-        return replace(locked, at_most=None, note="")
-    return replace(locked, at_most=most, note=_LOCK if best.at_most is None else _LOCK_OR_CORES)
+    if most < _MIN_GAIN * least.elements_per_second:
+        return replace(least, at_most=None, note=best.note if best.at_most is None else "")
+    return replace(least, at_most=most, note=note)
 
 
 def _replace(steps: Sequence[StepCost], step: StepCost, changed: StepCost) -> tuple[StepCost, ...]:
