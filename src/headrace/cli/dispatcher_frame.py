@@ -39,6 +39,7 @@ __all__ = [
     "Bottleneck",
     "find_bottleneck",
     "find_save_bottleneck",
+    "format_wanted",
     "render_dispatcher",
     "short_client_name",
 ]
@@ -143,6 +144,13 @@ def render_dispatcher(
     return fit_lines(lines, width)
 
 
+def format_wanted(status: DispatcherStatus) -> str:
+    """Return " (3 wanted)" if the jobs need another number of workers than there are, or ""."""
+    if status.wanted_workers in (0, len(status.workers)):
+        return ""
+    return f" ({status.wanted_workers} wanted)"
+
+
 def _head(stats: DispatcherStatus) -> Iterator[str]:
     parts = [
         pluralize(len(stats.workers), "worker"),
@@ -151,8 +159,7 @@ def _head(stats: DispatcherStatus) -> Iterator[str]:
         f"{pluralize(stats.datasets, 'dataset')} ({format_bytes(stats.plan_bytes)})",
         f"up {format_duration(stats.uptime_seconds)}",
     ]
-    if stats.wanted_workers not in (0, len(stats.workers)):
-        parts[0] += f" ({stats.wanted_workers} wanted)"
+    parts[0] += format_wanted(stats)
     if stats.slots:
         parts.insert(1, f"{stats.occupied_slots} of {pluralize(stats.slots, 'slot')} occupied")
     if stats.refused_connections:

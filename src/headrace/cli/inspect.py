@@ -13,7 +13,7 @@ from rich.table import Table
 
 from headrace.cli.commands import Keys
 from headrace.cli.coordinator_frame import render_coordinator, render_server
-from headrace.cli.dispatcher_frame import render_dispatcher
+from headrace.cli.dispatcher_frame import format_wanted, render_dispatcher
 from headrace.cli.formatting import escape_controls, pluralize
 from headrace.cli.status_client import StatusClient, StatusSnapshot
 from headrace.coordinator.status import CoordinatorStatus
@@ -113,7 +113,7 @@ def _print(address: str, status: DispatcherStatus) -> None:
     console = Console()
     console.print(
         f"dispatcher at {address}: {pluralize(len(status.workers), 'worker')}"
-        f"{f' ({status.wanted_workers} wanted)' if status.wanted_workers else ''}, "
+        f"{format_wanted(status)}, "
         f"{pluralize(status.datasets, 'dataset')}, {pluralize(len(status.jobs), 'job')}; "
         f"{status.versions}",
         highlight=False,
