@@ -102,13 +102,17 @@ def test_make_targets_on_pages_exist_and_help_lists_all_targets():
 def test_command_line_options_on_pages_exist():
     text = "".join(page.read_text() for page in PAGES)
     # Commands of other programs, which may continue on the next line.
-    text = re.sub(r"^ {4}(?:helm|kubectl|podman) (?:.*\\\n)*.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^ {4}(?:git|helm|kubectl|podman|\(cd) (?:.*\\\n)*.*$", "", text, flags=re.MULTILINE
+    )
     known = {
         option
         for command in get_command(app).commands.values()
         for parameter in command.params
         for option in parameter.opts
     }
-    slurm = {"--kill-on-bad-exit", "--no-kill", "--nodes", "--ntasks", "--signal"}
+    slurm = {"--cpus-per-task", "--kill-on-bad-exit", "--no-kill"}
+    slurm |= {"--nodes", "--ntasks", "--signal"}
+    simulation = {"--mode"}  # python -m tests.simulation
     # Options with underscores belong to other programs: `--xla_force_host_platform_device_count`.
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text)) <= known | slurm
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text)) <= known | slurm | simulation
