@@ -1,6 +1,6 @@
-"""Curves of one dispatcher with 100 to 10,000 workers, and as many clients, in virtual time.
+"""Curves of one dispatcher with up to 10,000 workers and 10,000 clients, in virtual time.
 
-    python -m benchmarks.dispatcher_scale                 measure and draw; about three minutes
+    python -m benchmarks.dispatcher_scale                 measure and draw; some minutes
     python -m benchmarks.dispatcher_scale --counts 300    print other counts; stores nothing
     python -m benchmarks.dispatcher_scale --full-lists    print the costs without lists of changes
 
@@ -190,7 +190,7 @@ class _Heartbeats:
 
 
 def measure(count: int, *, accepts_changes: bool = True) -> dict[str, float]:
-    """Measure all curves for `count` workers and as many clients.
+    """Measure all curves for `count` workers and an equal number of clients.
 
     Args:
         count: Number of peers of each kind.
@@ -259,7 +259,7 @@ def measure(count: int, *, accepts_changes: bool = True) -> dict[str, float]:
 
         found["memory"] = _peak_megabytes()
 
-        # Without clients, each of which would report on each lost task.
+        # Without clients: each would report on each lost task.
         lost = workers[1 : 1 + max(1, count // 10)]
         for name in (*lost, *peers.clients):
             heartbeats.remove(name)

@@ -218,7 +218,7 @@ def _versions(subject: str, description: str, status: DispatcherStatus) -> Findi
         each for each in status.workers if python_mismatch(each.versions.python, mine.python)
     ]
     if incompatible:
-        found = f"{description}, of which {_list_workers(incompatible)}; this is {mine}"
+        found = f"{description}; different: {_list_workers(incompatible)}; this is {mine}"
         remedy = (
             f"run these workers with Python {mine.python}, or clients with the workers' version: "
             "dataset functions run only on workers with the client's minor version of Python"
@@ -228,7 +228,7 @@ def _versions(subject: str, description: str, status: DispatcherStatus) -> Findi
         return Finding(subject, Severity.ERROR if is_broken else Severity.WARNING, found, remedy)
     others = [each for each in status.workers if release_mismatch(each.versions, mine)]
     if others or release_mismatch(status.versions, mine):
-        workers = f", of which {_list_workers(others)}" if others else ""
+        workers = f"; different: {_list_workers(others)}" if others else ""
         found = f"{description}{workers}; this is {mine}"
         return Finding(subject, Severity.WARNING, found, "install the same release everywhere")
     return Finding(subject, Severity.OK, description)

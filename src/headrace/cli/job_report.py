@@ -123,12 +123,12 @@ def watch_job(
 ) -> list[EpochReport]:
     """Watch a job, and return a report for each active epoch.
 
-    If epochs end meanwhile, the one that was watched longest is reported.
+    If all epochs end before that, the one that was watched longest is reported.
 
     Args:
         fetch: Returns the present status.
         name: Name of the job.
-        interval: Seconds to watch; fewer if no epoch is active any more.
+        interval: Seconds to watch; fewer if all epochs end.
         first: First status, if it is known.
         clock: Returns the time in seconds.
         sleep: Waits for a number of seconds.
