@@ -423,3 +423,10 @@ def test_two_iterators_of_one_pool_are_independent() -> None:
     with iter(dataset) as first, iter(dataset) as second:
         pairs = [(int(x), int(y)) for x, y in itertools.zip_longest(first, second)]
     assert pairs == [(x, x) for x in range(30)]
+
+
+def test_proved_spec_is_known_without_processes() -> None:
+    dataset = hr.Dataset.range(6).map(lambda x: x * 0.5).batch(2)
+    pooled = dataset.in_processes(1)
+    assert pooled.element_spec == dataset.element_spec == hr.ArraySpec((None,), np.float64)
+    assert 1 not in process_pool._pools

@@ -25,7 +25,7 @@ from headrace.plan.ordering import Enumerate, Repeat, Shuffle
 from headrace.plan.sliding_windows import Window
 from headrace.plan.traverse import element_spec, find_leaves, transform, walk
 from headrace.plan.windows import BucketBySequenceLength, GroupByWindow
-from headrace.rewrites.optimize import prepare
+from headrace.rewrites.optimize import proved_spec
 from headrace.rewrites.reader_agreement import find_sources
 
 __all__ = ["infer_spec", "largest_sample_bytes"]
@@ -60,9 +60,8 @@ def _infer_from_first(ignores_errors: bool, plan: Node) -> Spec | None:
         ignores_errors: Whether a later step may drop elements that fail; they have no spec.
         plan: The plan.
     """
-    known_spec = element_spec(prepare(plan).plan)
-    if known_spec is not None:
-        return known_spec
+    if (spec := proved_spec(plan)) is not None:
+        return spec
     found = _spec_of_first(transform(plan, _reduce_calls), ignores_errors)
     # With fewer input elements, a step that drops some may have none left.
     return _spec_of_first(plan, ignores_errors) if found is None else found

@@ -12,7 +12,7 @@ from headrace.rewrites.canonicalize import CanonicalPlan, canonicalize
 from headrace.rewrites.columns import mark_columnar
 from headrace.rewrites.window_batches import mark_window_batches
 
-__all__ = ["optimize", "prepare"]
+__all__ = ["optimize", "prepare", "proved_spec"]
 
 
 def prepare(plan: Node, *, is_nested: bool = False) -> CanonicalPlan:
@@ -49,6 +49,15 @@ def optimize(plan: Node) -> Node:
         plan,
         lambda node, inputs: mark_window_batches(mark_columnar(node.with_inputs(inputs), spec_of)),
     )
+
+
+def proved_spec(plan: Node) -> Spec | None:
+    """Return the spec of the elements of a plan as written, or None if only a run can tell it.
+
+    It is known for functions that `mark_columnar` proves to work on columns.
+    """
+    spec = element_spec(plan)
+    return element_spec(prepare(plan).plan) if spec is None else spec
 
 
 def _calls_functions(plan: Node) -> bool:

@@ -24,6 +24,7 @@ from headrace.plan.node import Node
 from headrace.plan.sliding_windows import refuse_windows
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.user_function import step_name
+from headrace.rewrites.optimize import proved_spec
 from headrace.rewrites.partition import PlanPartition
 from headrace.service.by_value import check_modules, pickling_by_value
 from headrace.service.client.exhausted_jobs import ExhaustedJobCheck
@@ -219,7 +220,7 @@ def distribute(
             service, dataset, compression, None, security, modules=sent_modules, anonymous=True
         )
         plan = dataset.plan
-        spec, size = traverse.element_spec(plan), traverse.cardinality(plan)
+        spec, size = proved_spec(plan), traverse.cardinality(plan)
         return _make_reading_dataset(
             options, dataset_id, spec, size, job_name, compression, plan, partition
         )
@@ -462,7 +463,7 @@ def _make_consumer_dataset(
     source = make_consumer_source(
         plan,
         options,
-        spec=traverse.element_spec(plan),
+        spec=proved_spec(plan),
         compression=compression,
         register=register,
     )

@@ -27,8 +27,9 @@ from headrace.forks import call_in_children
 from headrace.plan.determinism import collect_default_seeds
 from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.serialize import dump_plan
-from headrace.plan.traverse import cardinality, element_spec
+from headrace.plan.traverse import cardinality
 from headrace.process.child import NO_ACCELERATORS, ChildCommand
+from headrace.rewrites.optimize import proved_spec
 from headrace.service.client.options import ReadOptions
 from headrace.service.client.process_source import (
     ProcessSource,
@@ -81,7 +82,7 @@ def in_processes(dataset: Dataset[Any], num_processes: int) -> Dataset[Any]:
         options=options,
         dataset_id="",
         cardinality=cardinality(plan),
-        spec=element_spec(plan),
+        spec=proved_spec(plan),
         partition_mode=partition.mode,
         num_splits=partition.num_splits,
         exclusive_reason=find_exclusive_reason(partition),
