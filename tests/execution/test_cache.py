@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -375,15 +376,32 @@ def test_a_truncated_cache_file_is_reported_as_damaged(tmp_path: Path, size: int
         FileStore.find(str(path), "this")
 
 
-def test_invalid_numbers_in_a_cache_file_are_reported_as_damage(tmp_path: Path):
+def test_each_flipped_bit_of_a_cache_file_is_found(tmp_path: Path):
     path = tmp_path / "cache"
     store_of(path)
     whole = path.read_bytes()
-    head = 18 + len("this")
-    for at in range(head, head + 24):
-        path.write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
-        with pytest.raises(DataLossError):
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        with pytest.raises((DataLossError, FailedPreconditionError), match="remove it"):
             read_whole(path)
+
+
+@pytest.mark.parametrize("step", ["cache", "snapshot"])
+def test_a_damaged_element_is_reported_with_file_and_position(tmp_path: Path, step: str):
+    dataset = Dataset.range(5).batch(1)
+    dataset = getattr(dataset, step)(tmp_path / "stored")
+    list(dataset)
+    (path,) = [each for each in tmp_path.rglob("*") if each.is_file()]
+    whole = bytearray(path.read_bytes())
+    whole[-20] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(DataLossError) as caught:
+        list(dataset)
+    assert re.fullmatch(
+        f"cache file {path} is damaged: the frame at byte \\d+ does not match its checksums; "
+        "remove it, so that it is written again",
+        str(caught.value),
+    )
 
 
 @pytest.mark.parametrize("name", ["memory://cache", "s3://bucket/cache", "file:///tmp/cache"])

@@ -1,8 +1,9 @@
 """Files of frames: serialized chunks (`wire`) with access by element number.
 
-A frame is stored as: number of elements, number of buffers, length of each buffer, the buffers. The
-last buffer holds the element numbers, 8 bytes each, or is empty. Integers are little-endian. The
-owner of the file writes its own header before the first frame.
+A frame is stored as: number of elements, number of buffers, CRC-32C of the buffers, length of each
+buffer, CRC-32C of all before, the buffers. The last buffer holds the element numbers, 8 bytes each,
+or is empty. Integers are little-endian. The owner of the file writes its own header before the
+first frame.
 
 Rule 1. A length read from a file is checked against the size of the file before it is used.
 Rule 2. Any defect of the frames raises a DataLossError that names the file.
@@ -14,8 +15,10 @@ from __future__ import annotations
 import bisect
 import os
 import struct
+from collections.abc import Iterable
 from typing import BinaryIO
 
+import google_crc32c
 import numpy as np
 
 from headrace.element.chunk import Chunk
@@ -24,8 +27,9 @@ from headrace.errors import DataLossError
 
 __all__ = ["FrameReader", "FrameWriter", "read_exactly"]
 
-_COUNT_HEADER = struct.Struct("<qq")  # elements in the frame, buffers in the frame
+_COUNT_HEADER = struct.Struct("<qqI")  # elements, buffers, CRC-32C of the buffers
 _LENGTH = struct.Struct("<q")
+_CHECKSUM = struct.Struct("<I")
 _NUMBER_DTYPE = np.dtype("<u8")
 
 
@@ -43,9 +47,9 @@ class FrameWriter:
         """Write a chunk, with the element numbers if it has them."""
         numbers = b"" if chunk.metadata is None else chunk.metadata.astype(_NUMBER_DTYPE).tobytes()
         buffers = [memoryview(buffer).cast("B") for buffer in (*encode(chunk), numbers)]
-        self._file.write(_COUNT_HEADER.pack(chunk.size, len(buffers)))
-        for buffer in buffers:
-            self._file.write(_LENGTH.pack(buffer.nbytes))
+        head = _COUNT_HEADER.pack(chunk.size, len(buffers), _checksum(buffers))
+        head += b"".join(_LENGTH.pack(buffer.nbytes) for buffer in buffers)
+        self._file.write(head + _CHECKSUM.pack(google_crc32c.value(head)))
         for buffer in buffers:
             self._file.write(buffer)
 
@@ -86,39 +90,55 @@ class FrameReader:
         first, offset, size = 0, self._file.tell(), os.fstat(self._file.fileno()).st_size
         while offset < size:
             self._file.seek(offset)
-            elements, lengths = self._read_head(size)
+            elements, lengths, _ = self._read_head(size)
             self._starts.append((first, elements, offset))
             first += elements
             offset = self._file.tell() + sum(lengths)
         if offset != size:
             raise _truncated_error(self._name)
 
-    def _read_head(self, size: int) -> tuple[int, tuple[int, ...]]:
-        """Read a frame's header: its number of elements and the lengths of its buffers."""
-        elements, buffers = _COUNT_HEADER.unpack(
-            read_exactly(self._file, _COUNT_HEADER.size, self._name)
-        )
-        if elements < 1 or not 0 <= buffers * _LENGTH.size <= size:
-            raise self._corrupt_error()
+    def _read_head(self, size: int) -> tuple[int, tuple[int, ...], int]:
+        """Read a frame's number of elements, the lengths of its buffers, and their checksum."""
+        offset = self._file.tell()
+        head = read_exactly(self._file, _COUNT_HEADER.size, self._name)
+        elements, buffers, checksum = _COUNT_HEADER.unpack(head)
+        if elements < 1 or not 1 <= buffers <= size // _LENGTH.size:
+            raise self._corrupt_error(offset)
         packed = read_exactly(self._file, _LENGTH.size * buffers, self._name)
+        (expected,) = _CHECKSUM.unpack(read_exactly(self._file, _CHECKSUM.size, self._name))
         lengths = struct.unpack(f"<{buffers}q", packed)
-        if any(not 0 <= length <= size for length in lengths):
-            raise self._corrupt_error()
-        return elements, lengths
+        if google_crc32c.value(head + packed) != expected or any(
+            not 0 <= length <= size for length in lengths
+        ):
+            raise self._corrupt_error(offset)
+        return elements, lengths, checksum
 
     def _load(self, offset: int) -> Chunk:
         self._file.seek(offset)
-        elements, lengths = self._read_head(os.fstat(self._file.fileno()).st_size)
-        *buffers, numbers = [
-            bytearray(read_exactly(self._file, length, self._name)) for length in (lengths or (0,))
-        ]
+        elements, lengths, checksum = self._read_head(os.fstat(self._file.fileno()).st_size)
+        buffers = [bytearray(read_exactly(self._file, length, self._name)) for length in lengths]
+        if _checksum(buffers) != checksum:
+            raise self._corrupt_error(offset)
+        numbers = buffers.pop()
         chunk = decode(buffers)
         if chunk.size != elements or len(numbers) not in (0, elements * _NUMBER_DTYPE.itemsize):
-            raise self._corrupt_error()
+            raise self._corrupt_error(offset)
         return chunk.with_metadata(np.frombuffer(numbers, _NUMBER_DTYPE)) if numbers else chunk
 
-    def _corrupt_error(self) -> DataLossError:
-        return DataLossError(f"{self._name} is damaged; remove it")
+    def _corrupt_error(self, offset: int) -> DataLossError:
+        return DataLossError(
+            f"{self._name} is damaged: the frame at byte {offset} does not match its checksums; "
+            "remove it, so that it is written again"
+        )
+
+
+def _checksum(buffers: Iterable[bytearray | memoryview]) -> int:
+    """Return the CRC-32C of all bytes."""
+    crc = 0
+    for buffer in buffers:
+        if len(buffer):
+            crc = google_crc32c.extend(crc, np.frombuffer(buffer, np.uint8))
+    return crc
 
 
 def read_exactly(file: BinaryIO, count: int, name: str) -> bytes:

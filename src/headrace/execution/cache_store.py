@@ -20,6 +20,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import BinaryIO
 
+import google_crc32c
+
 from headrace.element.chunk import Chunk
 from headrace.element.frame_file import FrameReader, FrameWriter, read_exactly
 from headrace.element.wire import copy_chunk, decode, encode
@@ -142,13 +144,15 @@ class MemoryStore(ElementStore, StoreWriter):
 
 # --- in a file ----------------------------------------------------------------------------------
 
-_MAGIC = b"HRCACHE3"
+_MAGIC = b"HRCACHE4"
 _MAGIC_PREFIX = b"HRCACHE"
 _PARTIAL = ".partial-"
 _ABANDONED_SECONDS = 3600.0
 """Time since the last write after which a partial file is removed if no process has locked it."""
-# Header after the magic: seed, and length of the identity in bytes. The identity follows.
+# Header after the magic: seed, and length of the identity in bytes. The identity follows, and the
+# CRC-32C of all before.
 _HEADER = struct.Struct("<qH")
+_CHECKSUM = struct.Struct("<I")
 
 
 class FileStore(ElementStore):
@@ -191,8 +195,16 @@ class FileStore(ElementStore):
             )
         name = f"cache file {path}"
         seed: int
-        seed, length = _HEADER.unpack(read_exactly(self._file, _HEADER.size, name))
-        found = read_exactly(self._file, length, name).decode(errors="replace")
+        header = read_exactly(self._file, _HEADER.size, name)
+        seed, length = _HEADER.unpack(header)
+        stored = read_exactly(self._file, length, name)
+        (expected,) = _CHECKSUM.unpack(read_exactly(self._file, _CHECKSUM.size, name))
+        if google_crc32c.value(head + header + stored) != expected:
+            raise DataLossError(
+                f"{name} is damaged: its header does not match its checksum; remove it, so that "
+                "it is written again"
+            )
+        found = stored.decode()
         if found != identity:
             raise FailedPreconditionError(
                 f"cache file {path} contains the elements of another pipeline: {found}, expected "
@@ -226,7 +238,8 @@ class FileStoreWriter(StoreWriter):
         self._file = self._create_file()
         self._lock_and_clean_up()
         name = identity.encode()
-        self._file.write(_MAGIC + _HEADER.pack(seed, len(name)) + name)
+        header = _MAGIC + _HEADER.pack(seed, len(name)) + name
+        self._file.write(header + _CHECKSUM.pack(google_crc32c.value(header)))
         self._frames = FrameWriter(self._file)
 
     def _create_file(self) -> BinaryIO:
