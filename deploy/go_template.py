@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
@@ -335,11 +335,17 @@ def _required(problem: str, value: Any) -> Any:
     return value
 
 
+def _fail(problem: str) -> NoReturn:
+    raise TemplateError(problem)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": lambda *numbers: sum(map(int, numbers)),
     "default": lambda fallback, value: value or fallback,
     "dict": lambda *pairs: dict(zip(pairs[::2], pairs[1::2], strict=True)),
     "eq": lambda value, *others: value in others,
+    "fail": _fail,
+    "gt": lambda value, other: value > other,
     "int": int,
     "nindent": _nindent,
     "printf": lambda form, *values: re.sub("%d", "%s", form) % tuple(map(_text, values)),

@@ -113,6 +113,14 @@ def test_hpa_requires_a_worker():
         render.render_chart({"autoscaling": {"type": "hpa", "minReplicas": 0}})
 
 
+@pytest.mark.parametrize("kind", ["hpa", "keda"])
+def test_more_replicas_at_least_than_at_most_are_refused(kind):
+    limits = {"type": kind, "minReplicas": 3, "maxReplicas": 3}
+    assert "autoscaler.yaml" in render.render_chart({"autoscaling": limits})
+    with pytest.raises(ValueError, match=r"minReplicas is 4 but .*maxReplicas, which is 3; "):
+        render.render_chart({"autoscaling": {**limits, "minReplicas": 4}})
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
