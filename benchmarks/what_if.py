@@ -19,7 +19,9 @@ import atexit
 import itertools
 import os
 import shutil
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -270,12 +272,18 @@ def _read(
     return count / took
 
 
+def _exit(number: int, _frame: object) -> NoReturn:
+    """End the process as an error does, so that servers stop and files are removed."""
+    sys.exit(128 + number)
+
+
 def main(arguments: list[str]) -> int:
     """Compare predictions with measurements; return 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks what_if", description=__doc__)
     parser.add_argument("name", nargs="*", help="parts of names of pipelines; default: all")
     parser.add_argument("--quick", action="store_true", help="one short round")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _exit)
     rounds, seconds, warm_up = (1, 4.0, 2.0) if options.quick else (5, 6.0, 2.5)
     chosen = [
         each

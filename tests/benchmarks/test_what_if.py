@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 from benchmarks.what_if import PIPELINES, compare
 from headrace.execution.what_if import Change
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_every_kind_of_change_is_compared_once_and_a_slow_reader():
@@ -21,3 +30,17 @@ def test_threads_for_a_function_that_waits_are_predicted_to_help():
     assert found.bottleneck.startswith("map at what_if.py:")
     assert found.at_most > found.before  # the lower end depends on other programs
     assert found.measured > 0
+
+
+def test_a_terminated_run_removes_its_files(tmp_path):
+    command = [sys.executable, "-m", "benchmarks", "what_if", "lookup", "--quick"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("headrace-what-if-*/lookup/*")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(120) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("headrace-what-if-*"))
