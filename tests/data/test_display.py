@@ -22,6 +22,12 @@ def test_repr_names_what_is_known_without_running():
     assert repr(dataset) == "<Dataset Batch element_spec=unknown until read>"
 
 
+def test_elements_of_different_dtypes_are_displayed():
+    dataset = Dataset.range(3).concatenate(Dataset.from_tensor_slices([1.5]))
+    assert repr(dataset) == "<Dataset Concatenate element_spec=not the same for all elements>"
+    assert "not the same" in dataset._repr_html_()
+
+
 def test_html_lists_steps_with_specs_and_locations():
     html = Dataset.range(3).map(fail).batch(2)._repr_html_()
     assert html.count("<li") == 3

@@ -288,6 +288,12 @@ def test_a_padded_batch_calls_the_function_once_per_element():
     assert calls == list(range(20))
 
 
+def test_an_int_is_a_padded_shape_of_one_axis():
+    ragged_rows = Dataset.range(1, 3).map(lambda n: np.ones(n))
+    (batch,) = ragged_rows.padded_batch(2, padded_shapes=3)
+    assert batch.tolist() == [[1, 0, 0], [1, 1, 0]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

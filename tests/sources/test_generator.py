@@ -379,8 +379,16 @@ def test_a_non_callable_is_rejected() -> None:
 
 
 def test_a_signature_holds_specs() -> None:
-    with pytest.raises(TypeError, match=r"output_signature must hold ArraySpec, but component"):
+    with pytest.raises(TypeError, match=r"must hold ArraySpec, but component .* pass hr\.Arr"):
         GeneratorSource(count, (), {"a": np.int64})
+
+
+@pytest.mark.parametrize("returned", [None, 3])
+def test_function_that_returns_no_iterable_is_named_with_a_fix(returned: Any) -> None:
+    reader = GeneratorSource(lambda: returned).open(0, 1)
+    with pytest.raises(UserFunctionError, match=rf"lambda> must .* returned {returned} .*`yield`"):
+        reader.read(1)
+    assert reader.read(1) is None
 
 
 def failing_at_two() -> Iterator[Any]:

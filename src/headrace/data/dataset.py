@@ -116,6 +116,11 @@ class Dataset(
         """
         nested = datasets[0] if len(datasets) == 1 else datasets
         members, structure = flatten(nested)
+        if any(isinstance(member, list) for member in members):
+            raise TypeError(
+                "`datasets` must be Datasets, or tuples and dicts of them, but has a list; use a "
+                "tuple"
+            )
         plans = tuple(_check_dataset("datasets", member) for member in members)
         return Dataset(Zip(datasets=plans, structure=structure, location=call_site(name)))
 
@@ -359,7 +364,7 @@ class Dataset(
         >>> [int(x) for x in hr.Dataset.range(3).repeat(2)]
         [0, 1, 2, 0, 1, 2]
         """
-        return self._append_step(Repeat, count=None if count == -1 else count, name=name)
+        return self._append_step(Repeat, count=count, name=name)
 
     def take(self, count: int, *, name: str | None = None) -> Dataset[T_co]:
         """Yield the first `count` elements; -1 yields all.

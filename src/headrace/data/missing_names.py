@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -268,6 +269,7 @@ ARGUMENT_ALTERNATIVES = {
     "buffer_size": "leave it out: files are read in large pieces",
     "compression": "leave it out: `save` writes Arrow files",
     "collate_fn": "batch numbers, then map() them to a batch",
+    "datasets": "pass the datasets without a name",
     "element_spec": "leave it out: the directory contains the spec",
     "handler": "errors are dropped and counted; dead_letter=FILE keeps a list of them",
     "label_name": "dataset.map(lambda row: (row, row.pop(name)))",
@@ -353,13 +355,29 @@ def _explain_in_method(name: str, value: Any) -> Any:
 
 def explain_unknown_arguments(function: F) -> F:
     """Make a function raise a TypeError with a remedy for unknown arguments."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = list(inspect.signature(function).parameters.values())
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return function
-    known = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
+    unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    known = {each.name for each in parameters if each.kind not in unnamed}
+    num_bound = sum(each.name in ("self", "cls") for each in parameters[:1])
+    only_named = [
+        each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "name"
+    ]
+    limit = (
+        math.inf
+        if any(each.kind is each.VAR_POSITIONAL for each in parameters)
+        else sum(each.kind is not each.KEYWORD_ONLY for each in parameters)
+    )
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > limit and only_named:
+            raise TypeError(
+                f"{function.__qualname__.removesuffix('.__init__')}() takes at most "
+                f"{limit - num_bound} arguments by position, but got {len(args) - num_bound}; pass "
+                f"{', '.join(only_named)} by name"
+            )
         if kwargs and not known.issuperset(kwargs):
             raise TypeError(
                 _unknown_argument_message(function, next(k for k in kwargs if k not in known))

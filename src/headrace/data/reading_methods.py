@@ -173,7 +173,10 @@ class ReadingMethods(StepMethods, Generic[T_co]):
 
 def _describe_spec(plan: Node, known: dict[int, Spec | None] | None = None) -> str:
     """Return the spec of a plan's elements as far as it is known without running the plan."""
-    spec = traverse.element_spec(plan, known=known)
+    try:
+        spec = traverse.element_spec(plan, known=known)
+    except InvalidElementError:  # `element_spec` and `batch` explain it
+        return "not the same for all elements"
     return "unknown until read" if spec is None else repr(spec)
 
 

@@ -111,6 +111,8 @@ class SourceMethods(StepMethods):
         >>> list(hr.Dataset.from_tensors(np.array([1, 2, 3])))
         [array([1, 2, 3])]
         """
+        if x is None:
+            raise TypeError("`x` must be an array, or a dict or tuple of arrays, but got None")
         return cls.from_source(TensorsSource(x), name=name)
 
     @classmethod
@@ -149,9 +151,8 @@ class SourceMethods(StepMethods):
             output_signature: Spec that every element must match; None uses the first element's.
             name: Name of the step in errors and in `explain`.
         """
-        return cls.from_source(
-            GeneratorSource(generator, tuple(args or ()), output_signature), name=name
-        )
+        source = GeneratorSource(generator, () if args is None else args, output_signature)
+        return cls.from_source(source, name=name)
 
     @classmethod
     def from_random_access(

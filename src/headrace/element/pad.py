@@ -254,14 +254,17 @@ def check_shapes(shapes: Any, name: str = "padded_shapes") -> Any:
     """Return shapes with a tuple of lengths for each component; None stands for any length.
 
     Args:
-        shapes: Shapes, nested like the elements. A shape is a list, tuple, array or `ArraySpec`; a
-            length is an int, None or -1. None instead of a shape uses the longest elements.
+        shapes: Shapes, nested like the elements. A shape is a list, tuple, array or `ArraySpec`, or
+            an int for one axis; a length is an int, None or -1. None instead of a shape uses the
+            longest elements.
         name: Name of the argument in the public API.
 
     Raises:
         TypeError: If it contains anything else.
         ValueError: If a length is less than -1.
     """
+    if _is_length(shapes) and shapes is not None:
+        shapes = (shapes,)
     if shapes is None or isinstance(shapes, ArraySpec):
         return None if shapes is None else shapes.shape
     if isinstance(shapes, list | np.ndarray):

@@ -70,7 +70,9 @@ class Repeat(Node):
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            self.validate_int("count", minimum=0)
+            self.validate_int("count", minimum=0, also_allowed=(-1,))
+        if self.count == -1:
+            object.__setattr__(self, "count", None)
 
     def cardinality(self, *inputs: int) -> int:
         if self.count == 0 or inputs[0] == 0:

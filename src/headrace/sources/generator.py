@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from headrace.element.chunk import Chunk
 from headrace.element.ownership import take_ownership
@@ -42,7 +44,7 @@ class GeneratorSource(Source):
     """
 
     generator: Callable[..., Iterable[Any]]
-    args: tuple[Any, ...] = ()
+    args: Sequence[Any] = ()
     output_signature: Spec | None = None
 
     def __post_init__(self) -> None:
@@ -55,14 +57,20 @@ class GeneratorSource(Source):
                     "can be read more than once; pass its arguments in `args`"
                 )
             raise TypeError(f"generator must be callable, got {type(generator).__name__}: {advice}")
-        object.__setattr__(self, "args", () if self.args is None else tuple(self.args))
+        args: Any = self.args
+        if isinstance(args, str | bytes) or not isinstance(args, Sequence | np.ndarray):
+            raise TypeError(
+                f"`args` must be a tuple or list of arguments, but got {args!r:.80} of type "
+                f"{type(args).__name__}; pass a single argument as args=(value,)"
+            )
+        object.__setattr__(self, "args", tuple(args))
         if self.output_signature is not None:
             leaves, structure = flatten(self.output_signature)
             for leaf, path in zip(leaves, structure.paths, strict=True):
                 if not isinstance(leaf, ArraySpec):
                     raise TypeError(
                         f"output_signature must hold ArraySpec, but {describe_component(path)} is "
-                        f"{leaf!r}"
+                        f"{leaf!r}; pass hr.ArraySpec(shape, dtype)"
                     )
 
     @property
@@ -218,8 +226,13 @@ class _GeneratorReader:
     def _start_generator(self) -> bool:
         """Call the function and skip consumed elements; return whether there may be more."""
         try:
-            self._generated = self._source.generator(*self._source.args)
-            self._iterator = iter(self._generated)
+            generated: Any = self._source.generator(*self._source.args)
+            if not isinstance(generated, Iterable) and not hasattr(generated, "__getitem__"):
+                self._mark_ended()
+                self._error = self._no_iterable_error(generated)
+                return False
+            self._generated = generated
+            self._iterator = iter(generated)
         except Exception as error:
             self._mark_ended()
             # A failed call was reported as element 0.
@@ -257,6 +270,15 @@ class _GeneratorReader:
         )
         result.__cause__ = error
         return result
+
+    def _no_iterable_error(self, returned: object) -> UserFunctionError:
+        return UserFunctionError(
+            f"the generator {self._generator_name()} must return an iterable, but returned "
+            f"{returned!r:.80} of type {type(returned).__name__}; use `yield` for each element, or "
+            "return a list of them",
+            position=0,
+            original_type="TypeError",
+        )
 
     def _invalid_element_error(self, error: Exception, position: int) -> InvalidElementError:
         known = isinstance(error, InvalidElementError)

@@ -165,7 +165,10 @@ class SlicesSource(IndexedSource):
         components = normalize(self.components)
         leaves, structure = flatten(components)
         if not leaves:
-            raise ValueError("components contains no array to slice")
+            raise ValueError(
+                f"there is no array to slice in {self.components!r:.80}; pass an array, or a dict "
+                "or tuple of arrays"
+            )
         sizes: dict[str, int] = {}
         for leaf, path in zip(leaves, structure.paths, strict=True):
             if not isinstance(leaf, np.ndarray) or leaf.ndim == 0:
