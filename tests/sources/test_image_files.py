@@ -157,13 +157,13 @@ def test_shuffle_reads_the_files_in_its_order(folder: Path) -> None:
 
 
 def test_file_that_is_no_image_fails_in_its_turn(folder: Path) -> None:
-    write(folder, "b/1a.txt", b"no image")
+    write(folder, "b/1a.png", b"no image")
     write(folder, "c c/broken.jpg", image_bytes("x.jpg")[:-20])
     write(folder, "c c/empty.png", b"")
     iterator = iter(hr.Dataset.from_image_folder(folder))
 
     assert colors_and_labels(next(iterator) for _ in range(3)) == ALL[:3]
-    with pytest.raises(DataLossError, match=r"b/1a\.txt': the data is no JPEG, PNG.*b'no image'"):
+    with pytest.raises(DataLossError, match=r"b/1a\.png': the data is no JPEG, PNG.*b'no image'"):
         next(iterator)
     assert colors_and_labels([next(iterator)]) == ALL[3:4]
     with pytest.raises(DataLossError, match=r"c c/broken\.jpg': the JPEG image of .* is damaged"):
@@ -171,6 +171,19 @@ def test_file_that_is_no_image_fails_in_its_turn(folder: Path) -> None:
     with pytest.raises(DataLossError, match=r"c c/empty\.png': .*empty \(0 bytes\)"):
         next(iterator)
     assert colors_and_labels(iterator) == ALL[4:]
+
+
+def test_files_of_other_kinds_are_ignored_with_a_warning(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a/labels.csv", "b/Thumbs.db", "d/notes.txt"):
+        write(folder, name, b"no image")
+    write(folder, "b/3.PNG", image_bytes("b.png"))
+    write(folder, "b/4", image_bytes("b.png"))
+    dataset = hr.Dataset.from_image_folder(folder)
+    assert colors_and_labels(dataset) == [*ALL[:2], *[("b", 1)] * 4, ALL[4]]
+    assert "ignored 3 files whose names do not end like those of images" in caplog.text
+    assert "such as 'a/labels.csv'" in caplog.text
 
 
 def test_file_that_disappeared_is_an_error_with_its_path(folder: Path) -> None:

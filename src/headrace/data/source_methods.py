@@ -228,7 +228,8 @@ class SourceMethods(StepMethods):
 
         Args:
             directory: Path or fsspec URL. Files in folders within those of the classes are images,
-                too. Names that start with a dot, and files beside the folders, are ignored.
+                too. Names that start with a dot, files beside the folders, and files with the
+                suffix of another kind of file, such as `.txt`, are ignored.
             size: Height and width to which images are resized (bilinear), so that they can be
                 batched; None keeps theirs.
             class_names: Folders to read, in the order of the labels 0, 1, ...; None for all,

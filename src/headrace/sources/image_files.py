@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +21,14 @@ from headrace.storage.names import FileName, as_names
 from headrace.storage.options import NO_OPTIONS, StorageOptions
 
 __all__ = ["ImageFilesSource", "ReadImage"]
+
+_log = logging.getLogger(__name__)
+
+_IMAGE_SUFFIXES = (
+    *(".apng", ".avif", ".bmp", ".dib", ".gif", ".heic", ".heif", ".ico", ".j2k", ".jfif", ".jp2"),
+    *(".jpe", ".jpeg", ".jpg", ".jxl", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tga", ".tif"),
+    *(".tiff", ".webp"),
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,9 @@ class ImageFilesSource(IndexedSource):
         class_names: Sequence[str] | None,
         storage_options: StorageOptions = NO_OPTIONS,
     ) -> ImageFilesSource:
-        """Return a source of the files in the folders of a directory.
+        """Return a source of the images in the folders of a directory.
+
+        Files whose names end as those of other kinds of files are ignored, with a warning.
 
         Args:
             directory: Path or URL.
@@ -60,10 +72,24 @@ class ImageFilesSource(IndexedSource):
         if len(found) != 1:
             raise ValueError(f"`directory` must be a single directory, but got {len(found)} names")
         listed: dict[str, list[str]] = {}
+        ignored: list[str] = []
         for name in open_folder(found[0], storage_options).list_tree():
             folder, *below = name.split("/")
-            if below and not any(part.startswith(".") for part in (folder, *below)):
+            if not below or any(part.startswith(".") for part in (folder, *below)):
+                continue
+            suffix = PurePosixPath(name).suffix.lower()
+            if suffix and suffix not in _IMAGE_SUFFIXES:
+                ignored.append(name)
+            else:
                 listed.setdefault(folder, []).append(name)
+        if ignored:
+            _log.warning(
+                "%r: ignored %d files whose names do not end like those of images (.jpg, .png, "
+                "...), such as %r",
+                found[0],
+                len(ignored),
+                ignored[0],
+            )
         if class_names is None:
             classes = tuple(sorted(listed))
         else:
