@@ -261,8 +261,23 @@ def test_invalid_arguments_are_rejected(arguments: dict[str, Any], message: str)
 def test_error_of_a_compressed_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"a\n1\n"))
 
-    with pytest.raises(DataLossError, match="GZIP file, and CSV files must not be compressed"):
+    with pytest.raises(DataLossError, match='is a GZIP file: pass compression_type="GZIP"'):
         hr.CsvDataset(tmp_path / "x.csv.gz")
+
+
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_compressed_files_are_read_and_resumed(names: tuple[str, ...], is_dataset: bool) -> None:
+    for name in names:
+        Path(f"{name}.gz").write_bytes(gzip.compress(Path(name).read_bytes()))
+    given: Any = [f"{name}.gz" for name in names if Path(name).stat().st_size]
+    if is_dataset:
+        given = hr.Dataset.from_tensor_slices(given)
+    dataset = hr.CsvDataset(given, COLUMNS, compression_type="GZIP")
+    iterator = iter(dataset)
+    found = [next(iterator) for _ in range(7)]
+    resumed = iter(dataset)
+    resumed.set_state(iterator.get_state())
+    assert_equal([*found, *resumed], ROWS)
 
 
 def test_types_of_arguments_are_checked(names: tuple[str, ...]) -> None:

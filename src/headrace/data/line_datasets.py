@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from headrace.arguments import check_instance, check_int, check_string
@@ -78,6 +79,7 @@ def CsvDataset(  # noqa: N802 - the field's name
     num_parallel_reads: int | None = None,
     newlines_in_values: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    compression_type: Compression | None = None,
 ) -> Dataset[dict[str, Any]]:
     """Return a dataset of the rows of CSV files, as dicts by column name.
 
@@ -86,8 +88,8 @@ def CsvDataset(  # noqa: N802 - the field's name
     `InvalidArgumentError`. Empty values are NaN in columns of floats, "" in columns of str, and
     errors in others. If `filenames` is a Dataset, dtypes are inferred for each file.
 
-    Large files are read in parts of about 8 MiB, which may be shuffled and distributed. Requires
-    pyarrow.
+    Large uncompressed files are read in parts of about 8 MiB, which may be shuffled and
+    distributed. Requires pyarrow.
 
     >>> with open("people.csv", "w") as file:
     ...     print("name,age", file=file)
@@ -110,40 +112,55 @@ def CsvDataset(  # noqa: N802 - the field's name
             divided into parts.
         storage_options: Options of the file systems of URLs, such as `endpoint_url` or credentials
             (see *Object stores* in the guide to file formats); None uses the environment's.
+        compression_type: "GZIP", "ZLIB", "" or None.
     """
     options = StorageOptions(storage_options)
+    compression = check_compression(compression_type)
     syntax = CsvSyntax(delimiter, quote, header, newlines_in_values)
     chosen = None if columns is None else _check_columns(columns)
     if dtypes is not None:
         check_instance("dtypes", dtypes, Mapping, fix="map names of columns to dtypes")
     given = {name: find_dtype(name, dtype) for name, dtype in (dtypes or {}).items()}
 
-    def make(names: Any) -> Source:
-        columns, dtypes = find_columns(as_names("filenames", names), chosen, given, syntax, options)
+    find = partial(
+        find_columns,
+        columns=chosen,
+        dtypes=given,
+        syntax=syntax,
+        options=options,
+        compression=compression,
+    )
+
+    def make_known(
+        names: Any,
+        columns: tuple[str, ...],
+        dtypes: tuple[Any, ...],
+        part_counts: tuple[int, ...] = (),
+    ) -> Source:
         return CsvSource(
-            names, storage_options=options, columns=columns, dtypes=dtypes, syntax=syntax
+            names,
+            compression,
+            part_counts,
+            storage_options=options,
+            columns=columns,
+            dtypes=dtypes,
+            syntax=syntax,
         )
+
+    def make(names: Any) -> Source:
+        return make_known(names, *find(as_names("filenames", names)))
 
     if isinstance(filenames, Dataset):
         return _record_dataset(filenames, make, num_parallel_reads, options)
     names = expand_names("filenames", filenames, options)
-    names_found, dtypes_found = find_columns(names, chosen, given, syntax, options)
-
-    def make_known(names: Any, part_counts: tuple[int, ...] = ()) -> Source:
-        return CsvSource(
-            names,
-            part_counts=part_counts,
-            storage_options=options,
-            columns=names_found,
-            dtypes=dtypes_found,
-            syntax=syntax,
-        )
-
+    found = find(names)
     if num_parallel_reads is None:
-        return Dataset.from_source(
-            make_known(names, () if newlines_in_values else count_parts(names, options))
-        )
-    return _record_dataset(names, make_known, num_parallel_reads, options)
+        is_divided = not (newlines_in_values or compression)
+        parts = count_parts(names, options) if is_divided else ()
+        return Dataset.from_source(make_known(names, *found, parts))
+    return _record_dataset(
+        names, lambda each: make_known(each, *found), num_parallel_reads, options
+    )
 
 
 @explain_unknown_arguments

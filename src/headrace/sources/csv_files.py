@@ -189,6 +189,7 @@ def find_columns(
     dtypes: Mapping[str, np.dtype[Any]],
     syntax: CsvSyntax,
     options: StorageOptions = NO_OPTIONS,
+    compression: Compression = "",
 ) -> tuple[tuple[str, ...], tuple[np.dtype[Any], ...]]:
     """Return the names and dtypes of columns, from the first block of the first file with rows.
 
@@ -200,6 +201,7 @@ def find_columns(
         dtypes: Known dtypes of columns; the others are inferred.
         syntax: Syntax of the files.
         options: Options of the file systems of URLs.
+        compression: Compression of the files.
 
     Raises:
         NotFoundError: If the file does not exist.
@@ -208,7 +210,7 @@ def find_columns(
     known: dict[str, np.dtype[Any]] = {}
     if columns is None or not set(columns) <= set(dtypes):
         for name in names:
-            found, has_rows = _infer_dtypes(name, columns, syntax, options)
+            found, has_rows = _infer_dtypes(name, columns, syntax, options, compression)
             known = found or known
             if has_rows:
                 break
@@ -247,10 +249,14 @@ def find_dtype(name: str, dtype: Any) -> np.dtype[Any]:
 
 
 def _infer_dtypes(
-    name: str, columns: tuple[str, ...] | None, syntax: CsvSyntax, options: StorageOptions
+    name: str,
+    columns: tuple[str, ...] | None,
+    syntax: CsvSyntax,
+    options: StorageOptions,
+    compression: Compression,
 ) -> tuple[dict[str, np.dtype[Any]], bool]:
     """Return dtypes inferred from the first block of a file, and whether it has rows."""
-    first, start = read_header(name, "", syntax, options)
+    first, start = read_header(name, compression, syntax, options)
     if not first:
         return {}, False
     if syntax.header:
@@ -258,7 +264,7 @@ def _infer_dtypes(
         file_columns: Sequence[str] = first
     else:
         file_columns = columns or [f"f{index}" for index in range(len(first))]
-    block = read_start(name, "", start + BLOCK_SIZE, options)[start:]
+    block = read_start(name, compression, start + BLOCK_SIZE, options)[start:]
     block = block[: find_last_record_end(block, syntax, name, start)] or block
     if not block.strip():
         return {key: np.dtype("U") for key in columns or file_columns}, False

@@ -167,7 +167,7 @@ def read_header(
         first = syntax.split_row(data[start:stop].decode())
     except (UnicodeDecodeError, csv.Error) as error:
         advice = (
-            "; it is a GZIP file, and CSV files must not be compressed"
+            '; it is a GZIP file: pass compression_type="GZIP"'
             if data.startswith(b"\x1f\x8b")
             else ""
         )
