@@ -617,3 +617,16 @@ def test_an_array_split_over_devices_is_rejected_by_run(use):
     (array,) = strategy.distribute_dataset(numbers(8).batch(8), options)
     with pytest.raises(InvalidArgumentError, match=r"sharded over several devices.*global_arrays"):
         use(strategy, array)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_an_argument_may_be_overwritten_after_a_compiled_step(replicas):
+    step = mirrored(replicas).compile(lambda rows: rows.sum(axis=1))
+    rows = np.empty((4, 1 << 20), np.float32)
+    sums = []
+    for number in range(20):
+        rows[...] = number
+        sums.append(step(rows))
+    for number, each in enumerate(sums):
+        values = each.values if replicas > 1 else [each]
+        assert [value.tolist() for value in values] == [[float(number << 20)] * 4] * replicas

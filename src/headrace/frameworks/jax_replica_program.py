@@ -273,7 +273,10 @@ class ReplicaProgram:
             for piece in parts
         ]
         if self._is_single_device:
-            return "same", jax.device_put(pieces[0], self._local_devices[0])
+            piece = pieces[0]
+            if piece is parts[0] and isinstance(piece, np.ndarray):
+                piece = piece.copy()  # the step is asynchronous, and the caller may overwrite it
+            return "same", jax.device_put(piece, self._local_devices[0])
         is_scalar = not any(piece.ndim for piece in pieces)
         if is_scalar:
             pieces = [piece.reshape(1) for piece in pieces]
