@@ -26,5 +26,6 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     autoscaling_optimum     lower bound of the cost of a load
     raw_connection          a connection to a server without ZeroMQ and without a thread
     in_process_requests     requests to a dispatcher's core, without sockets
+    areas                   the areas: sections of RESULTS.md and their benchmarks
     report                  the machine, the table, RESULTS.md
 """
