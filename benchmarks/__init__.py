@@ -2,10 +2,11 @@
 
 One module per benchmark; each lists its contenders: Headrace, its peers, and upper limits.
 
-    python -m benchmarks                   all benchmarks; writes RESULTS.md and results.json
+    python -m benchmarks                   all benchmarks; writes results.json and the report
     python -m benchmarks small_rows jpeg   only these
     python -m benchmarks --quick           short rounds, a smoke test; writes nothing
     python -m benchmarks --list            the benchmarks and their contenders
+    python -m benchmarks.report            writes the report again from results.json
     python -m benchmarks what_if           predictions of `headrace doctor --job`; writes nothing
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
     python -m benchmarks.autoscaling       waits and costs of autoscaling policies, simulated
@@ -26,5 +27,12 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     autoscaling_optimum     lower bound of the cost of a load
     raw_connection          a connection to a server without ZeroMQ and without a thread
     in_process_requests     requests to a dispatcher's core, without sockets
-    report                  the machine, the table, RESULTS.md
+    areas                   the areas: sections of RESULTS.md and their benchmarks
+    results                 the record of a result, the machine, results.json
+    targets                 targets of development, printed by the command line
+    comparisons             ratios of Headrace to other contenders
+    titles                  titles of workloads and contenders, for readers
+    formats                 numbers with units
+    charts                  charts as SVG text
+    report                  RESULTS.md, DETAILS.md and charts/, written from results.json
 """

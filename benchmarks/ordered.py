@@ -109,8 +109,7 @@ def compare_orders(
             + (", 1 worker" if workers == 1 else ""),
             build=local_service(dataset, workers=workers, ordered=is_ordered),
             needs=("headrace", "cv2") if one_worker else ("headrace",),
-            # Both modes with two workers are compared with one worker.
-            role="headrace" if workers == 2 and (is_ordered or one_worker) else "peer",
+            role="headrace" if workers == 2 and is_ordered else "peer",
             check=in_order if is_ordered else check,
         )
         for workers in counts
