@@ -320,7 +320,7 @@ def test_a_truncated_or_foreign_cache_file_is_rejected(tmp_path: Path):
     path.unlink()
     list(Dataset.range(3).cache(path))
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataLossError, match="ends inside a frame"):
+    with pytest.raises(DataLossError, match="is cut off; remove it"):
         list(Dataset.range(3).cache(path))
 
 

@@ -3,7 +3,8 @@
 A frame is stored as: number of elements, number of buffers, CRC-32C of the buffers, length of each
 buffer, CRC-32C of all before, the buffers. The last buffer holds the element numbers, 8 bytes each,
 or is empty. Integers are little-endian. The owner of the file writes its own header before the
-first frame.
+first frame. A frame of no elements and no buffers ends the file, so that a file that was cut between
+two frames is detected.
 
 Rule 1. A length read from a file is checked against the size of the file before it is used.
 Rule 2. Any defect of the frames raises a DataLossError that names the file.
@@ -53,6 +54,11 @@ class FrameWriter:
         for buffer in buffers:
             self._file.write(buffer)
 
+    def finish(self) -> None:
+        """Write the end of the file; nothing may be appended after it."""
+        head = _COUNT_HEADER.pack(0, 0, 0)
+        self._file.write(head + _CHECKSUM.pack(google_crc32c.value(head)))
+
 
 class FrameReader:
     """Reads elements by number. The constructor reads the headers of all frames.
@@ -88,21 +94,24 @@ class FrameReader:
 
     def _index_frames(self) -> None:
         first, offset, size = 0, self._file.tell(), os.fstat(self._file.fileno()).st_size
-        while offset < size:
+        while True:
             self._file.seek(offset)
             elements, lengths, _ = self._read_head(size)
+            if not lengths:  # the end
+                break
             self._starts.append((first, elements, offset))
             first += elements
             offset = self._file.tell() + sum(lengths)
-        if offset != size:
-            raise _truncated_error(self._name)
+        if self._file.tell() != size:
+            raise self._corrupt_error(offset)
 
     def _read_head(self, size: int) -> tuple[int, tuple[int, ...], int]:
         """Read a frame's number of elements, the lengths of its buffers, and their checksum."""
         offset = self._file.tell()
         head = read_exactly(self._file, _COUNT_HEADER.size, self._name)
         elements, buffers, checksum = _COUNT_HEADER.unpack(head)
-        if elements < 1 or not 1 <= buffers <= size // _LENGTH.size:
+        is_end = elements == 0 and buffers == 0
+        if not is_end and (elements < 1 or not 1 <= buffers <= size // _LENGTH.size):
             raise self._corrupt_error(offset)
         packed = read_exactly(self._file, _LENGTH.size * buffers, self._name)
         (expected,) = _CHECKSUM.unpack(read_exactly(self._file, _CHECKSUM.size, self._name))
@@ -154,4 +163,4 @@ def read_exactly(file: BinaryIO, count: int, name: str) -> bytes:
 
 
 def _truncated_error(name: str) -> DataLossError:
-    return DataLossError(f"{name} ends inside a frame; remove it")
+    return DataLossError(f"{name} is cut off; remove it, so that it is written again")

@@ -272,6 +272,7 @@ class FileStoreWriter(StoreWriter):
         self._frames.append(chunk)
 
     def complete(self) -> None:
+        self._frames.finish()
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
