@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import headrace as hr
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
@@ -56,6 +58,15 @@ def test_the_workflows_test_each_supported_python():
 def test_a_workflow_may_only_read_the_repository():
     for path in WORKFLOWS:
         assert load(path)["permissions"] == {"contents": "read"}
+
+
+def test_the_chart_and_the_changelog_have_the_version_of_the_package():
+    chart = load(ROOT / "deploy/helm/headrace/Chart.yaml")
+    assert (chart["version"], chart["appVersion"]) == (hr.__version__, hr.__version__)
+    kustomization = load(ROOT / "deploy/kubernetes/kustomization.yaml")
+    assert [image["newTag"] for image in kustomization["images"]] == [hr.__version__]
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## \[(\d.*?)\] - \d{4}-\d\d-\d\d$", changelog, re.M)[0] == hr.__version__
 
 
 def test_the_hooks_run_the_tools_of_make_check():
