@@ -28,10 +28,11 @@ def main() -> int:
     options = parser.parse_args()
     problems: list[str] = []
     results = support.Results()
-    _, wheel = distribution.build(distribution.ROOT / "build" / "dist")
+    sdist, wheel = distribution.build(distribution.ROOT / "build" / "dist")
     problems += distribution.metadata_problems(
         distribution.metadata_of(wheel), own_versions().headrace
     )
+    problems += distribution.sdist_problems(sdist)
     problems += distribution.wheel_problems(wheel)
     print(f"built {wheel.name}")
     with tempfile.TemporaryDirectory(prefix="headrace-release-") as folder:
