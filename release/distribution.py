@@ -98,9 +98,7 @@ def sdist_problems(sdist: Path) -> list[str]:
     """Return files that the sdist lacks to build the wheel, and files that it should not have."""
     with tarfile.open(sdist) as archive:
         found = {name.partition("/")[2] for name in archive.getnames()}
-    return _differences(
-        "sdist", found, {f"src/{name}" for name in _package_files()} | _SDIST_FILES
-    )
+    return _differences("sdist", found, {f"src/{name}" for name in _package_files()} | _SDIST_FILES)
 
 
 def _package_files() -> set[str]:

@@ -55,9 +55,13 @@ def test_the_workflows_test_each_supported_python():
     assert project["requires-python"] == f">={supported[0]}"
 
 
-def test_a_workflow_may_only_read_the_repository():
+def test_a_workflow_may_only_read_the_repository_and_publish():
     for path in WORKFLOWS:
-        assert load(path)["permissions"] == {"contents": "read"}
+        workflow = load(path)
+        assert workflow["permissions"] == {"contents": "read"}
+        for name, job in workflow["jobs"].items():
+            expected = {"id-token": "write"} if name == "publish" else None
+            assert job.get("permissions") == expected
 
 
 def test_the_chart_and_the_changelog_have_the_version_of_the_package():
