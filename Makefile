@@ -28,7 +28,7 @@ export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-flights demo-keras demo-ray demo-chaos test test-all check soak bench docs \
+.PHONY: help setup demo demo-flights demo-keras demo-ray demo-chaos test test-all check soak bench docs dist \
     release-check clean
 .DEFAULT_GOAL := test
 
@@ -51,6 +51,7 @@ help:
 	@echo "             SELECT=EXPRESSION runs only matching tests, as pytest -k"
 	@echo "make bench   the benchmarks, in a separate environment"
 	@echo "make docs    redraw the pictures in docs/, and build the documentation in build/docs"
+	@echo "make dist    build the sdist and the wheel in build/dist, and check them"
 	@echo "make release-check"
 	@echo "             build, install the wheel for each Python here, use each extra; some minutes"
 	@echo "make clean   remove environments and caches"
@@ -97,6 +98,9 @@ docs: $(READY)
 	@$(BIN)/python docs/architecture.py
 	@$(BIN)/mkdocs build --quiet --strict
 	@echo "built build/docs/index.html"
+
+dist: $(READY)
+	@$(BIN)/python -m release --dist
 
 release-check: $(READY)
 	@$(BIN)/python -m release

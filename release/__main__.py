@@ -1,4 +1,4 @@
-"""Runs all checks before a release: python -m release [--quick]."""
+"""Runs all checks before a release: python -m release [--quick | --dist]."""
 
 from __future__ import annotations
 
@@ -25,15 +25,19 @@ def main() -> int:
     """Run the checks; return the number of problems."""
     parser = argparse.ArgumentParser(prog="python -m release", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the core only, without extras")
+    parser.add_argument("--dist", action="store_true", help="only build and check sdist and wheel")
     options = parser.parse_args()
     problems: list[str] = []
     results = support.Results()
-    _, wheel = distribution.build(distribution.ROOT / "build" / "dist")
+    sdist, wheel = distribution.build(distribution.ROOT / "build" / "dist")
     problems += distribution.metadata_problems(
         distribution.metadata_of(wheel), own_versions().headrace
     )
+    problems += distribution.sdist_problems(sdist)
     problems += distribution.wheel_problems(wheel)
     print(f"built {wheel.name}")
+    if options.dist:
+        return _report(problems)
     with tempfile.TemporaryDirectory(prefix="headrace-release-") as folder:
         environments = []
         for version, python in find_pythons().items():
@@ -47,6 +51,10 @@ def main() -> int:
     if not options.quick and not problems:
         support_page = distribution.ROOT / "docs" / "support.md"
         support_page.write_text(support.update(support_page.read_text(), results))
+    return _report(problems)
+
+
+def _report(problems: list[str]) -> int:
     for problem in problems:
         print(f"problem: {problem}", file=sys.stderr)
     print("ready for release" if not problems else f"{len(problems)} problems")

@@ -8,13 +8,25 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
-__all__ = ["ROOT", "build", "metadata_of", "metadata_problems", "wheel_problems"]
+__all__ = [
+    "ROOT",
+    "build",
+    "metadata_of",
+    "metadata_problems",
+    "sdist_problems",
+    "wheel_problems",
+]
 
 ROOT = Path(__file__).parents[1]
 _STATIC_SUFFIXES = {".css", ".html", ".js", ".typed"}
+_SDIST_FILES = {
+    *("CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"),
+    ".gitignore",  # hatchling adds it
+}
 
 
 def build(directory: Path) -> tuple[Path, Path]:
@@ -79,13 +91,27 @@ def wheel_problems(wheel: Path) -> list[str]:
     """Return files of the package that the wheel lacks, and files that it should not have."""
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
+    return _differences("wheel", found, _package_files())
+
+
+def sdist_problems(sdist: Path) -> list[str]:
+    """Return files that the sdist lacks to build the wheel, and files that it should not have."""
+    with tarfile.open(sdist) as archive:
+        found = {name.partition("/")[2] for name in archive.getnames()}
+    return _differences("sdist", found, {f"src/{name}" for name in _package_files()} | _SDIST_FILES)
+
+
+def _package_files() -> set[str]:
     source = ROOT / "src"
-    wanted = {
+    return {
         str(path.relative_to(source))
         for path in (source / "headrace").rglob("*")
         if path.suffix in _STATIC_SUFFIXES | {".py"}
     }
+
+
+def _differences(archive: str, found: set[str], wanted: set[str]) -> list[str]:
     return [
-        *(f"the wheel lacks {name}" for name in sorted(wanted - found)),
-        *(f"the wheel has {name}" for name in sorted(found - wanted)),
+        *(f"the {archive} lacks {name}" for name in sorted(wanted - found)),
+        *(f"the {archive} has {name}" for name in sorted(found - wanted)),
     ]

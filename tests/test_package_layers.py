@@ -144,7 +144,7 @@ def test_program_loads_only_the_modules_it_uses(program: str, loaded: list[str])
 def test_importing_headrace_loads_only_small_modules() -> None:
     text = "import sys, headrace; print(sorted(m for m in sys.modules if m.startswith('headrace')))"
     result = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
-    assert result.stdout == "['headrace', 'headrace.lazy_imports']\n"
+    assert result.stdout == "['headrace', 'headrace.lazy_imports', 'headrace.release']\n"
 
 
 def test_importing_headrace_loads_nothing_heavy_and_starts_no_thread():

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import headrace as hr
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
@@ -53,9 +55,22 @@ def test_the_workflows_test_each_supported_python():
     assert project["requires-python"] == f">={supported[0]}"
 
 
-def test_a_workflow_may_only_read_the_repository():
+def test_a_workflow_may_only_read_the_repository_and_publish():
     for path in WORKFLOWS:
-        assert load(path)["permissions"] == {"contents": "read"}
+        workflow = load(path)
+        assert workflow["permissions"] == {"contents": "read"}
+        for name, job in workflow["jobs"].items():
+            expected = {"id-token": "write"} if name == "publish" else None
+            assert job.get("permissions") == expected
+
+
+def test_the_chart_and_the_changelog_have_the_version_of_the_package():
+    chart = load(ROOT / "deploy/helm/headrace/Chart.yaml")
+    assert (chart["version"], chart["appVersion"]) == (hr.__version__, hr.__version__)
+    kustomization = load(ROOT / "deploy/kubernetes/kustomization.yaml")
+    assert [image["newTag"] for image in kustomization["images"]] == [hr.__version__]
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## \[(\d.*?)\] - \d{4}-\d\d-\d\d$", changelog, re.M)[0] == hr.__version__
 
 
 def test_the_hooks_run_the_tools_of_make_check():

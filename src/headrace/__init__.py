@@ -4,6 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from headrace.lazy_imports import lazy_attributes
+from headrace.release import __version__ as __version__
 
 if TYPE_CHECKING:
     from headrace import coordinator, distribute, errors, io, ray, service, testing
@@ -153,5 +154,3 @@ __all__ = [
     "testing",
     "torch",
 ]
-
-__version__ = "0.1.0"

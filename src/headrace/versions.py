@@ -6,6 +6,8 @@ Three things decide whether two processes can work together:
 * The Python minor version, if one process runs functions that another one pickled. Functions are
   sent as bytecode, which differs between minor versions of Python.
 * The plan format: the first line of each pickled plan, with the Python version that pickled it.
+  Workers also read the formats from `OLDEST_PLAN_FORMAT` on, so that they can be upgraded before
+  the clients.
 
 Another release of Headrace with the same formats is allowed, with a warning.
 """
@@ -16,7 +18,10 @@ import sys
 
 import msgspec
 
+from headrace.release import __version__
+
 __all__ = [
+    "OLDEST_PLAN_FORMAT",
     "PLAN_FORMAT",
     "WIRE_FORMAT",
     "Versions",
@@ -28,8 +33,10 @@ __all__ = [
 WIRE_FORMAT = 3
 """Version of the message format between processes. Raise it with each change after which older
 processes cannot read messages."""
-PLAN_FORMAT = 3
-"""Version of the format of pickled plans."""
+PLAN_FORMAT = 4
+"""Version of the format of pickled plans. Raise it with each release that adds steps or fields."""
+OLDEST_PLAN_FORMAT = 3
+"""Oldest format of pickled plans that this release reads."""
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -48,7 +55,7 @@ class Versions(msgspec.Struct, frozen=True):
 
 
 _this_process = Versions(
-    headrace="0.1.0", python=f"{sys.version_info.major}.{sys.version_info.minor}"
+    headrace=__version__, python=f"{sys.version_info.major}.{sys.version_info.minor}"
 )
 
 

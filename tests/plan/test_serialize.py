@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace import versions
 from headrace.errors import FailedPreconditionError
 from headrace.plan.serialize import dump_plan, load_plan
 from headrace.plan.source import Source
@@ -209,7 +210,14 @@ def test_a_plan_of_another_python_version_is_rejected_before_unpickling():
         load_plan(header + b"\n" + b"not a pickle")
 
 
+def test_a_plan_of_the_release_before_is_read():
+    header, _, pickled = dump_plan(Dataset.range(3).plan).partition(b"\n")
+    fields = header.split()
+    fields[1] = b"%d" % versions.OLDEST_PLAN_FORMAT
+    assert list(Dataset._from_plan(load_plan(b" ".join(fields) + b"\n" + pickled))) == [0, 1, 2]
+
+
 def test_a_plan_of_another_format_is_rejected_before_unpickling():
     for data in (pickle.dumps(3), b"headrace-plan 99 3.11 9.9\nnot a pickle"):
-        with pytest.raises(FailedPreconditionError, match="plans of format 3, but got"):
+        with pytest.raises(FailedPreconditionError, match="plans of formats 3 to 4, but got"):
             load_plan(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.parser
 import re
 import sys
+import tarfile
 import zipfile
 
 import pytest
@@ -71,6 +72,24 @@ def test_a_wheel_that_lacks_a_file_or_has_another_is_named(tmp_path):
         "the wheel lacks headrace/errors.py",
         "the wheel has tests/conftest.py",
     ]
+
+
+def test_an_sdist_that_lacks_a_file_or_has_another_is_named(tmp_path):
+    names = ["CHANGELOG.md", "LICENSE", "PKG-INFO", ".gitignore", "pyproject.toml", "notes.txt"]
+    path = tmp_path / "a.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(distribution.ROOT / "src", "a/src", filter=without_caches)
+        for name in names:
+            archive.addfile(tarfile.TarInfo(f"a/{name}"))
+    assert [each for each in distribution.sdist_problems(path) if "/" not in each] == [
+        "the sdist lacks README.md",
+        "the sdist has notes.txt",
+        "the sdist has src",  # a directory
+    ]
+
+
+def without_caches(member):
+    return None if "__pycache__" in member.name else member
 
 
 def test_this_python_is_found():

@@ -45,7 +45,7 @@ class ShardedPlacement:
         self._layouts = [batch_layout(_as_sharding(leaf)) for leaf in leaves]
         if not leaves:
             raise ValueError(f"`sharding` must hold a sharding for each leaf, but is {sharding!r}")
-        self.layout = self._layouts[0]
+        self.layout: BatchLayout = self._layouts[0]
         for other in self._layouts:
             if (other.pipelines, other.local_shards) != (
                 self.layout.pipelines,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ import typer
 
 from headrace.cli import dashboard, doctor, inspect, serve, task, top, up
 from headrace.cli.commands import CommandGroup, GroupWithHelp
+from headrace.release import __version__
 from headrace.transport.security import new_keys
 
 __all__ = ["app"]
@@ -74,7 +74,7 @@ def _run_demo() -> None:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        print(f"headrace {importlib.metadata.version('headrace')}")
+        print(f"headrace {__version__}")
         raise typer.Exit
 
 

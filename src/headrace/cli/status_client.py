@@ -87,7 +87,7 @@ class StatusClient:
         with convert_argument_errors({"service": "HOST:PORT", "address": "HOST:PORT"}):
             if not timeout > 0:
                 raise ValueError(f"--timeout {timeout:g} must be greater than 0")
-            self.address = parse_service(address)
+            self.address: str = parse_service(address)
             self._security = None if keys is None else Security.load(keys, "client")
         self._timeout = timeout
         self._stub = self._connect(self.address)

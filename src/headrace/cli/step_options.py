@@ -63,7 +63,7 @@ class RankProcesses:
         #: Commands that `scale` started.
         self._additional: list[SupervisedCommand] = []
         self._can_add = True
-        self.has_failed = False
+        self.has_failed: bool = False
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a command of `headrace`.

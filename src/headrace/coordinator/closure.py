@@ -92,7 +92,7 @@ class ClosureResult:
     __slots__ = ("dependents", "error", "payload", "status")
 
     def __init__(self) -> None:
-        self.status = RemoteValueStatus.NOT_READY
+        self.status: RemoteValueStatus = RemoteValueStatus.NOT_READY
         self.payload: Payload | None = None
         self.error: Exception | None = None
         self.dependents: list[Closure] = []

@@ -81,7 +81,7 @@ class ClosureQueue:
         self._next_pinned_number = -1
         self._ready = ReadyQueue(staleness, self._rounds)
         self._key_cleanup = WriteKeyCleanup(key_cleanup_delay if staleness is None else 0.0)
-        self.worker_pool = WorkerPool(in_flight, threads)
+        self.worker_pool: WorkerPool = WorkerPool(in_flight, threads)
         """Closures in flight on each connected worker."""
         #: Closures of lost worker sessions, by session, until the session is fenced.
         self._awaiting_fence: dict[int, list[Closure]] = {}
@@ -89,11 +89,11 @@ class ClosureQueue:
         self._actions = QueueActions()
         self.failure: ClosureFailure | None = None
         """Error to raise once `is_drained`."""
-        self.low_watermark = 1
+        self.low_watermark: int = 1
         """Number below which all closures are done."""
-        self.num_waiting = 0
+        self.num_waiting: int = 0
         """Number of closures not assigned to a worker."""
-        self.num_finished = 0
+        self.num_finished: int = 0
         """Number of closures that are done; shows progress."""
 
     # --- queries --------------------------------------------------------------------------------
@@ -500,7 +500,7 @@ class WriteKeyCleanup:
         self._numbers: list[int] = []
         self._smallest_number = 0
         self._is_urgent = delay <= 0
-        self.due_at = NEVER
+        self.due_at: float = NEVER
         """Time of the next cleanup at the latest."""
         #: Ascending numbers; for each, a caller waits until all closures up to it are done.
         self._awaited_numbers: deque[int] = deque()

@@ -47,7 +47,7 @@ class Workers:
         if staleness is not None:
             check_int("staleness", staleness, minimum=0)
         check_security(security)
-        self.addresses = tuple(addresses)
+        self.addresses: tuple[str, ...] = tuple(addresses)
         self.staleness = staleness
         self.security = security
 

@@ -73,7 +73,7 @@ class CoordinatorCore:
         self.resources: dict[int, WorkerResource] = {}
         self.superseded_by: Exception | None = None
         """Error that says why this coordinator was superseded; None while it is active."""
-        self.stats = ExecutionStats()
+        self.stats: ExecutionStats = ExecutionStats()
         self.session_request = session_request
         self._read_error = read_error
         self._session_numbers = itertools.count(1)

@@ -85,9 +85,9 @@ class CoordinatorServer:
         self._removed: set[str] = set()
         #: Process id that registered last, by address.
         self._process_ids: dict[str, str] = {}
-        self.address = ""
+        self.address: str = ""
         """Address at which it listened last, as "host:port"; empty if never."""
-        self.metrics_address = ""
+        self.metrics_address: str = ""
         """Address of the metrics endpoint, as "host:port"; empty without one."""
 
     def listen(

@@ -284,9 +284,9 @@ class ElementLease:
     __slots__ = ("elements", "end_of_data", "num_unused", "num_wanted", "reached_end")
 
     def __init__(self, elements: list[Payload], *, end_of_data: bool) -> None:
-        self.elements = elements
-        self.end_of_data = end_of_data
-        self.reached_end = False
+        self.elements: list[Payload] = elements
+        self.end_of_data: bool = end_of_data
+        self.reached_end: bool = False
         self.num_unused = self.num_wanted = 0
 
 

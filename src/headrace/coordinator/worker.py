@@ -104,7 +104,7 @@ class ClosureWorker(LifeCycle):
         start: bool = True,
     ) -> None:
         super().__init__()
-        self.index = check_int("index", index, minimum=0)
+        self.index: int = check_int("index", index, minimum=0)
         check_string("host", host, empty=False)
         self._host = host
         self._port = check_int("port", port, minimum=0, maximum=65535)

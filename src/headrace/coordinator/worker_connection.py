@@ -160,14 +160,14 @@ class ExecutionStats:
     """
 
     def __init__(self) -> None:
-        self.num_returned = 0
-        self.num_failed = 0
-        self.total_seconds = 0.0
-        self.num_retried = 0
-        self.num_workers_lost = 0
-        self.newest_number = 0
-        self.max_staleness_gap = 0
-        self.next_check_at = 0.0
+        self.num_returned: int = 0
+        self.num_failed: int = 0
+        self.total_seconds: float = 0.0
+        self.num_retried: int = 0
+        self.num_workers_lost: int = 0
+        self.newest_number: int = 0
+        self.max_staleness_gap: int = 0
+        self.next_check_at: float = 0.0
         self._started_at: float | None = None
         self._rate: Rate | None = None
         self._counted_finished = 0

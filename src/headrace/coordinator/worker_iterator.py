@@ -150,9 +150,9 @@ class LeasedElementIterator:
 
     def __init__(self, elements: Iterable[Payload], *, end_of_data: bool) -> None:
         self._elements = deque(elements)
-        self.num_given = len(self._elements)
+        self.num_given: int = len(self._elements)
         self.end_of_data = end_of_data
-        self.reached_end = False
+        self.reached_end: bool = False
         self.request_more: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
 

@@ -42,11 +42,11 @@ class WorkerLoad:
         self.in_flight: dict[int, Closure] = {}
         #: Closures pinned to this worker that were not sent.
         self.pinned: deque[Closure] = deque()
-        self.is_draining = False
+        self.is_draining: bool = False
         #: Value of the pool's turn counter when it was last chosen; makes workers take turns.
         self.last_turn = 0
         self._mean_seconds: float | None = None
-        self.window = self._min_in_flight
+        self.window: int = self._min_in_flight
         """Maximum number of closures in flight; grows if closures are short."""
 
     @property

@@ -57,7 +57,7 @@ class StatusSampler:
 
     def __init__(self, address: str, keys: Path | None = None) -> None:
         self._client = StatusClient(address, keys, _TIMEOUT)
-        self.address = self._client.address
+        self.address: str = self._client.address
         self._lock = threading.Lock()
         self._history = History()
         self._sample: Sample | None = None

@@ -182,7 +182,7 @@ class IteratorPosition:
     __slots__ = ("__weakref__", "offset", "states")
 
     def __init__(self, states: States, offset: int) -> None:
-        self.states = states
+        self.states: States = states
         self.offset: int = offset
 
     @property

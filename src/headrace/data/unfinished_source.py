@@ -173,7 +173,7 @@ class DirectoryWatcher:
         self._save_id = save_id
         self._stream = stream
         self._chunks: Sequence[ChunkRecord] = ()
-        self.is_finished = False
+        self.is_finished: bool = False
         self._is_refreshed = False
 
     def chunks(self) -> Sequence[ChunkRecord]:

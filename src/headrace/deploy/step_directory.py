@@ -88,7 +88,7 @@ class StepPublisher:
                 shutil.rmtree(old) if old.is_dir() else old.unlink()
             (directory / attempt).mkdir(mode=0o700)
             (directory / attempt / _RANKS).mkdir(mode=0o700)
-            self.keys = new_keys(directory / attempt / _KEYS)
+            self.keys: Path = new_keys(directory / attempt / _KEYS)
             for path in self.keys.rglob("*"):
                 path.chmod(0o700 if path.is_dir() else 0o600)
         self._state = StepState(attempt=attempt, dispatcher="")

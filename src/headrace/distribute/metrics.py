@@ -289,7 +289,7 @@ class AUC(Metric):
         *,
         from_logits: bool = False,
     ) -> None:
-        self.num_thresholds = check_int("num_thresholds", num_thresholds, minimum=2)
+        self.num_thresholds: int = check_int("num_thresholds", num_thresholds, minimum=2)
         for argument, value, known in (
             ("curve", curve, ("ROC", "PR")),
             ("summation_method", summation_method, ("interpolation", "minoring", "majoring")),

@@ -44,7 +44,7 @@ class ShardedPerReplica(PerReplica):
     def __init__(
         self, array: Any, are_scalars: bool, values_of: Callable[[Any, bool], tuple[Any, ...]]
     ) -> None:
-        self.array = array
+        self.array: Any = array
         self._are_scalars = are_scalars
         self._values_of = values_of
         self._values: tuple[Any, ...] | None = None

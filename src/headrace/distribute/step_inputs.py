@@ -92,7 +92,7 @@ class HeldElementReader:
         #: a job that several clients share, that is a request to all of them.
         self.position: IteratorPosition | None = None
         #: Rows of the next element that were used before the state was taken.
-        self.rows_to_skip = 0
+        self.rows_to_skip: int = 0
 
     def hold(self) -> bool:
         """Read an element if none is held; return whether one is held now."""

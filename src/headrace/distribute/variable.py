@@ -102,8 +102,10 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
             )
         check_flag("trainable", trainable)
         self.strategy = get_strategy()
-        self.name = name or "Variable"
-        self.aggregation = parse_enum("aggregation", VariableAggregation, aggregation)
+        self.name: str = name or "Variable"
+        self.aggregation: VariableAggregation = parse_enum(
+            "aggregation", VariableAggregation, aggregation
+        )
         mode = parse_enum("synchronization", VariableSynchronization, synchronization)
         if mode is VariableSynchronization.NONE:
             raise ValueError(
@@ -116,7 +118,7 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
                 "`trainable` True is not supported with `synchronization` ON_READ, whose copies "
                 "differ; omit it, or use ON_WRITE"
             )
-        self.trainable = not self._is_on_read if trainable is None else bool(trainable)
+        self.trainable: bool = not self._is_on_read if trainable is None else bool(trainable)
         self.framework = framework = self.strategy.framework
         initial = initial_value() if callable(initial_value) else initial_value
         cast_dtype = None if dtype is None else framework.as_dtype(dtype)

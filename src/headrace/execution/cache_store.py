@@ -165,7 +165,7 @@ class FileStore(ElementStore):
     def __init__(self, path: Path, identity: str) -> None:
         self._file: BinaryIO = path.open("rb")
         try:
-            self.seed = self._check_header(path, identity)
+            self.seed: int = self._check_header(path, identity)
             self._frames = FrameReader(self._file, f"cache file {path}")
         except BaseException:
             self._file.close()

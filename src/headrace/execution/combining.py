@@ -39,7 +39,7 @@ class ZipIterator(ElementIterator):
         without_lazy_rows = [
             input_buffer for input_buffer in self._inputs if not input_buffer.input.has_lazy_rows
         ]
-        self.has_lazy_rows = len(without_lazy_rows) < min(2, len(self._inputs))
+        self.has_lazy_rows: bool = len(without_lazy_rows) < min(2, len(self._inputs))
         #: Order in which the inputs are read: those that call no functions first. The order is
         #: fixed, because at the end of one input another may fail.
         self._read_order = sorted(numbers, key=lambda number: _calls_functions(node.inputs[number]))

@@ -301,7 +301,7 @@ class DeferredError:
     __slots__ = ("error",)
 
     def __init__(self, error: Exception) -> None:
-        self.error = error
+        self.error: Exception = error
 
 
 _POSITION_ATTRIBUTE = "_headrace_error_position"

@@ -102,8 +102,8 @@ class BufferedChunk:
     __slots__ = ("_layout", "chunk", "leaves", "split", "structure")
 
     def __init__(self, chunk: Chunk, split: int | None = None) -> None:
-        self.chunk = chunk
-        self.split = split
+        self.chunk: Chunk = chunk
+        self.split: int | None = split
         self.leaves: list[NDArray[Any]] = []  # set when the layout is first requested
         self.structure: Structure | None = None
         self._layout: tuple[Any, ...] | None = None

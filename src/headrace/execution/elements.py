@@ -236,7 +236,7 @@ class RowsIterator(_IndexedRowsIterator):
         super().__init__(first, size, context)
         self._read_run = source.gather_run_borrowed if borrows else source.gather_run
         self._can_read_ahead = not source.runs_user_code
-        self.is_small = source.is_small
+        self.is_small: bool = source.is_small
         #: Elements before this one could not be fetched together.
         self._single_reads_end = 0
 

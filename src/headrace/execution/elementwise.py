@@ -69,7 +69,7 @@ class _FunctionStepIterator(RowStepIterator):
             input_ = UndeliveredInput(input_)
         super().__init__(input_, call)
         self._is_columnar = is_columnar
-        self.has_lazy_rows = not is_columnar
+        self.has_lazy_rows: bool = not is_columnar
 
     @property
     def can_read_ahead(self) -> bool:

@@ -35,9 +35,9 @@ class HeldElement:
 
     def __init__(self, value: Any, ordinal: int, metadata: IdColumn | None) -> None:
         #: The element, or what the step has made from it.
-        self.value = value
-        self.ordinal = ordinal
-        self.metadata = metadata
+        self.value: Any = value
+        self.ordinal: int = ordinal
+        self.metadata: IdColumn | None = metadata
 
 
 class InputPosition:
@@ -48,7 +48,7 @@ class InputPosition:
     def __init__(self, mark: ReplayMark, num_taken: int, num_failed: int) -> None:
         self._mark = mark
         self._num_failed = num_failed
-        self.num_taken = num_taken
+        self.num_taken: int = num_taken
 
     @property
     def first(self) -> int:

@@ -50,7 +50,7 @@ class IgnoreErrorsIterator(ElementIterator):
         self._node = node
         self._step = step_name(node)
         self._input = make_iterator(node.input, context)
-        self.has_lazy_rows = self._input.has_lazy_rows
+        self.has_lazy_rows: bool = self._input.has_lazy_rows
         self._total = context.ignored_errors
         self._count = 0  # dropped in this epoch
         self._last_error = ""

@@ -56,7 +56,7 @@ class ChunkSizer:
         self._max_elements = max(max_elements, min_elements)
         self._max_bytes = max_bytes
         self._last_read_time = -math.inf
-        self.limit = min_elements
+        self.limit: int = min_elements
 
     def next_chunk(self, iterator: ElementIterator, min_elements: int = 1) -> Chunk | None:
         """Return the iterator's next chunk, including elements that have already arrived.
@@ -108,7 +108,7 @@ class LazyRowStream:
     def __init__(self, rows: Iterator[Any], states: States, num_taken: int = 0) -> None:
         self.rows = self._all_rows = rows
         self._states = states
-        self.num_taken = num_taken
+        self.num_taken: int = num_taken
 
     def put_back(self, row: Any) -> None:
         """Return the last element to the stream, so that it comes next again."""
@@ -140,7 +140,7 @@ class InputBuffer:
     offset: int
 
     def __init__(self, input_: ElementIterator) -> None:
-        self.input = input_
+        self.input: ElementIterator = input_
         self.chunk = None
         self.offset = 0
         self._chunk_sizer = None

@@ -229,8 +229,8 @@ class InstrumentedIterator(ElementIterator):
 
     def __init__(self, iterator: ElementIterator) -> None:
         self.iterator = iterator
-        self.has_lazy_rows = iterator.has_lazy_rows
-        self.is_small = iterator.is_small
+        self.has_lazy_rows: bool = iterator.has_lazy_rows
+        self.is_small: bool = iterator.is_small
 
     @property
     def can_read_ahead(self) -> bool:

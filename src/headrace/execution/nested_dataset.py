@@ -71,23 +71,23 @@ class NestedDataset:
         chunk_sizer: ChunkSizer,
         outer_id: IdColumn,
     ) -> None:
-        self.outer_states = outer_states
-        self.number = number
-        self.outer_id = outer_id
+        self.outer_states: States = outer_states
+        self.number: int = number
+        self.outer_id: IdColumn = outer_id
         #: Split of all its elements, if splits are tracked.
         self.split: int | None = None if outer_id.dtype.names is None else int(outer_id["split"][0])
-        self.iterator = iterator
-        self.chunk_sizer = chunk_sizer
+        self.iterator: ElementIterator = iterator
+        self.chunk_sizer: ChunkSizer = chunk_sizer
         #: Buffered chunk; elements before `index` are consumed.
         self.buffered: BufferedChunk | None = None
         #: Lazy rows that come next, if they were requested; else None.
         self.rows: Iterator[Any] | None = None
         #: State before the next element is `states(index)`.
         self.states: States = _no_states
-        self.index = 0
+        self.index: int = 0
         self._set_position(iterator.get_state())
-        self.is_busy = False  # a thread reads it, or will
-        self.is_abandoned = False  # the reading thread closes it
+        self.is_busy: bool = False  # a thread reads it, or will
+        self.is_abandoned: bool = False  # the reading thread closes it
         self.result: ReadResult | None = None  # result of a thread's read
 
     @property

@@ -75,7 +75,7 @@ class OuterInput:
         #: States after the last opened element; None asks the input.
         self._next_states: States | None = None
         self._count = 0  # number of datasets opened so far
-        self.reads_coordinated_job = False
+        self.reads_coordinated_job: bool = False
 
     def open_next(self) -> OpenResult:
         """Open the dataset of the next element."""
@@ -199,7 +199,9 @@ class OpenDatasets:
             if calls == AUTOTUNE
             else None
         )
-        self.threads = 0 if calls is None else calls if self.tuner is None else self.tuner.threads
+        self.threads: int = (
+            0 if calls is None else calls if self.tuner is None else self.tuner.threads
+        )
         self._read_ahead: DatasetReadAhead | None = None
         self.slots: list[NestedDataset | None] = []
         #: Opened datasets without a slot, next one first.

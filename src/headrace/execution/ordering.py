@@ -89,7 +89,7 @@ class TakeIterator(_CountingIterator):
     def __init__(self, node: Take, context: Context) -> None:
         super().__init__(node, context)
         self._limit = node.count
-        self.has_lazy_rows = self._input.has_lazy_rows
+        self.has_lazy_rows: bool = self._input.has_lazy_rows
         #: State of the input if the last elements were lazy rows: the input's own state differs.
         self._end: State = None
 
@@ -152,7 +152,7 @@ class SkipIterator(_CountingIterator):
     def __init__(self, node: Skip, context: Context) -> None:
         super().__init__(node, context)
         self._num_to_skip = node.count
-        self.has_lazy_rows = self._input.has_lazy_rows
+        self.has_lazy_rows: bool = self._input.has_lazy_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
         chunk = self._input.next_chunk(limit) if self._skip_prefix() else None
@@ -256,7 +256,7 @@ class EnumerateIterator(_CountingIterator):
     def __init__(self, node: Enumerate, context: Context) -> None:
         super().__init__(node, context)
         self._start = node.start
-        self.has_lazy_rows = self._input.has_lazy_rows
+        self.has_lazy_rows: bool = self._input.has_lazy_rows
 
     def next_chunk(self, limit: int) -> Chunk | None:
         chunk = self._input.next_chunk(limit)

@@ -55,10 +55,10 @@ class PackedRow:
         self, parts: list[Sequences], metadata: IdColumn | None, state_after: MakeState
     ) -> None:
         #: The sequences, in order.
-        self.parts = parts
-        self.metadata = metadata
+        self.parts: list[Sequences] = parts
+        self.metadata: IdColumn | None = metadata
         #: Makes the state after the row.
-        self.state_after = state_after
+        self.state_after: MakeState = state_after
 
 
 class PackingIterator(ElementIterator):

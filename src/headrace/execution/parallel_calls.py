@@ -64,7 +64,7 @@ class FailedCall:
     __slots__ = ("error",)
 
     def __init__(self, error: BaseException) -> None:
-        self.error = error
+        self.error: BaseException = error
 
 
 class InputBatch:
@@ -80,12 +80,14 @@ class InputBatch:
         states: States,
         metadata: IdColumn | None = None,
     ) -> None:
-        self.first = first  # number of the first element
-        self.rows = rows  # processed elements are removed
-        self.results = results
-        self.states = states
-        self.metadata = metadata
-        self.num_taken = 0  # delivered results: the first ones, or with any order only their number
+        self.first: int = first  # number of the first element
+        self.rows: list[Any] = rows  # processed elements are removed
+        self.results: list[Any] = results
+        self.states: States = states
+        self.metadata: IdColumn | None = metadata
+        self.num_taken: int = (
+            0  # delivered results: the first ones, or with any order only their number
+        )
 
 
 PENDING: Any = object()
@@ -115,21 +117,21 @@ class ParallelCalls:
         #: Bit i: element i after the restored position was delivered before the restore.
         self._delivered_mask = delivered_mask
         self._grains: SimpleQueue[tuple[InputBatch, int, int] | None] = SimpleQueue()
-        self.is_stopped = False
+        self.is_stopped: bool = False
         #: Batches with undelivered results, oldest first.
         self.batches: deque[InputBatch] = deque()
         #: In unordered mode: processed elements, in order of completion.
         self.completed: deque[tuple[InputBatch, int]] = deque()
         #: Whether the consumer waits and has to be notified when enough results are done.
-        self.is_awaited = False
+        self.is_awaited: bool = False
         self._num_expected = 0  # number of results awaited in unordered mode
         #: In ordered mode: the awaited results, as batches and indices.
         self._awaited_results: list[tuple[InputBatch, int]] = []
-        self.num_read = 0  # elements of the input read
-        self.num_delivered = 0
-        self.window = threads * _MIN_READ_AHEAD
+        self.num_read: int = 0  # elements of the input read
+        self.num_delivered: int = 0
+        self.window: int = threads * _MIN_READ_AHEAD
         self._is_growing = True
-        self.has_ended = False  # whether the input has ended
+        self.has_ended: bool = False  # whether the input has ended
         state = input_.get_state()
         #: Position after everything read: element `index` of a chunk with these states.
         self.end_position: tuple[States, int] = ((lambda index: state), 0)
@@ -138,7 +140,7 @@ class ParallelCalls:
         self._seconds, self._num_timed = 0.0, 0
         self._bytes_in = 0.0  # per element
         self._bytes_out = 0.0  # per result
-        self.reader_thread = ReadAheadThread(
+        self.reader_thread: ReadAheadThread = ReadAheadThread(
             input_,
             self._free_space,
             self._add_result,
@@ -147,7 +149,7 @@ class ParallelCalls:
         )
         self._is_filling = False  # the reader thread reads until there is no space
         #: Notified when the awaited results are done; the reader thread waits on another condition.
-        self.ready = threading.Condition(self.reader_thread.lock)
+        self.ready: threading.Condition = threading.Condition(self.reader_thread.lock)
         self._threads = [self._make_thread() for _ in range(threads)]
 
     def _make_thread(self) -> threading.Thread:

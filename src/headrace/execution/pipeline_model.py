@@ -146,16 +146,16 @@ class PipelineModel:
         rate = measured.elements_per_second
         working = max(_MIN_BUSY_SHARE, 1.0 - measured.task_client_wait)
         #: Elements per second of all tasks if clients never made them wait.
-        self.worker_rate = rate / working
+        self.worker_rate: float = rate / working
         #: Seconds per element of one task, and those of them that it waits for splits.
-        self.task_seconds = measured.num_tasks / self.worker_rate if rate > 0 else 0.0
-        self.split_seconds = self.task_seconds * min(1.0, measured.task_split_wait / working)
+        self.task_seconds: float = measured.num_tasks / self.worker_rate if rate > 0 else 0.0
+        self.split_seconds: float = self.task_seconds * min(1.0, measured.task_split_wait / working)
         work = max(0.0, self.task_seconds - self.split_seconds)
         #: Seconds per element outside of the steps, in the thread that sends.
-        self.other_seconds = max(0.0, work - _latency(measured.steps))
+        self.other_seconds: float = max(0.0, work - _latency(measured.steps))
         explained = _latency(measured.steps, self.other_seconds)
         #: Factor that makes the sampled times agree with the rate.
-        self.scale = work / explained if explained else 1.0
+        self.scale: float = work / explained if explained else 1.0
 
     @property
     def client_limit(self) -> Limit:

@@ -39,8 +39,8 @@ class ReadIterator(ElementIterator):
         self, node: ReadIndices | FromSource, indices: ElementIterator, open_: _Open
     ) -> None:
         source = node.source
-        self.has_lazy_rows = source.runs_user_code
-        self.is_small = source.is_small
+        self.has_lazy_rows: bool = source.runs_user_code
+        self.is_small: bool = source.is_small
         self._open = open_
         self._node = node
         self._restore_obstacle = source.restore_obstacle

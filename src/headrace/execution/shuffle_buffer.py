@@ -161,7 +161,7 @@ class SlotContents:
 
     def __init__(self, chunks: Sequence[Chunk], order: NDArray[np.int64] | None = None) -> None:
         whole = concatenate_chunks(chunks) if chunks else Chunk.of_rows([])
-        self.size = whole.size
+        self.size: int = whole.size
         self._columns: list[NDArray[Any]] | None = None
         self._structure: Structure | None = None
         self.rows: list[Any] = []

@@ -137,9 +137,9 @@ class PositionSplitProvider:
         self._num_located = 0  # splits in all ranges, taken or not
         self._has_ended = False
         self.progress = progress
-        self.is_paused = False
+        self.is_paused: bool = False
         """Whether no splits are returned until `resume`; iterators end instead."""
-        self.num_started = 0
+        self.num_started: int = 0
         """Number of splits, in assignment order, that leaves have started to read."""
 
     @property

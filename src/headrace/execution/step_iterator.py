@@ -246,7 +246,7 @@ class UndeliveredInput(ElementIterator):
 
     def __init__(self, input_: ElementIterator) -> None:
         self._input = input_
-        self.has_lazy_rows = input_.has_lazy_rows
+        self.has_lazy_rows: bool = input_.has_lazy_rows
         self._delivered_mask = 0  # bit i: element i from the current position on was delivered
 
     @property

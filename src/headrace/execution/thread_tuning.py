@@ -91,7 +91,7 @@ class ThreadTuner:
         self._min_threads = min_threads
         self._max_threads = max(min_threads, max_threads)
         self._clock = clock
-        self.threads = min_threads
+        self.threads: int = min_threads
         """The number to use now."""
         self._phase = _Phase.MEASURING
         #: Elements per second with `min_threads`.

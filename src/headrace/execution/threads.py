@@ -81,9 +81,9 @@ class ReadAheadThread:
         #: Protects the state that `free_space` and `store_result` use. Acquired directly and not
         #: through the condition: an interruption between the two steps would leave it locked
         #: forever.
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         #: Notified when that state changes.
-        self.changed = threading.Condition(self.lock)
+        self.changed: threading.Condition = threading.Condition(self.lock)
         self._is_stopped = False
         self._has_returned = False
         self._is_abandoned = False

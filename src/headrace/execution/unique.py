@@ -30,7 +30,7 @@ class UniqueIterator(ElementIterator):
     def __init__(self, node: Unique, context: Context) -> None:
         self._step = step_name(node)
         self._input_buffer = InputBuffer(make_iterator(node.input, context))
-        self.has_lazy_rows = self._input_buffer.input.has_lazy_rows
+        self.has_lazy_rows: bool = self._input_buffer.input.has_lazy_rows
         self._start_state: State = None
         self._has_started = False
         self._reset()

@@ -41,7 +41,7 @@ class KeyedWindow:
     __slots__ = ("_metadata", "key", "ordinals", "rows", "size")
 
     def __init__(self, key: int, element_id: IdColumn | None) -> None:
-        self.key = key
+        self.key: int = key
         #: Metadata of the first element; of all elements if they have element ids.
         self._metadata = [] if element_id is None else [element_id]
         self.rows: list[Element] = []

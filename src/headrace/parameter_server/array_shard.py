@@ -59,7 +59,7 @@ class ArrayShard:
         self.slots: dict[str, Array] = {}
         #: Initial value of their elements.
         self.slot_initial_values: dict[str, float] = {}
-        self.dirty_rows = DirtyRows(period)
+        self.dirty_rows: DirtyRows = DirtyRows(period)
 
     @property
     def nbytes(self) -> int:

@@ -125,7 +125,9 @@ class IndexedSlices:
         self._axes = rows.shape
         self._values: NDArray[Any] | None = None
         self.indices: NDArray[np.int64] = rows.reshape(-1).astype(np.int64, copy=False)
-        self.dense_shape = None if dense_shape is None else tuple(int(each) for each in dense_shape)
+        self.dense_shape: tuple[int, ...] | None = (
+            None if dense_shape is None else tuple(int(each) for each in dense_shape)
+        )
 
     @property
     def values(self) -> NDArray[Any]:

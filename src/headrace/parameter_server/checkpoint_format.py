@@ -486,7 +486,7 @@ class LoadedCheckpoint:
         self.folder = folder
         self.name = name
         self.manifest = manifest
-        self.pieces = tuple(pieces)
+        self.pieces: tuple[ShardPiece, ...] = tuple(pieces)
 
     @property
     def path(self) -> str:

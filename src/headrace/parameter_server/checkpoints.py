@@ -349,7 +349,7 @@ class CheckpointManager:
         self._writes_in: dict[str, dict[int, int]] = {}
         #: Whether the newest was found damaged, so that no increment may continue it.
         self._is_damaged = False
-        self.lost_updates = 0
+        self.lost_updates: int = 0
         """Number of server writes known to be lost with their servers."""
         self._closed = threading.Event()
         self._cluster: ServerCluster | None = None

@@ -212,11 +212,11 @@ class ServerCluster:
     def __init__(self, cluster_id: str, servers: ParameterServerClient) -> None:
         self.cluster_id = cluster_id
         self.servers = servers
-        self.background = BackgroundThread()
+        self.background: BackgroundThread = BackgroundThread()
         #: Last known values of counters: they only grow, unless they are lost.
         self.counters: dict[str, int] = {}
-        self.optimizers = OptimizerNames()
-        self.is_closed = False
+        self.optimizers: OptimizerNames = OptimizerNames()
+        self.is_closed: bool = False
         self._lock = threading.RLock()
         self._objects: weakref.WeakValueDictionary[tuple[str, str], Any] = (
             weakref.WeakValueDictionary()

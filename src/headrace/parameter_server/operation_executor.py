@@ -182,7 +182,7 @@ class OperationExecutor:
         """Handles requests to save and restore."""
         self.replication = replication
         self._allocator = allocator or ReplyAllocator()
-        self.state_id = secrets.token_hex(8)
+        self.state_id: str = secrets.token_hex(8)
         self._store = store
         self._index = index
         self._queue: SimpleQueue[Request | _QueuedFunction | None] = SimpleQueue()
@@ -198,7 +198,7 @@ class OperationExecutor:
         self._operation_counts: Counter[str] = Counter()
         self._num_requests = 0
         #: Number of operations that changed a value.
-        self.writes = 0
+        self.writes: int = 0
         self._num_failed = 0
         #: Channels whose last request was not executed, oldest first.
         self._failed_channels: dict[str, None] = {}

@@ -103,7 +103,7 @@ class OptimizerStepCounter:
 
     def __init__(self, cluster_id: str, optimizer: str) -> None:
         self._cluster_id = cluster_id
-        self.name = f"{optimizer}{_SUFFIX}"
+        self.name: str = f"{optimizer}{_SUFFIX}"
 
     def __call__(self) -> int:
         """Return the current count from the server."""
@@ -248,7 +248,7 @@ class Optimizer:
         self._home: str | None = None
         # NumPy scalars cannot be serialized.
         numbers = {name: getattr(rule, name) for name in rule.__struct_fields__}
-        self.rule = msgspec.structs.replace(
+        self.rule: OptimizerRule = msgspec.structs.replace(
             rule, **{k: v.item() for k, v in numbers.items() if isinstance(v, np.generic)}
         )
         self._rule_without_decay = msgspec.structs.replace(self.rule, weight_decay=None)
@@ -506,7 +506,7 @@ class InBackground:
     def __init__(self, optimizer: Optimizer, in_flight: int = 2) -> None:
         check_instance("optimizer", optimizer, Optimizer)
         self.optimizer = optimizer
-        self.in_flight = check_int("in_flight", in_flight, minimum=0)
+        self.in_flight: int = check_int("in_flight", in_flight, minimum=0)
         self._pending_steps: deque[BackgroundTask[int]] = deque()
 
     @property

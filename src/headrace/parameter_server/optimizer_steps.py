@@ -307,8 +307,8 @@ class PendingStep:
     ) -> None:
         self.owner: object = None
         self.calls = [] if requests is None else requests.calls
-        self.is_awaited = False
-        self.is_done = requests is None
+        self.is_awaited: bool = False
+        self.is_done: bool = requests is None
         self._requests = requests
         self._taken = taken
         self._answers: Sequence[OperationReply] = ()

@@ -137,15 +137,15 @@ class ParameterServerClient:
         check_seconds("timeout", timeout)
         if not addresses:
             raise ValueError("`addresses` must contain at least one address, but is empty")
-        self.addresses = tuple(addresses)
-        self.timeout = float(timeout)
+        self.addresses: tuple[str, ...] = tuple(addresses)
+        self.timeout: float = float(timeout)
         self.replication = replication
         #: Leader of each store, which gets its requests.
-        self.leaders = StoreLeaders(self.addresses, replication)
+        self.leaders: StoreLeaders = StoreLeaders(self.addresses, replication)
         self._for_worker = for_worker
         self._security = security
         #: Known states of the servers.
-        self.states = ServerStates(len(addresses), self.describe_server)
+        self.states: ServerStates = ServerStates(len(addresses), self.describe_server)
         self._thread_connections = threading.local()
         #: Thread that owns each channel, by thread identifier.
         self._channel_threads: weakref.WeakKeyDictionary[Channel, int] = weakref.WeakKeyDictionary()
@@ -457,7 +457,7 @@ class ServerCall:
         #: Reply, or the error that replaced it; None while the call is pending.
         self.reply: Reply | UnavailableError | UnauthenticatedError | None = None
         #: Time when the caller began to wait, by the monotonic clock.
-        self.started_at = time.monotonic()
+        self.started_at: float = time.monotonic()
         self._wait: ServerWait | None = None
 
     def send(self, previous: ServerCall | None = None) -> None:

@@ -249,7 +249,7 @@ class StoreLeaders:
 
     def __init__(self, addresses: tuple[str, ...], replication: int) -> None:
         self._addresses = addresses
-        self.is_replicated = replication == 2
+        self.is_replicated: bool = replication == 2
         #: Records are replaced as a whole, so threads that discover the same change do no harm.
         self._routes = [_StoreRoute()] * len(addresses)
 

@@ -91,7 +91,7 @@ class ShardStore:
         self.shards: dict[str, ArrayShard] = {}
         self.tables: dict[str, TableShard] = {}
         self.counters: dict[str, int] = {}
-        self.write_keys = WriteKeys()
+        self.write_keys: WriteKeys = WriteKeys()
         self.period = 0
         self.is_restored = False
         self._allocate = allocate

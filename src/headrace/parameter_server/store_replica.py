@@ -95,7 +95,7 @@ class StoreReplica:
         self._store_number = store_number
         self._store = ShardStore()
         self._state = ReplicaState()
-        self.executor = OperationExecutor(self._store, index, replication=self)
+        self.executor: OperationExecutor = OperationExecutor(self._store, index, replication=self)
         self._stream = ReplicationStream(
             store_number, self._store, self._state, self.executor, self._discard_state, security
         )

@@ -54,7 +54,7 @@ class TableRows:
         id_columns = [name for name, column in columns.items() if column.with_id]
         #: Numbers of the columns that the index stores.
         self._id_columns = {name: number for number, name in enumerate(id_columns)}
-        self.index = IdIndex(self._grow, len(id_columns))
+        self.index: IdIndex = IdIndex(self._grow, len(id_columns))
         self._columns = dict(columns)
         self._arrays = {
             name: _filled(column, 0) for name, column in columns.items() if not column.with_id
@@ -162,7 +162,7 @@ class IdIndex:
         self, grow: Callable[[int], None] = lambda capacity: None, num_columns: int = 0
     ) -> None:
         self._on_grow = grow
-        self.used = 0
+        self.used: int = 0
         #: Id of each row, followed by the integers stored next to it.
         self._rows = np.zeros((0, 1 + num_columns), np.int64)
         self._live = np.zeros(0, bool)

@@ -54,7 +54,7 @@ class TableShard:
     """
 
     def __init__(self, spec: TableSpec, period: int) -> None:
-        self.dtype = parse_dtype(spec.dtype)
+        self.dtype: np.dtype[Any] = parse_dtype(spec.dtype)
         if not is_floating(self.dtype):
             raise InvalidArgumentError(
                 f"the table {spec.table} needs a floating dtype, but got {spec.dtype}"
@@ -70,13 +70,13 @@ class TableShard:
             )
         self.spec = spec
         #: Columns: "value", "seen", "last_used", and slots as "optimizer/name".
-        self.rows = TableRows(
+        self.rows: TableRows = TableRows(
             value=RowColumn((spec.dim,), self.dtype), seen=_COUNT, last_used=_WHEN
         )
         #: Ids that have not been seen often enough.
-        self.waiting_ids = TableRows(seen=_COUNT, last_used=_WHEN)
-        self.step = 0
-        self.dirty_rows = DirtyRows(period)
+        self.waiting_ids: TableRows = TableRows(seen=_COUNT, last_used=_WHEN)
+        self.step: int = 0
+        self.dirty_rows: DirtyRows = DirtyRows(period)
         #: Ids that lost their row, with the period in which they did.
         self.removed_ids: list[tuple[int, Ids]] = []
         self._period = period

@@ -71,7 +71,7 @@ class WriteContext:
         self.run = run
         self.collects_steps = collects_steps
         self.collected_steps: list[Any] = []
-        self.thread_id = threading.get_ident()
+        self.thread_id: int = threading.get_ident()
         #: In the order in which they were begun.
         self.pending_steps: list[PendingStep] = []
         self._end_callbacks: list[Callable[[], None]] = []

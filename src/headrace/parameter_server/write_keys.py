@@ -48,7 +48,7 @@ class WriteKeys:
 
     def __init__(self, state: KeyState | None = None) -> None:
         state = state or KeyState()
-        self.coordinator_term = state.coordinator_term
+        self.coordinator_term: int = state.coordinator_term
         self._fenced_sessions = set(state.fenced_sessions)
         self._forgotten_closures = set(state.forgotten_closures)
         self._forgotten_below = state.forgotten_below

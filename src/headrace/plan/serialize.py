@@ -24,7 +24,7 @@ from headrace.plan.fingerprint import global_names
 from headrace.plan.node import Node, describe_function
 from headrace.plan.traverse import walk
 from headrace.plan.user_function import step_name
-from headrace.versions import PLAN_FORMAT, own_versions, python_mismatch
+from headrace.versions import OLDEST_PLAN_FORMAT, PLAN_FORMAT, own_versions, python_mismatch
 
 __all__ = [
     "Pickler",
@@ -37,6 +37,7 @@ __all__ = [
 
 _MAGIC = b"headrace-plan "
 _MAX_HEADER_LENGTH = 200
+_READABLE_FORMATS = {str(number) for number in range(OLDEST_PLAN_FORMAT, PLAN_FORMAT + 1)}
 
 
 def dump_plan(plan: Node) -> bytes:
@@ -84,12 +85,15 @@ def _check_header(data: bytes) -> int:
     mine = own_versions()
     end = data.find(b"\n", 0, _MAX_HEADER_LENGTH)
     fields = data[len(_MAGIC) : end].decode("ascii", "replace").split(" ")
-    if not data.startswith(_MAGIC) or end < 0 or fields[0] != str(PLAN_FORMAT) or len(fields) != 3:
+    is_plan = data.startswith(_MAGIC) and end >= 0 and len(fields) == 3
+    if not is_plan or fields[0] not in _READABLE_FORMATS:
         found = f"format {fields[0]:.20}" if data.startswith(_MAGIC) else "unknown data"
+        if is_plan:
+            found += f" of Headrace {fields[2]:.20}"
         raise FailedPreconditionError(
-            f"this process ({mine}) reads pickled plans of format {PLAN_FORMAT}, but got "
-            f"{found}; register the dataset again, with the same version of Headrace on both "
-            "sides"
+            f"this process ({mine}) reads pickled plans of formats {OLDEST_PLAN_FORMAT} to "
+            f"{PLAN_FORMAT}, but got {found}; register the dataset again, with the same version "
+            "of Headrace on both sides"
         )
     if python_mismatch(fields[1], mine.python):
         raise FailedPreconditionError(

@@ -88,9 +88,9 @@ class ChildProcess:
             self._startup_output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when it is ready
         self._final_output = ""
         #: Whether it was asked to stop, by this process or by a signal.
-        self.stop_requested = False
+        self.stop_requested: bool = False
         #: Whether a signal asked it to stop, which this process did not send.
-        self.stop_signaled = False
+        self.stop_signaled: bool = False
         #: Text of its ready message; None before that.
         self.ready_message: str | None = None
         with contextlib.ExitStack() as stack:

@@ -132,11 +132,11 @@ class TrainingTask:
         self.index = index
         self.actor = actor
         self.process: ServerProcess | None = None
-        self.address = ""
+        self.address: str = ""
         self.pending: Any = None
-        self.retry_at = 0.0
-        self.is_dead = False
-        self.last_error = ""
+        self.retry_at: float = 0.0
+        self.is_dead: bool = False
+        self.last_error: str = ""
         self._ray = import_ray()
         self._deaths = 0
         self._missing_since = 0.0

@@ -65,7 +65,7 @@ class ChunkFile:
 
     def __init__(self, folder: Folder, chunk: ChunkRecord, save_id: str) -> None:
         name = folder.find_name(chunk.name(save_id), chunk.public_name(save_id))
-        self.path = folder.path(name)
+        self.path: str = folder.path(name)
         self._source = self._open_source(folder, name)
         if chunk.bytes not in (0, self._source.size):
             raise DataLossError(
@@ -83,7 +83,7 @@ class ChunkFile:
             raise self._corrupt_error(error) from error
         #: Number of each batch's first element, and the number of all elements.
         self._starts = list(itertools.accumulate([b.size for b in self._batches], initial=0))
-        self.size = self._starts[-1]
+        self.size: int = self._starts[-1]
         if chunk.elements not in (0, self.size):
             raise self._corrupt_error(
                 ValueError(f"it has {self.size} elements, not {chunk.elements}")

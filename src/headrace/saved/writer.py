@@ -159,7 +159,7 @@ class StreamWriter:
         self._spec = spec
         self._number = number
         self._chunk_bytes = chunk_bytes
-        self.batch_bytes = min(batch_bytes, chunk_bytes)
+        self.batch_bytes: int = min(batch_bytes, chunk_bytes)
         self._schema: FileSchema | None = None
         #: With a spec, the structure of all streams, so that keys have the same order.
         self._structure = None if spec is None else flatten(spec)[1]
@@ -167,7 +167,7 @@ class StreamWriter:
         self._buffered: list[Chunk] = []
         self._buffered_bytes = 0
         self._finished_files: list[ChunkRecord] = []
-        self.elements = 0
+        self.elements: int = 0
         self._written = 0
 
     def append(self, chunk: Chunk) -> None:

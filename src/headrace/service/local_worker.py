@@ -51,7 +51,7 @@ class ProcessWorker:
     """Worker in a separate process."""
 
     def __init__(self, child: ChildProcess) -> None:
-        self.address = child.ready_message or ""
+        self.address: str = child.ready_message or ""
         self.exit_reason: str | None = None
         self.child = child
 
@@ -74,7 +74,7 @@ class ThreadWorker:
     """Worker in this process; `server` is None once it is stopped."""
 
     def __init__(self, server: WorkerServer) -> None:
-        self.address = server.address
+        self.address: str = server.address
         self.exit_reason: str | None = None
         self.server: WorkerServer | None = server
 

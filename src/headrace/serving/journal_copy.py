@@ -52,7 +52,7 @@ class JournalCopy(Generic[F, S]):
 
     def __init__(self, directory: Path, format: JournalFormat[F, S]) -> None:
         self._format = format
-        self.path = directory / format.file_name
+        self.path: Path = directory / format.file_name
         if not self.path.is_file():
             raise NotFoundError(
                 f"no journal in {directory}: the file {format.file_name} does not exist"

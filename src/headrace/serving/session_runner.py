@@ -51,7 +51,7 @@ class SessionRunner:
         on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self.lock: contextlib.AbstractContextManager[object] = threading.RLock()
-        self.is_closed = False
+        self.is_closed: bool = False
         self._name = name
         self._run_turn, self._on_failure, self._on_end = run_turn, on_failure, on_end
         self._connections: PeerConnections[Any, Any] | None = None

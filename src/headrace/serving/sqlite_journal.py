@@ -77,7 +77,7 @@ class SqliteJournal(Journal[F, S]):
         self, directory: Path, format: JournalFormat[F, S], *, compact_after: int = COMPACT_AFTER
     ) -> None:
         _make(directory, format.owner)
-        self.path = directory / format.file_name
+        self.path: Path = directory / format.file_name
         self._format = format
         self._compact_after = compact_after
         self._since_snapshot = 0

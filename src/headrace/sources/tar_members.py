@@ -77,7 +77,7 @@ class TarMembers:
         self._base = offset
         self._after_large = False
         #: Offset of the next header.
-        self.offset = offset
+        self.offset: int = offset
 
     def next(self) -> Member | None:
         """Return the next regular file, or None at the end.

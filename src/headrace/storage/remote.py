@@ -92,7 +92,7 @@ class RemoteFolder(Folder):
     """A folder by URL. Each published file has a tiny marker file, `<public name>.whole`."""
 
     def __init__(self, url: str, options: StorageOptions = NO_OPTIONS) -> None:
-        self.url = url.rstrip("/")
+        self.url: str = url.rstrip("/")
         self._options = options
         self._system, root = find_file_system(self.url, options)
         self._root = root.rstrip("/")

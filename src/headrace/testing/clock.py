@@ -19,7 +19,7 @@ class ManualClock:
     """
 
     def __init__(self, now: float = 0.0) -> None:
-        self.now = now
+        self.now: float = now
 
     def __call__(self) -> float:
         """Return the time in seconds."""

@@ -17,7 +17,7 @@ class FreeList:
     #: touches range i + 1. `_allocated` maps the start of each allocated range to its length.
 
     def __init__(self, size: int) -> None:
-        self.size = size - size % PAGE
+        self.size: int = size - size % PAGE
         self._starts = [0] if self.size else []
         self._ends = [self.size] if self.size else []
         self._allocated: dict[int, int] = {}

@@ -211,10 +211,10 @@ class _InProcessRequest(Request):
         self._server = server
         self._request_id = request_id
         self._unanswered = [True]
-        self.peer = peer
-        self.role = None
+        self.peer: str = peer
+        self.role: None = None
         self.message = message
-        self.buffers = buffers
+        self.buffers: Sequence[Buffer] = buffers
 
     def reply(
         self, message: msgspec.Struct, buffers: Sequence[Buffer] = (), *, borrowed: bool = False

@@ -106,7 +106,7 @@ class Connection:
         self.reason: HeadraceError | None = None
         #: Whether the server accepted the connection and closed it before the handshake was
         #: complete.
-        self.was_rejected = False
+        self.was_rejected: bool = False
         self._address = address
         self._secure = security is not None
         self._keepalive_timeout = keepalive_timeout

@@ -92,21 +92,21 @@ class Peer:
     def __init__(
         self, route: bytes, descriptor: Descriptor | None, role: Literal["worker", "client"] | None
     ) -> None:
-        self.route = route
-        self.name = _parse_channel(route)
-        self.descriptor = descriptor
+        self.route: bytes = route
+        self.name: str = _parse_channel(route)
+        self.descriptor: Descriptor | None = descriptor
         self.role = role
         self.arena: Arena | None = None
         #: Mapped segments of the channel, and the identity of this process that the channel needs
         #: before it offers any.
         self.mappings: SegmentMappings | None = None
         self.pending_identity: ProcessIdentity | None = None
-        self.is_disconnected = False
+        self.is_disconnected: bool = False
         #: Bytes of replies that the connection has not taken yet, and the part not yet counted.
-        self.pending_bytes = 0
-        self.untracked_bytes = 0
+        self.pending_bytes: int = 0
+        self.untracked_bytes: int = 0
         #: Time when the connection last took data, or had none to take.
-        self.last_progress_at = 0.0
+        self.last_progress_at: float = 0.0
 
     def share_memory(self, arena: Arena, identity: ProcessIdentity) -> None:
         """Enable shared memory: an arena for replies, mappings for the channel's segments."""
@@ -190,7 +190,7 @@ class Peers:
         self._ended_routes: dict[bytes, None] = {}
         self._listening: list[Descriptor] = []
         self._handshake_failure = ""
-        self.num_refused = 0
+        self.num_refused: int = 0
         """Number of connections that ended before the handshake was complete."""
         self._warned: set[str] = set()
         # Not `id(self)`: an endpoint may still be bound when the same id is used again.

@@ -64,7 +64,7 @@ class ReplyWriter:
         self._numbers = itertools.count()
         self._sent: deque[tuple[Peer, int]] = deque()
         #: Bytes of replies that the connections of all peers have not taken yet.
-        self.pending_bytes = 0
+        self.pending_bytes: int = 0
 
     def write(self, reply: QueuedReply) -> None:
         """Pass a reply to ZeroMQ, or an error in its place if too much is unread."""

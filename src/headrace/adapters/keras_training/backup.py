@@ -59,7 +59,7 @@ class TrainingBackup:
 
     def __init__(self, callback: Any, objects: Mapping[str, Any]) -> None:
         #: Batches from one backup to the next; None: one at the end of each epoch.
-        self.every = None if callback.save_freq == "epoch" else int(callback.save_freq)
+        self.every: int | None = None if callback.save_freq == "epoch" else int(callback.save_freq)
         self._delete_checkpoint = bool(callback.delete_checkpoint)
         self._directory = os.fspath(callback.backup_dir)
         self._checkpoint = Checkpoint(**objects, training="")

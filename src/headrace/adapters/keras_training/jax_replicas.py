@@ -53,8 +53,8 @@ class JaxReplicas(ReplicaModelSteps):
             self._finish = jit(self._apply_sums, donate_argnums=0)
             self._test = jit(self._test_step)
             self._assign_metrics = jit(self._results)
-            self.train_function = self._run_for_each_batch(self._train_with_others)
-            self.test_function = self._run_for_each_batch(self._test_with_others)
+            self.train_function: Any = self._run_for_each_batch(self._train_with_others)
+            self.test_function: Any = self._run_for_each_batch(self._test_with_others)
         else:
             step = jit(self._train_step, donate_argnums=0)
             self.train_function = self._run_for_each_batch(step)

@@ -61,7 +61,7 @@ class ModelOnServers:
         #: The optimizers on the servers: for gradients, and for changes of statistics.
         self._optimizers: tuple[Any, Any] = None, None
         self._on_servers: OptimizerOnServers | None = None
-        self.loss_scale = LossScale(None)
+        self.loss_scale: LossScale = LossScale(None)
         #: The number of the next training step.
         self._next_step = 0
         self._seed = draw_keras_seed()

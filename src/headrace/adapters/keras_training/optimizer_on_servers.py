@@ -67,11 +67,11 @@ class OptimizerOnServers:
             name = strategy.reserve_name(name)  # models of one name may follow each other
         with strategy.scope():
             self.server_optimizer = server_optimizer(optimizer, name)
-        self.step_changes = ChangeTracker(strategy)
+        self.step_changes: ChangeTracker = ChangeTracker(strategy)
         self._rate: Any = None
         self._variable = learning_rate_variable(inner_optimizer(optimizer))
         iterations = inner_optimizer(optimizer).iterations
-        self.earlier_steps = int(value_of(iterations))
+        self.earlier_steps: int = int(value_of(iterations))
         self._count = StepCounter(
             iterations, lambda: self.server_optimizer.iterations, self.step_changes.check_changed
         )

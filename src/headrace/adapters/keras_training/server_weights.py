@@ -110,7 +110,7 @@ class StepCounter(VariableOwner):
         self._count = count
         self._may_change = may_change
         self._is_pulling = False
-        self.is_assigned = False
+        self.is_assigned: bool = False
         link(variable, self)
 
     def pull(self) -> None:
@@ -151,7 +151,7 @@ class ServerVariables(VariableOwner):
         self._placed: dict[int, tuple[Any, Any]] = {}
         self._tables: dict[int, Any] = {}
         self._changes = ChangeTracker(strategy)
-        self.version = 0
+        self.version: int = 0
 
     def place(self, variable: Any, trainable: bool) -> Any:
         """Return a variable on the servers. The first call creates it there."""

@@ -69,7 +69,7 @@ class BestModelExporter(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         check_path("filepath", filepath)
-        self.filepath = Path(filepath)
+        self.filepath: Path = Path(filepath)
         if self.filepath.suffix != ".keras":
             raise ValueError(f'`filepath` must end with ".keras", but got {str(filepath)!r}')
         check_string("monitor", monitor, empty=False)

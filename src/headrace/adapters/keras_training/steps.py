@@ -88,7 +88,7 @@ class WholeWeightNeeded(Exception):  # noqa: N818 - a signal, as above
 
     def __init__(self, indices: Sequence[int]) -> None:
         super().__init__(indices)
-        self.indices = list(indices)
+        self.indices: list[int] = list(indices)
 
 
 class EmbeddingRows:
@@ -107,11 +107,11 @@ class EmbeddingRows:
     def __init__(self, index: int, layer: Any) -> None:
         self.index = index
         self.layer = layer
-        self.variable = layer.embeddings
+        self.variable: Any = layer.embeddings
         count, self.dim = self.variable.shape
-        self.has_table = has_table(self.variable)
+        self.has_table: bool = has_table(self.variable)
         self.count: int | None = count or None
-        self.was_read = False
+        self.was_read: bool = False
         replace_embedding_call(layer, self)
 
     def look_up(self, ids: Any) -> Any:
@@ -210,7 +210,7 @@ class ModelSteps:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.rows = embedding_rows(model, self.rows_kind)
+        self.rows: dict[int, EmbeddingRows] = embedding_rows(model, self.rows_kind)
 
     def ids(
         self, step: str, weights: Arrays, state: Arrays, metrics: Arrays, batch: Any

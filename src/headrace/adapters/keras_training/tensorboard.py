@@ -180,10 +180,10 @@ class TensorBoard(keras.callbacks.Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         check_path("log_dir", log_dir)
-        self.log_dir = os.fspath(log_dir)
+        self.log_dir: str = os.fspath(log_dir)
         if "://" in self.log_dir:
             raise ValueError(f"`log_dir` must be a local directory, but got {self.log_dir!r}")
-        self.histogram_freq = check_int("histogram_freq", histogram_freq, minimum=0)
+        self.histogram_freq: int = check_int("histogram_freq", histogram_freq, minimum=0)
         for name, flag in (
             ("write_graph", write_graph),
             ("write_images", write_images),

@@ -27,9 +27,9 @@ class TorchReplicas(ReplicaModelSteps):
     def __init__(self, model: Any, strategy: Any) -> None:
         super().__init__(model, strategy)
         model.make_train_function(force=True)  # checks steps_per_execution
-        self.train_function = _unwrap_batch_list(self._train)
+        self.train_function: Any = _unwrap_batch_list(self._train)
         if self.has_other_workers:
-            self.test_function = _unwrap_batch_list(self._test)
+            self.test_function: Any = _unwrap_batch_list(self._test)
 
     def _train(self, batch: Any) -> dict[str, Any]:
         model = self._model

@@ -62,7 +62,7 @@ class WorkerModel:
             load_objects,
         )
 
-        self.model = load_objects(data)
+        self.model: Any = load_objects(data)
         if self.model.optimizer is not None:
             record_gradients(self.model.optimizer)
         self._trainable = list(trainable)

@@ -93,7 +93,7 @@ class CollectiveClient:
         self._clock = clock
         self._process_id = secrets.token_hex(8)
         #: Leaves the session; outlives this client.
-        self.closer = ClientCloser(channel, rank, self._process_id)
+        self.closer: ClientCloser = ClientCloser(channel, rank, self._process_id)
         #: Guards the fields below. `wait` holds it while waiting, so `poll` and `discard` of
         #: another thread wait for it too.
         self._lock = self.closer.lock
@@ -443,8 +443,8 @@ class ClientCloser:
         self.session_id = ""
         #: Guards the channel. Reentrant, since a finalizer may call `close` while the same thread
         #: holds it.
-        self.lock = threading.RLock()
-        self.is_closed = False
+        self.lock: threading.RLock = threading.RLock()
+        self.is_closed: bool = False
 
     def close(self) -> None:
         """Leave the session and notify waiting workers. Idempotent."""

@@ -119,7 +119,7 @@ class CollectiveState:
         #: Number below which all results were dropped.
         self._first_kept = 0
         #: Whether a collective has completed, so that all workers have joined.
-        self.has_started = False
+        self.has_started: bool = False
         #: Error that ended the session.
         self.failure: HeadraceError | None = None
 

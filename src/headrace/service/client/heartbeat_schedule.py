@@ -38,7 +38,7 @@ class HeartbeatSchedule:
     """
 
     def __init__(self, now: float) -> None:
-        self.lease_seconds = math.inf
+        self.lease_seconds: float = math.inf
         """Seconds without a heartbeat after which this client expires."""
         self._interval = HEARTBEAT_SECONDS
         self._last_reply_at = now

@@ -79,7 +79,7 @@ class IterationSession(ABC, Generic[T]):
         codec: str = "",
     ) -> None:
         self.client_id = client_id
-        self.compression = CompressionTuner(codec, now)
+        self.compression: CompressionTuner = CompressionTuner(codec, now)
         self._dispatcher = dispatcher
         self._heartbeats = HeartbeatSchedule(now)
         self._wait = ConsumerWait(wait_timeout)

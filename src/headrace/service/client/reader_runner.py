@@ -126,7 +126,7 @@ class ReaderRunner:
     ) -> None:
         self._session = session
         self._dispatcher = dispatcher
-        self.channel_handover = ChannelHandover(connect_dispatcher)
+        self.channel_handover: ChannelHandover = ChannelHandover(connect_dispatcher)
         self._connect_worker = connect_worker
         self._task_selector = task_selector
         self._task_list = TaskList()

@@ -36,21 +36,21 @@ class TaskReader:
         self.is_ending = False
         #: Replies that were delivered to the consumer and are not consumed.
         self.unconsumed: dict[int, GetElementsReply] = {}
-        self.received_record = DeliveryRecord()
+        self.received_record: DeliveryRecord = DeliveryRecord()
         #: Elements that the consumer has consumed.
-        self.consumed_record = DeliveryRecord()
+        self.consumed_record: DeliveryRecord = DeliveryRecord()
         #: When the last request was sent, and the last reply number that it acknowledged.
-        self.sent_at = 0.0
-        self.acknowledged_to = 0
+        self.sent_at: float = 0.0
+        self.acknowledged_to: int = 0
         #: Earliest time of the next request; 0.0 for no limit.
-        self.retry_at = 0.0
+        self.retry_at: float = 0.0
         self._backoff = Backoff(0.02, longest=1.0)
         #: Error of the lost connection, until the worker responds again; otherwise empty.
-        self.connection_error = ""
+        self.connection_error: str = ""
         #: When the connection was lost, without pauses of this process.
-        self.disconnected_at = 0.0
+        self.disconnected_at: float = 0.0
         #: Whether the worker's address refuses connections.
-        self.is_refused = False
+        self.is_refused: bool = False
 
     @property
     def has_unsent_acknowledgement(self) -> bool:

@@ -50,7 +50,7 @@ class TaskSelector:
         uses_tags: bool = True,
         is_copy: bool = True,
     ) -> None:
-        self.is_local = target_workers == "LOCAL"
+        self.is_local: bool = target_workers == "LOCAL"
         """Whether only workers of this process are read."""
         self.is_copy = is_copy
         self._static_policy = static_policy

@@ -93,7 +93,7 @@ class DataWorkerCounters(ProductionCounters):
         super().__init__(now)
         self.buffered_batches = self.buffered_bytes = 0
         self.cores = self.cpu_seconds = self.machine_cpu_seconds = 0.0
-        self.cpu_rate = Rate(now)
+        self.cpu_rate: Rate = Rate(now)
 
     def add_processor_use(self, cores: float, cpu_seconds: float, now: float) -> None:
         """Record the cores that its process may use, and its processor time so far."""
@@ -106,8 +106,8 @@ class StepCounters:
     """Time spent in one step of a dataset."""
 
     def __init__(self, now: float) -> None:
-        self.seconds = 0.0
-        self.rate = Rate(now)
+        self.seconds: float = 0.0
+        self.rate: Rate = Rate(now)
         #: As in `StepSeconds`, of the last report.
         self.position, self.threads = -1, 0
 
@@ -117,11 +117,11 @@ class IterationCounters(ProductionCounters):
 
     def __init__(self, now: float, initially_done: int = 0) -> None:
         super().__init__(now)
-        self.history = RateHistory(now)
+        self.history: RateHistory = RateHistory(now)
         self.started_at = now
         #: Number of splits that were done before.
         self.initially_done = initially_done
-        self.wait_seconds = 0.0
+        self.wait_seconds: float = 0.0
         self.steps: dict[str, StepCounters] = {}
 
     def add(self, elements: int, size: int, now: float, is_recent: bool = True) -> None:
@@ -142,8 +142,8 @@ class ClientCounters(ProductionCounters):
 
     def __init__(self, now: float) -> None:
         super().__init__(now)
-        self.wait_seconds = 0.0
-        self.wait_rate = Rate(now)
+        self.wait_seconds: float = 0.0
+        self.wait_rate: Rate = Rate(now)
         self.buffered_batches = 0
         self.reported_at = now
 

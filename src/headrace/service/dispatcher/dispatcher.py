@@ -94,7 +94,7 @@ class Dispatcher:
 
     def __init__(self, state: DispatcherState, limits: DispatcherLimits, now: float) -> None:
         self.state = state
-        self.soft_state = SoftState.from_state(state, now)
+        self.soft_state: SoftState = SoftState.from_state(state, now)
         self.limits = limits
         self._pause_detector = PauseDetector(limits.tick_interval, now)
 

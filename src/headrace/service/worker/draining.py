@@ -71,8 +71,8 @@ class DrainState:
     def __init__(self, address: str, dispatcher: str) -> None:
         self._address = address
         self._dispatcher = dispatcher
-        self.phase = DrainPhase.ACTIVE
-        self.deadline = math.inf
+        self.phase: DrainPhase = DrainPhase.ACTIVE
+        self.deadline: float = math.inf
         """End of the phase: of DRAINING, of AWAITING_SPLITS, or of all later phases."""
         self._started_at = math.inf
         self._wait_warnings = WaitWarningLimiter()

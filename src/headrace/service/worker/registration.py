@@ -66,11 +66,11 @@ class Registration:
         self._configured_interval = interval
         self._interval = 1.0
         self._dispatcher_id = ""
-        self.worker_id = ""
-        self.is_registered = False
-        self.was_ever_registered = False
+        self.worker_id: str = ""
+        self.is_registered: bool = False
+        self.was_ever_registered: bool = False
         """Whether a dispatcher has ever accepted this worker."""
-        self.due_at = math.inf
+        self.due_at: float = math.inf
         """Time of the next heartbeat or registration attempt."""
 
     def start(self) -> RegisterWorker:

@@ -34,16 +34,16 @@ class SplitRequests:
     """Splits assigned to a task, and its next request."""
 
     def __init__(self) -> None:
-        self.assignment_number = 0
+        self.assignment_number: int = 0
         """Number of assignments received."""
-        self.request_size = 1
-        self.num_assigned = 0
+        self.request_size: int = 1
+        self.num_assigned: int = 0
         """Number of splits in these assignments."""
-        self.is_needed = False
+        self.is_needed: bool = False
         """Whether the producer waits for splits."""
-        self.is_exhausted = False
+        self.is_exhausted: bool = False
         """Whether this was the last assignment: none are left, or none are needed."""
-        self.request_at = math.inf
+        self.request_at: float = math.inf
         """When to send the next request; infinity while one is pending."""
         self._granted_at: float | None = None
         self._backoff = Backoff(0.02, longest=0.2)

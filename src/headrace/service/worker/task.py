@@ -58,12 +58,12 @@ class DataWorkerTask(Generic[R]):
         producer: int,
         delivery: DeliveryPolicy[R],
     ) -> None:
-        self.task_id = definition.task_id
-        self.task_token = definition.task_token
+        self.task_id: int = definition.task_id
+        self.task_token: str = definition.task_token
         self.producer = producer
-        self.is_finished = False
+        self.is_finished: bool = False
         """Whether clients may learn that the task has ended."""
-        self.finish_deadline = math.inf
+        self.finish_deadline: float = math.inf
         """When the task is finished even if the dispatcher has not replied."""
         self._worker_id = worker_id
         self._split_requests = SplitRequests() if definition.assigns_splits else None

@@ -57,11 +57,11 @@ class TaskMetrics:
         #: Numbers of the steps by name, inputs first, and the iterators of those with threads.
         self._positions: dict[str, int] = {}
         self._parallel_steps: dict[str, weakref.ref[ParallelMapIterator]] = {}
-        self.steps = StepRegistry[str]()
+        self.steps: StepRegistry[str] = StepRegistry[str]()
         """Names of the steps."""
         self.thread_id: int | None = None
         """Identifier of the thread that computes the task."""
-        self.progress = 0
+        self.progress: int = 0
         """Counter that grows with each result batch, assignment of splits, and end of a wait."""
         self.last_splits: tuple[int, int] | None = None
         """The splits assigned last, if any."""

@@ -37,9 +37,9 @@ class RoundTaskReader(TaskReader):
         #: Rounds that arrived and may still be consumed.
         self.batches: dict[int, ReceivedBatch] = {}
         #: Number of rounds that arrived without gaps from the first, and replies of later rounds.
-        self.received_rounds = 0
+        self.received_rounds: int = 0
         self._early_replies: dict[int, GetElementsReply] = {}
-        self.num_complete = 0
+        self.num_complete: int = 0
         """Number of rounds that arrived at every consumer."""
         self.lagging_consumers: tuple[int, ...] = ()
         """Consumers that kept the next round incomplete at the worker's last report."""
@@ -47,7 +47,7 @@ class RoundTaskReader(TaskReader):
         self._reported_rounds = 0
         #: When to report arrived rounds even though a progress request waits at the worker; and
         #: whether one does.
-        self.acknowledge_by = math.inf
+        self.acknowledge_by: float = math.inf
         self._has_progress_request = False
         #: Ends of the splits, in assignment order, that arrived completely and in part.
         self._done_to = self._delivered_end = 0

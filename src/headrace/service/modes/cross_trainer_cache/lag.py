@@ -24,7 +24,7 @@ class LagReporter:
     def __init__(self, trainer_id: str) -> None:
         self._trainer_id = trainer_id
         #: Number of skipped elements, over all workers.
-        self.total_skipped = 0
+        self.total_skipped: int = 0
         #: Skipped elements by worker that no warning has reported.
         self._unreported: dict[str, int] = {}
         self._warned_at = -math.inf

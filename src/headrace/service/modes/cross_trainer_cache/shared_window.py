@@ -439,7 +439,7 @@ class BatchWindow:
         self._max_bytes, self._max_batches = max_bytes, max_batches
         self._batches: deque[ResultBatch] = deque()
         #: Total bytes of the batches.
-        self.bytes = 0
+        self.bytes: int = 0
         #: Numbers of the oldest batch in the window and of its first element.
         self._start = 0
         self._start_element = 0

@@ -129,7 +129,7 @@ class ReorderBuffer:
         #: Splits that were read to their end, and others whose elements have all arrived.
         self._read_splits: Ranges = ()
         self._complete_splits: Ranges = ()
-        self.bytes = 0
+        self.bytes: int = 0
         """Bytes that are buffered and were not read."""
 
     # --- arriving elements ------------------------------------------------------------------------
