@@ -24,8 +24,12 @@ COMPARISON = "comparison.md"
 DESIGN_INDEX = "design/index.md"
 OUTSIDE = "repository/"
 
-#: Sections of README.md that are on the page of the comparison; links to others go to the start.
-COMPARED = {"#when-not-to-use-it": "When not to use it", "#comparison": "Comparison"}
+#: Pages with the contents of sections of README.md; links to other sections go to the start page.
+SECTIONS = {
+    "#install": "install.md",
+    "#when-not-to-use-it": COMPARISON,
+    "#comparison": COMPARISON,
+}
 
 #: Weights in searches by the start of a path; 1 for other pages. A reader of a guide or of the
 #: glossary learns more than from a signature.
@@ -121,7 +125,7 @@ def _add_linked_files(files: Files, config: MkDocsConfig) -> None:
 def _uri(path: str, anchor: str = "") -> str:
     """Return the path on the site of a file of the repository."""
     if path == README:
-        return COMPARISON if anchor in COMPARED else "index.md"
+        return SECTIONS.get(anchor, "index.md")
     if path == "docs/design":
         return DESIGN_INDEX
     return path.removeprefix("docs/") if path.startswith("docs/") else f"{OUTSIDE}{path}"
@@ -141,7 +145,7 @@ def _comparison() -> str:
     """Return the sections of README.md that compare Headrace with other libraries."""
     sections = (ROOT / README).read_text().split("\n## ")
     chosen = {section.partition("\n")[0]: section for section in sections}
-    texts = [f"## {chosen[title]}" for title in COMPARED.values()]
+    texts = [f"## {chosen[title]}" for title in ("When not to use it", "Comparison")]
     return "\n".join(["# Compare with other libraries", "", *texts])
 
 
