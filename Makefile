@@ -96,7 +96,7 @@ bench: $(BENCH_READY)
 
 docs: $(READY)
 	@$(BIN)/python docs/architecture.py
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "built build/docs/index.html"
 
 dist: $(READY)

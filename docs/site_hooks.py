@@ -1,13 +1,10 @@
 """Pages of the documentation site that are not files in docs/; MkDocs calls these hooks.
 
-* The start page is README.md.
-* Each public package has a page of the API reference with the names in its `__all__`, which
-  mkdocstrings fills with their docstrings.
+* A file outside docs/ that a page or the navigation links to, such as a manifest or the changelog,
+  becomes part of the site, under `repository/`.
+* The comparison with other libraries is a part of README.md, which is not on the site itself.
 * The design pages have an index.
-* A file outside docs/ that a page links to, such as a manifest or a source file, becomes part of
-  the site, under `repository/`.
-
-`FencedExamples` is an extension of Griffe, which reads the docstrings.
+* Each page has its first paragraph as description, and a weight in searches.
 """
 
 from __future__ import annotations
@@ -15,64 +12,98 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
+from typing import Any
 
-import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-START = "README.md"
+README = "README.md"
+COMPARISON = "comparison.md"
 DESIGN_INDEX = "design/index.md"
+OUTSIDE = "repository/"
+
+#: Pages with the contents of sections of README.md; links to other sections go to the start page.
+SECTIONS = {
+    "#install": "install.md",
+    "#when-not-to-use-it": COMPARISON,
+    "#comparison": COMPARISON,
+}
+
+#: Weights in searches by the start of a path; 1 for other pages. A reader of a guide or of the
+#: glossary learns more than from a signature.
+WEIGHTS = {"glossary": 20, "porting": 2, "api/": 0.3, "design/": 0.3, OUTSIDE: 0.3}
 
 #: A relative link of Markdown: its text with the parenthesis, its target, its anchor.
 LINK = re.compile(r"(\]\()([^()\s#:]+)(#[^()\s]*)?(?=\))")
-#: A doctest at the left margin of a docstring, up to the next empty line.
-DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
-
-
-class FencedExamples(griffe.Extension):
-    """Puts doctests outside an `Examples` section into code blocks, not Markdown quotes."""
-
-    def on_object(self, *, obj: griffe.Object, **_: object) -> None:
-        if obj.docstring is not None:
-            obj.docstring.value = DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
+#: The first paragraph of a page: lines of text, not a heading, list, table, picture or code.
+PARAGRAPH = re.compile(r"(?:\A|\n)\n?((?:(?![#*|!<\s\-\d`]).+\n?)+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not files in docs/."""
-    api_pages = _api_pages()
-    for uri, text in api_pages.items():
-        files.append(File.generated(config, uri, content=text))
-    files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / START)))
+    files.append(File.generated(config, COMPARISON, content=_comparison()))
     design = [file for file in files if file.src_uri.startswith("design/")]
     design.sort(key=lambda file: file.src_uri)
     files.append(File.generated(config, DESIGN_INDEX, content=_design_index(design)))
+    for uri in _uris(config.nav):
+        if uri.startswith(OUTSIDE):
+            _add_outside(files, config, uri.removeprefix(OUTSIDE))
     _add_linked_files(files, config)
-    if config.nav is None:
-        raise ValueError("mkdocs.yml must have a `nav`; the API reference is added to it")
-    config.nav += [
-        {"API reference": list(api_pages)},
-        {"Design": [DESIGN_INDEX, *(file.src_uri for file in design)]},
-    ]
+    replace_in_nav(config.nav, "design/*", [DESIGN_INDEX, *(file.src_uri for file in design)])
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite relative links to the paths that their targets have on the site."""
-    if _is_generated(page.file):
-        return markdown
+    """Describe the page, and rewrite relative links to the paths of their targets on the site."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation", "toc"]
+    for start, weight in WEIGHTS.items():
+        if page.file.src_uri.startswith(start):
+            page.meta["search"] = {"boost": weight}
+    if paragraph := PARAGRAPH.search(markdown):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", paragraph[1])
+        page.meta["description"] = " ".join(text.replace('"', "'").split())
     source = _source(page.file)
-    folder = posixpath.dirname(page.file.src_uri)
+    if source is None:
+        return markdown
+    here, there = posixpath.dirname(source), posixpath.dirname(page.file.src_uri)
 
     def rewrite_link(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
+        target = posixpath.normpath(posixpath.join(here, match[2]))
         if not (ROOT / target).exists():  # MkDocs warns
             return match[0]
-        uri = posixpath.relpath(_uri(target), folder or ".")
+        uri = posixpath.relpath(_uri(target, match[3]), there or ".")
         return f"{match[1]}{uri}{match[3] or ''}"
 
     return LINK.sub(rewrite_link, markdown)
+
+
+def replace_in_nav(nav: Any, name: str, value: list[Any]) -> None:
+    """Put `value` in the place of `name` in the navigation."""
+    for section in nav:
+        for title, entry in section.items() if isinstance(section, dict) else ():
+            if entry == name:
+                section[title] = value
+            elif isinstance(entry, list):
+                replace_in_nav(entry, name, value)
+
+
+def _uris(nav: Any) -> list[str]:
+    """Return the paths in a navigation."""
+    if isinstance(nav, str):
+        return [nav]
+    entries = nav.values() if isinstance(nav, dict) else nav or ()
+    return [uri for entry in entries for uri in _uris(entry)]
+
+
+def _add_outside(files: Files, config: MkDocsConfig, path: str) -> File:
+    file = File.generated(
+        config, _uri(path), abs_src_path=str(ROOT / path), inclusion=InclusionLevel.NOT_IN_NAV
+    )
+    files.append(file)
+    return file
 
 
 def _add_linked_files(files: Files, config: MkDocsConfig) -> None:
@@ -80,42 +111,42 @@ def _add_linked_files(files: Files, config: MkDocsConfig) -> None:
     pages = [file for file in files if file.is_documentation_page()]
     while pages:
         page = pages.pop()
-        if _is_generated(page):
+        source = _source(page)
+        if source is None:
             continue
-        folder = posixpath.dirname(_source(page))
         for _, target, _ in LINK.findall(page.content_string):
-            path = posixpath.normpath(posixpath.join(folder, target))
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
             if files.get_file_from_path(_uri(path)) is None and (ROOT / path).is_file():
-                file = File.generated(
-                    config,
-                    _uri(path),
-                    abs_src_path=str(ROOT / path),
-                    inclusion=InclusionLevel.NOT_IN_NAV,
-                )
-                files.append(file)
+                file = _add_outside(files, config, path)
                 if file.is_documentation_page():
                     pages.append(file)
 
 
-def _uri(path: str) -> str:
+def _uri(path: str, anchor: str = "") -> str:
     """Return the path on the site of a file of the repository."""
-    if path == START:
-        return "index.md"
+    if path == README:
+        return SECTIONS.get(anchor, "index.md")
     if path == "docs/design":
         return DESIGN_INDEX
-    return path.removeprefix("docs/") if path.startswith("docs/") else f"repository/{path}"
+    return path.removeprefix("docs/") if path.startswith("docs/") else f"{OUTSIDE}{path}"
 
 
-def _source(file: File) -> str:
-    """Return the path in the repository of a file on the site."""
-    if file.src_uri == "index.md":
-        return START
-    inside = file.src_uri.removeprefix("repository/")
-    return inside if inside != file.src_uri else f"docs/{file.src_uri}"
+def _source(file: File) -> str | None:
+    """Return the path in the repository of a file on the site; None if it is generated."""
+    if file.src_uri == COMPARISON:
+        return README
+    if file.src_uri.startswith(OUTSIDE):
+        return file.src_uri.removeprefix(OUTSIDE)
+    source = f"docs/{file.src_uri}"
+    return source if (ROOT / source).is_file() else None
 
 
-def _is_generated(file: File) -> bool:
-    return file.src_uri.startswith("api/") or file.src_uri == DESIGN_INDEX
+def _comparison() -> str:
+    """Return the sections of README.md that compare Headrace with other libraries."""
+    sections = (ROOT / README).read_text().split("\n## ")
+    chosen = {section.partition("\n")[0]: section for section in sections}
+    texts = [f"## {chosen[title]}" for title in ("When not to use it", "Comparison")]
+    return "\n".join(["# Compare with other libraries", "", *texts])
 
 
 def _design_index(pages: list[File]) -> str:
@@ -125,36 +156,4 @@ def _design_index(pages: list[File]) -> str:
         f"({posixpath.basename(page.src_uri)})"
         for page in pages
     ]
-    return "\n".join(["# Design", "", *links])
-
-
-def _api_pages() -> dict[str, str]:
-    """Return the text of each page of the API reference by its file name.
-
-    Pages are those of `headrace`, of every module in its `__all__`, and of every module in theirs.
-    """
-    top = griffe.load("headrace", search_paths=[str(ROOT / "src")])
-    pages: dict[str, str] = {}
-    packages: list[tuple[str, griffe.Object | griffe.Alias]] = [("headrace", top)]
-    while packages:
-        path, package = packages.pop(0)
-        names = sorted(str(name) for name in package.exports or ())
-        modules = [name for name in names if package[name].is_module]
-        packages += [(f"{path}.{name}", package[name]) for name in modules]
-        pages[f"api/{path}.md"] = _api_page(path, package, names, modules)
-    return pages
-
-
-def _api_page(
-    path: str, package: griffe.Object | griffe.Alias, names: list[str], modules: list[str]
-) -> str:
-    """Return the text of the page of one public package."""
-    lines = [f"# {path}", ""]
-    if package.docstring is not None:
-        lines += [package.docstring.value.partition("\n\n")[0], ""]
-    if modules:
-        lines += [f"* [{path}.{name}]({path}.{name}.md)" for name in modules] + [""]
-    for name in names:
-        if name not in modules:
-            lines += [f"::: {path}.{name}", ""]
-    return "\n".join(lines)
+    return "\n".join(["# Design decisions", "", *links])

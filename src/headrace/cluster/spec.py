@@ -85,6 +85,10 @@ class ClusterSpec:
     def task_address(self, job_name: str, task_index: int) -> str:
         """Return the address of a task, as in "host1:2222".
 
+        Args:
+            job_name: Name of a job, such as "worker" or "ps".
+            task_index: Number of the task in its job.
+
         Raises:
             TypeError: If the number is not an integer.
             ValueError: If there is no such task.

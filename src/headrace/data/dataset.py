@@ -113,6 +113,10 @@ class Dataset(
         [(0, 'a'), (1, 'b')]
         >>> [sorted(element) for element in hr.Dataset.zip({"x": numbers, "y": letters}).take(1)]
         [['x', 'y']]
+
+        Args:
+            datasets: Datasets, or one nested structure of them.
+            name: Name of the step in errors and in `explain`.
         """
         nested = datasets[0] if len(datasets) == 1 else datasets
         members, structure = flatten(nested)
@@ -267,6 +271,10 @@ class Dataset(
         >>> import headrace as hr
         >>> [int(x) for x in hr.Dataset.counter().take_while(lambda x: x * x < 20)]
         [0, 1, 2, 3, 4]
+
+        Args:
+            predicate: Function of the element; a tuple is passed as several arguments.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(TakeWhile, predicate=predicate, name=name)
 
@@ -363,6 +371,10 @@ class Dataset(
 
         >>> [int(x) for x in hr.Dataset.range(3).repeat(2)]
         [0, 1, 2, 0, 1, 2]
+
+        Args:
+            count: Number of repetitions; None or -1: forever.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(Repeat, count=count, name=name)
 
@@ -371,6 +383,10 @@ class Dataset(
 
         >>> [int(x) for x in hr.Dataset.counter().take(3)]
         [0, 1, 2]
+
+        Args:
+            count: Maximum number of elements; -1: all.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(Take, count=count, name=name)
 
@@ -379,6 +395,10 @@ class Dataset(
 
         >>> [int(x) for x in hr.Dataset.range(5).skip(3)]
         [3, 4]
+
+        Args:
+            count: Number of elements to skip; -1: all.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(Skip, count=count, name=name)
 
@@ -387,6 +407,11 @@ class Dataset(
 
         >>> [int(x) for x in hr.Dataset.range(8).shard(num_shards=3, index=1)]
         [1, 4, 7]
+
+        Args:
+            num_shards: Number of shards, at least 1.
+            index: Number of the shard to keep, in [0, num_shards).
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(ShardElements, num_shards=num_shards, index=index, name=name)
 
@@ -398,6 +423,10 @@ class Dataset(
         >>> letters = hr.Dataset.from_random_access(["a", "b"])
         >>> [(int(number), letter) for number, letter in letters.enumerate(start=1)]
         [(1, 'a'), (2, 'b')]
+
+        Args:
+            start: Number of the first element.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(Enumerate, start=start, name=name)
 
@@ -433,6 +462,11 @@ class Dataset(
         >>> ranges = hr.Dataset.range(1, 4).flat_map(lambda n: hr.Dataset.range(int(n)))
         >>> [int(x) for x in ranges]
         [0, 0, 1, 0, 1, 2]
+
+        Args:
+            map_func: Function that returns a dataset for an element; a tuple is passed as several
+                arguments.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(Interleave, fn=map_func, cycle_length=1, name=name)
 
@@ -514,6 +548,10 @@ class Dataset(
 
         >>> [int(x) for x in hr.Dataset.range(2).concatenate(hr.Dataset.range(10, 12))]
         [0, 1, 10, 11]
+
+        Args:
+            dataset: Dataset to read after this one.
+            name: Name of the step in errors and in `explain`.
         """
         second = _check_dataset("dataset", dataset)
         return Dataset(Concatenate(first=self._plan, second=second, location=call_site(name)))
@@ -524,6 +562,10 @@ class Dataset(
         >>> with iter(hr.Dataset.range(3).map(lambda x: x + 1).prefetch(2)) as iterator:
         ...     [int(x) for x in iterator]
         [1, 2, 3]
+
+        Args:
+            buffer_size: Maximum number of elements in the buffer, or AUTOTUNE.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(Prefetch, buffer_size=buffer_size, name=name)
 
@@ -591,6 +633,10 @@ class Dataset(
         >>> first, second = (hr.Dataset.range(9).shuffle(9).with_options(options) for _ in "ab")
         >>> list(first) == list(second)
         True
+
+        Args:
+            options: Options; those that are None keep their value.
+            name: Name of the step in errors and in `explain`.
         """
         return self._append_step(WithOptions, options=options, name=name)
 

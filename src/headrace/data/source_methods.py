@@ -37,7 +37,7 @@ class SourceMethods(StepMethods):
 
     @classmethod
     def from_source(cls, source: Source, *, name: str | None = None) -> Dataset[Any]:
-        """Return a dataset of the elements of a source (`headrace.plan.source`).
+        """Return a dataset of the elements of a source.
 
         >>> class Squares(hr.IndexedSource):
         ...     size = 3
@@ -47,6 +47,10 @@ class SourceMethods(StepMethods):
         ...         return indices * indices
         >>> [int(x) for x in hr.Dataset.from_source(Squares())]
         [0, 1, 4]
+
+        Args:
+            source: Where elements are read from; see `Source` and `IndexedSource`.
+            name: Name of the step in errors and in `explain`.
         """
         return cls._from_plan(FromSource(source=validate_source(source), location=call_site(name)))
 
@@ -72,6 +76,11 @@ class SourceMethods(StepMethods):
         [2, 5, 8]
         >>> next(iter(hr.Dataset.range(3, output_type=np.float32)))
         np.float32(0.0)
+
+        Args:
+            args: stop; start and stop; or start, stop and step.
+            output_type: NumPy dtype of the elements.
+            name: Name of the step in errors and in `explain`.
         """
         return cls.from_source(RangeSource(*_range_bounds(args), dtype=output_type), name=name)
 
@@ -84,6 +93,11 @@ class SourceMethods(StepMethods):
         >>> import headrace as hr
         >>> [int(x) for x in hr.Dataset.counter(5, step=2).take(3)]
         [5, 7, 9]
+
+        Args:
+            start: First number.
+            step: Difference of consecutive numbers.
+            name: Name of the step in errors and in `explain`.
         """
         return cls.from_source(
             RangeSource(_check_bound("start", start), None, _check_bound("step", step)), name=name
@@ -110,6 +124,10 @@ class SourceMethods(StepMethods):
 
         >>> list(hr.Dataset.from_tensors(np.array([1, 2, 3])))
         [array([1, 2, 3])]
+
+        Args:
+            x: An array, or a nested structure of arrays.
+            name: Name of the step in errors and in `explain`.
         """
         if x is None:
             raise TypeError("`x` must be an array, or a dict or tuple of arrays, but got None")
@@ -122,6 +140,14 @@ class SourceMethods(StepMethods):
         >>> rows = hr.Dataset.from_tensor_slices({"x": np.array([[1, 2], [3, 4]]), "y": [0, 1]})
         >>> [(row["x"].tolist(), int(row["y"])) for row in rows]
         [([1, 2], 0), ([3, 4], 1)]
+
+        Args:
+            x: An array, or a nested structure of arrays, with first axes of the same length.
+            name: Name of the step in errors and in `explain`.
+
+        Raises:
+            TypeError: If `x` cannot be divided into rows, such as a set.
+            ValueError: If an array has no axis, or first axes differ in length.
         """
         reason = slices_error(x)
         if reason is not None:

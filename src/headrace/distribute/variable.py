@@ -197,8 +197,13 @@ class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOnc
     ) -> Any:
         """Set the value and return it.
 
-        All replicas must call it if `aggregation` combines their values. The other arguments are
-        accepted for compatibility with tf.Variable.
+        All replicas must call it if `aggregation` combines their values.
+
+        Args:
+            value: The new value, of the variable's shape.
+            use_locking: Ignored; exists for compatibility with tf.Variable, like the next two.
+            name: Ignored.
+            read_value: Ignored.
         """
         return self._write("assign", value, lambda old, new: new)
 

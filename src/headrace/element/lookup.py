@@ -70,7 +70,13 @@ class Lookup:
 
     @classmethod
     def from_vocabulary(cls, words: Iterable[Any], num_oov: int = 1) -> Self:
-        """Create a lookup from words, in their order."""
+        """Create a lookup from words, in their order.
+
+        Args:
+            words: Distinct words.
+            num_oov: Number of indices that unknown words share by hash; 0 makes unknown words an
+                error.
+        """
         return cls(words, num_oov)
 
     @classmethod
@@ -189,6 +195,10 @@ class Lookup:
 
     def inverse(self, numbers: Any, unknown: Any = None) -> NDArray[Any]:
         """Return the words of numbers as an object array; numbers below `num_oov` become `unknown`.
+
+        Args:
+            numbers: Integers of any shape, in [0, size).
+            unknown: Result for numbers that stand for no word.
 
         Raises:
             InvalidArgumentError: If a number is out of range.

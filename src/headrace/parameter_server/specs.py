@@ -90,6 +90,11 @@ class Uniform(Message, frozen=True):
 
     >>> hr.initializers.Uniform(-0.1, 0.1)
     Uniform(low=-0.1, high=0.1, seed=0)
+
+    Attributes:
+        low: Lower limit.
+        high: Upper limit, which is never drawn.
+        seed: Seed of the values.
     """
 
     low: float = -0.05
@@ -102,6 +107,11 @@ class Normal(Message, frozen=True):
 
     >>> hr.initializers.Normal(stddev=0.01, seed=3)
     Normal(mean=0.0, stddev=0.01, seed=3)
+
+    Attributes:
+        mean: Mean of the distribution.
+        stddev: Standard deviation.
+        seed: Seed of the values.
     """
 
     mean: float = 0.0

@@ -80,6 +80,10 @@ class Security:
     def load(cls, directory: str | os.PathLike[str], role: Literal["server", "client"]) -> Security:
         """Read the keys of a role from a directory created by `new_keys`.
 
+        Args:
+            directory: Directory made by `headrace keys new`, or one with the files of the role.
+            role: "server" for a dispatcher, worker or other server; "client" for those who connect.
+
         Raises:
             ValueError: If a file is missing, or does not contain a key.
         """
