@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -293,8 +292,8 @@ def test_a_truncated_file_is_rejected_by_name(tmp_path):
     path = tmp_path / "cut"
     for size in range(len(b"whose it is"), len(whole)):
         path.write_bytes(whole[:size])
-        with path.open("rb") as file:
-            with pytest.raises(
-                DataLossError, match=r"^the file is (cut off|damaged: .*); remove it"
-            ):
-                opened(file)
+        with (
+            path.open("rb") as file,
+            pytest.raises(DataLossError, match=r"^the file is (cut off|damaged: .*); remove it"),
+        ):
+            opened(file)

@@ -3,8 +3,8 @@
 A frame is stored as: number of elements, number of buffers, CRC-32C of the buffers, length of each
 buffer, CRC-32C of all before, the buffers. The last buffer holds the element numbers, 8 bytes each,
 or is empty. Integers are little-endian. The owner of the file writes its own header before the
-first frame. A frame of no elements and no buffers ends the file, so that a file that was cut between
-two frames is detected.
+first frame. A frame of no elements and no buffers ends the file, so that a file that was cut
+between two frames is detected.
 
 Rule 1. A length read from a file is checked against the size of the file before it is used.
 Rule 2. Any defect of the frames raises a DataLossError that names the file.
