@@ -2,15 +2,19 @@
 
 One module per benchmark; each lists its contenders: Headrace, its peers, and upper limits.
 
-    python -m benchmarks                   all benchmarks; writes RESULTS.md and results.json
-    python -m benchmarks small_rows jpeg   only these
-    python -m benchmarks --quick           short rounds, a smoke test; writes nothing
-    python -m benchmarks --list            the benchmarks and their contenders
+    python -m benchmarks                   all benchmarks, half an hour; writes RESULTS.md and
+                                           results.json
+    python -m benchmarks service jpeg      only these areas and benchmarks
+    python -m benchmarks --quick           workloads of the overview chart, short rounds, five
+                                           minutes; writes nothing
+    python -m benchmarks --list            areas, benchmarks, workloads and contenders
     python -m benchmarks what_if           predictions of `headrace doctor --job`; writes nothing
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
     python -m benchmarks.autoscaling       waits and costs of autoscaling policies, simulated
     python -m benchmarks.dispatcher_scale  the same with 100 to 10,000, in virtual time
 
+    plan                    what to measure, in which order, and how long it takes
+    progress                the live line on a terminal, and the lines of results
     workload                the records: Workload, Contender, Target, Bound
     measure                 rounds in turn, one process per contender; medians and ratios
     contender               the program of a contender's process

@@ -115,7 +115,7 @@ AREAS = (
             "Training steps on two workers and two parameter servers, and the operations of a "
             "server compared with the same arithmetic in one process."
         ),
-        benchmarks=("parameter_servers", "dense_variable", "parameter_store"),
+        benchmarks=("parameter_server_steps", "dense_variable", "parameter_store"),
         headlines=("embedding steps", "empty functions"),
     ),
     Area(

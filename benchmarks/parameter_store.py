@@ -22,8 +22,7 @@ __all__ = ["WORKLOADS"]
 
 _ROWS, _DIM, _STEP_ROWS, _BATCHES = 1_000_000, 32, 16_384, 12
 _DENSE = 16 << 20
-_FEW_IDS, _MANY_IDS, _VERY_MANY_IDS = 100_000, 3_000_000, 10_000_000
-_SHORT_DIM, _INSERTED_AT_ONCE = 4, 1 << 20
+_FEW_IDS, _MANY_IDS = 100_000, 3_000_000
 
 Build = Callable[[Path, ExitStack], Pipeline]
 Step = Callable[[NDArray[np.int64]], Any]
@@ -202,29 +201,6 @@ def _table(rows: int) -> Build:
     return build
 
 
-def _lookups(rows: int) -> Build:
-    """Return the builder of look-ups of rows of 4 floats; the cost is that of finding the rows."""
-
-    def build(_: Path, __: ExitStack) -> Pipeline:
-        from headrace.parameter_server import operations as ops
-        from headrace.parameter_server import specs
-        from headrace.parameter_server.store import ShardStore
-
-        store, lookup = ShardStore(), ops.LookupIds(table="t")
-        store.execute(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_SHORT_DIM)))
-        # Distinct because the factor is odd, and not sorted.
-        ids = (np.arange(rows, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)).view(np.int64)
-        for start in range(0, rows, _INSERTED_AT_ONCE):
-            store.execute(lookup, [np.sort(ids[start : start + _INSERTED_AT_ONCE])])
-        # A million ids, if there are as many: rows of a few batches would stay in a CPU cache.
-        mixed = np.random.default_rng(0).permutation(ids)[: 64 * _STEP_ROWS]
-        whole = mixed[: len(mixed) // _STEP_ROWS * _STEP_ROWS].reshape(-1, _STEP_ROWS)
-        batches = list(np.sort(whole, axis=1))
-        return _steps(batches, lambda batch: store.execute(lookup, [batch])[1][0])
-
-    return build
-
-
 def _check_table(elements: Elements) -> None:
     for found in islice(elements, 3):
         expect(bool((np.abs(found) < 0.2).all() and found.any(axis=1).all()), "rows are missing")
@@ -278,22 +254,6 @@ WORKLOADS = (
                 name="headrace", build=_table(_MANY_IDS), needs=("headrace",), role="headrace"
             ),
             Contender(name="headrace, 100,000 ids", build=_table(_FEW_IDS), needs=("headrace",)),
-        ),
-        targets=(Target(of=("headrace, 100,000 ids",), at_least=1 / 3),),
-    ),
-    Workload(
-        name="store, look-ups in a table of 10 million ids",
-        unit="rows",
-        check=_check_table,
-        consume=_rows,
-        contenders=(
-            Contender(
-                name="headrace",
-                build=_lookups(_VERY_MANY_IDS),
-                needs=("headrace",),
-                role="headrace",
-            ),
-            Contender(name="headrace, 100,000 ids", build=_lookups(_FEW_IDS), needs=("headrace",)),
         ),
         targets=(Target(of=("headrace, 100,000 ids",), at_least=1 / 3),),
     ),

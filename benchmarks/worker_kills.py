@@ -71,7 +71,6 @@ WORKLOADS = (
         check=_check,
         reopen=False,
         self_timed=True,
-        duration_factor=0.5,
         contenders=(
             Contender(
                 name="headrace, ordered",
