@@ -22,7 +22,7 @@ from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload,
 __all__ = ["WORKLOADS"]
 
 _ELEMENTS = 1_000_000_000
-_THREADS, _PREFETCH = (1, 2, 4, 8), 16
+_THREADS, _PREFETCH = (1, 2, 8), 16
 _VALUES = np.random.default_rng(0).random(30_000)
 
 

@@ -33,7 +33,6 @@ __all__ = [
     "FULL",
     "LONG_ROUNDS",
     "QUICK",
-    "REPEATS",
     "Effort",
     "Measurement",
     "measure",
@@ -46,18 +45,26 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Seconds per round, seconds of warm-up before each round, and number of rounds."""
+    """Duration and number of rounds.
+
+    Attributes:
+        seconds: Timed seconds per round.
+        ramp: Seconds of warm-up before each round.
+        rounds: Number of rounds.
+        repeats: Number of times that workloads with `repeated` run their rounds.
+    """
 
     seconds: float
     ramp: float
     rounds: int
+    repeats: int = 2
 
 
-FULL = Effort(seconds=0.6, ramp=0.2, rounds=5)
-QUICK = Effort(seconds=0.3, ramp=0.1, rounds=3)
+FULL = Effort(seconds=0.5, ramp=0.2, rounds=5)
+QUICK = Effort(seconds=0.3, ramp=0.1, rounds=3, repeats=1)
 
-#: Factor of the duration of long rounds, and the number of times that repeated rounds are run.
-LONG_ROUNDS, REPEATS = 3, 2
+#: Factor of the duration of long rounds.
+LONG_ROUNDS = 3
 
 #: Seconds to wait for a contender's reply before it counts as failed.
 _BUILD_DEADLINE, _ROUND_DEADLINE, _STOP_DEADLINE = 120.0, 60.0, 15.0
@@ -119,7 +126,7 @@ def measure(
     length = LONG_ROUNDS if workload.long_rounds else 1
     seconds, ramp = effort.seconds * length, effort.ramp * length
     command = {"do": "round", "seconds": seconds, "ramp": ramp}
-    for _ in range(REPEATS if workload.repeated else 1):
+    for _ in range(effort.repeats if workload.repeated else 1):
         with _started(benchmark, workload, inputs, seconds / 2, results, log) as running:
             for number in range(effort.rounds):
                 for process, result in running:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from benchmarks.areas import AREAS, Area
-from benchmarks.measure import LONG_ROUNDS, REPEATS, Effort
+from benchmarks.measure import LONG_ROUNDS, Effort
 from benchmarks.workload import Contender, Workload
 
 __all__ = ["BENCHMARKS", "Task", "all_workloads", "choose", "load", "method"]
 
 BENCHMARKS = tuple(name for area in AREAS for name in area.benchmarks)
 
-#: Seconds from the start of a contender's process to its first round, for the slowest framework
-#: that it needs: mostly imports and the check of elements. Measured on a machine with two cores.
+#: Seconds to start and stop a contender's process, by the slowest framework that it needs: mostly
+#: imports and the check of elements.
 _START_SECONDS = {"tensorflow": 7.0, "torch": 5.0, "grain": 5.0, "jax": 3.0}
 _OTHER_START_SECONDS = 2.0
 
@@ -35,7 +35,7 @@ class Task:
 
     def seconds(self, effort: Effort, cores: int = 2) -> float:
         """Return the planned duration: starts, which use all cores, and rounds, one by one."""
-        sessions = REPEATS if self.workload.repeated else 1
+        sessions = effort.repeats if self.workload.repeated else 1
         contenders = self.workload.contenders
         starts = sum(_start_seconds(contender) for contender in contenders)
         length = LONG_ROUNDS if self.workload.long_rounds else 1
@@ -106,5 +106,5 @@ def method(effort: Effort) -> str:
         f"{effort.rounds} rounds. In each, the contenders take turns, each in its own process, "
         f"with {effort.ramp:g} s of untimed and {effort.seconds:g} s of timed reading."
         f"\n* Slow elements, {LONG_ROUNDS} times as long: {'; '.join(long)}."
-        f"\n* Small differences, {REPEATS} times, with new processes: {'; '.join(repeated)}."
+        f"\n* Small differences, {effort.repeats} times, with new processes: {'; '.join(repeated)}."
     )

@@ -13,7 +13,7 @@ from benchmarks.measure import Effort, measure
 
 pytestmark = pytest.mark.heavy
 
-EFFORT = Effort(seconds=0.02, ramp=0.0, rounds=2)
+EFFORT = Effort(seconds=0.02, ramp=0.0, rounds=2, repeats=2)
 WORKLOAD = small_rows.WORKLOADS[0]
 LIMIT = WORKLOAD.contenders[-1]
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.__main__ import listing, main
 from benchmarks.areas import AREAS
-from benchmarks.measure import FULL, LONG_ROUNDS, QUICK, REPEATS
+from benchmarks.measure import FULL, LONG_ROUNDS, QUICK
 from benchmarks.plan import BENCHMARKS, choose, method
 
 ALL = choose()
@@ -29,12 +29,12 @@ def test_planned_seconds_are_those_of_starts_and_rounds() -> None:
         ("tensorflow",),
     ]
     two = replace(task, workload=replace(task.workload, contenders=task.workload.contenders[:2]))
-    effort = replace(QUICK, seconds=0.7, ramp=0.1, rounds=4)
+    effort = replace(QUICK, seconds=0.7, ramp=0.1, rounds=4, repeats=3)
     starts = 2.0 + 7.0
     assert two.seconds(effort, cores=1) == pytest.approx(starts + 4 * 2 * (0.8 + 0.2))
     assert two.seconds(effort, cores=2) == pytest.approx(starts / 2 + 4 * 2 * (0.8 + 0.2))
     repeated = replace(two, workload=replace(two.workload, repeated=True))
-    assert repeated.seconds(effort) == pytest.approx(REPEATS * two.seconds(effort))
+    assert repeated.seconds(effort) == pytest.approx(3 * two.seconds(effort))
     longer = replace(two, workload=replace(two.workload, long_rounds=True))
     difference = longer.seconds(effort) - two.seconds(effort)
     assert difference == pytest.approx(4 * 2 * 0.8 * (LONG_ROUNDS - 1))
