@@ -97,7 +97,6 @@ bench: $(BENCH_READY)
 
 docs: $(READY)
 	@$(BIN)/python docs/architecture.py
-	@$(BIN)/python docs/benchmarks.py
 	@$(BIN)/mkdocs build --quiet --strict
 	@echo "built build/docs/index.html"
 

@@ -2,12 +2,13 @@
 
 One module per benchmark; each lists its contenders: Headrace, its peers, and upper limits.
 
-    python -m benchmarks                   all benchmarks, half an hour; writes RESULTS.md and
-                                           results.json
+    python -m benchmarks                   all benchmarks, half an hour; writes results.json and
+                                           the report
     python -m benchmarks service jpeg      only these areas and benchmarks
     python -m benchmarks --quick           workloads of the overview chart, short rounds, five
                                            minutes; writes nothing
     python -m benchmarks --list            areas, benchmarks, workloads and contenders
+    python -m benchmarks.report            writes the report again from results.json
     python -m benchmarks what_if           predictions of `headrace doctor --job`; writes nothing
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
     python -m benchmarks.autoscaling       waits and costs of autoscaling policies, simulated
@@ -31,5 +32,11 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     raw_connection          a connection to a server without ZeroMQ and without a thread
     in_process_requests     requests to a dispatcher's core, without sockets
     areas                   the areas: sections of RESULTS.md and their benchmarks
-    report                  the machine, the table, RESULTS.md
+    results                 the record of a result, the machine, results.json
+    targets                 targets of development, printed by the command line
+    comparisons             ratios of Headrace to other contenders
+    titles                  titles of workloads and contenders, for readers
+    formats                 numbers with units
+    charts                  charts as SVG text
+    report                  RESULTS.md, DETAILS.md and charts/, written from results.json
 """

@@ -12,7 +12,9 @@ from benchmarks import what_if
 from benchmarks.measure import FULL, QUICK, Effort, measure, usable_cores, write_inputs
 from benchmarks.plan import Task, all_workloads, choose, load, method
 from benchmarks.progress import Progress, duration, summary
-from benchmarks.report import Result, results_table, store
+from benchmarks.report import results_table, store
+from benchmarks.results import Result
+from benchmarks.titles import title
 
 __all__ = ["main"]
 
@@ -51,10 +53,10 @@ def _run(tasks: list[Task], effort: Effort, *, store_results: bool) -> int:
                     write_inputs(benchmark, Path(inputs))
                 for task in group:
                     workload = task.workload
-                    progress.start(task.area.title, workload.name)
+                    progress.start(task.area.title, title(workload.name))
                     measured = measure(benchmark, workload, effort, Path(inputs), progress.activity)
-                    progress.finish(summary(workload, measured))
                     results.append(Result.of(workload, measured))
+                    progress.finish(summary(results[-1]))
                     if any((m.problem or "").startswith("failed") for m in measured):
                         status = 1
                     if store_results:  # after each, so that an interrupted run keeps its results

@@ -48,6 +48,8 @@ AREAS = (
             "scalar map, a branch",
             "interleave 4, blocks of 1, single elements",
             "interleave 4 datasets of 20, blocks of 1, batches of 256",
+            "windows of 32 rows of an array, shift 1",
+            "pack into rows of 2048, best_fit",
         ),
     ),
     Area(
@@ -58,7 +60,12 @@ AREAS = (
             "photographs is limited by the JPEG library, which all contenders share."
         ),
         benchmarks=("tfrecord", "file_sources", "jpeg"),
-        headlines=("TFRecord, batch(256)", "JPEG, decode + resize"),
+        headlines=(
+            "TFRecord, batch(256)",
+            "Parquet, batches of 65,536 rows",
+            "tar samples of 8 KB",
+            "JPEG, decode + resize",
+        ),
     ),
     Area(
         name="service",
@@ -79,8 +86,8 @@ AREAS = (
         headlines=(
             "service, scalars in batches of 1024",
             "service, 64 KiB elements",
-            "service, 9.6 MB batches",
-            "service, a Python-bound function",
+            "service, 1 MiB elements",
+            "service, JPEG, decode + resize",
         ),
     ),
     Area(
@@ -99,14 +106,24 @@ AREAS = (
             "worker_kills",
             "latencies",
         ),
-        headlines=("exactly once, JPEG files", "ordered, JPEG files interleaved, shuffled"),
+        headlines=(
+            "exactly once, shuffle",
+            "exactly once, JPEG files",
+            "ordered, whole batches",
+            "coordinated reads, log-normal lengths",
+        ),
     ),
     Area(
         name="frameworks",
         title="JAX, PyTorch and Keras",
         summary="The cost of passing batches to a training framework and of a training step in it.",
         benchmarks=("adapters_jax", "adapters_torch", "distributed_input", "keras_fit"),
-        headlines=("JAX, batches on one device", "distributed_no_op", "Keras fit"),
+        headlines=(
+            "JAX, batches on one device",
+            "distributed_no_op",
+            "distributed_millisecond",
+            "Keras fit",
+        ),
     ),
     Area(
         name="parameter_servers",
@@ -116,7 +133,7 @@ AREAS = (
             "server compared with the same arithmetic in one process."
         ),
         benchmarks=("parameter_server_steps", "dense_variable", "parameter_store"),
-        headlines=("embedding steps", "empty functions"),
+        headlines=("embedding steps", "empty functions", "64 MB pushed, SGD"),
     ),
     Area(
         name="scale",

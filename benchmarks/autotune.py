@@ -67,7 +67,7 @@ def _check(elements: Elements) -> None:
 
 
 def _workload(name: str, function: Callable[[Any], Any], *targets: Target) -> Workload:
-    fixed = {f"{count} threads": count for count in _THREADS}
+    fixed = {f"{count} threads, prefetch({_PREFETCH})": count for count in _THREADS}
     return Workload(
         name=f"AUTOTUNE, {name}",
         unit="elements",

@@ -1,6 +1,6 @@
 """Curves of one dispatcher with up to 10,000 workers and 10,000 clients, in virtual time.
 
-    python -m benchmarks.dispatcher_scale                 measure and draw; some minutes
+    python -m benchmarks.dispatcher_scale                 measure, then render; some minutes
     python -m benchmarks.dispatcher_scale --counts 300    print other counts; stores nothing
     python -m benchmarks.dispatcher_scale --full-lists    print the costs without lists of changes
 
@@ -45,7 +45,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.in_process_requests import InProcessPeers, InProcessRequest
-from benchmarks.report import machine
+from benchmarks.report import machine, render
 from headrace.service import messages
 from headrace.service.config import DispatcherConfig
 from headrace.service.dispatcher.core import DispatcherCore, open_journal
@@ -307,11 +307,11 @@ def main(arguments: list[str]) -> int:
             content = {
                 "title": title,
                 "unit": unit,
-                "target": None,
                 "machine": machine(),
                 "rounds": {str(count): [values[name]] for count, values in found.items()},
             }
             (_DIRECTORY / f"scale_{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+        render(_DIRECTORY.parent)
     return 0
 
 

@@ -61,7 +61,7 @@ class Effort:
 
 
 FULL = Effort(seconds=0.5, ramp=0.2, rounds=5)
-QUICK = Effort(seconds=0.3, ramp=0.1, rounds=3, repeats=1)
+QUICK = Effort(seconds=0.2, ramp=0.1, rounds=3, repeats=1)
 
 #: Factor of the duration of long rounds.
 LONG_ROUNDS = 3

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from benchmarks.measure import Measurement, ratio
-from benchmarks.report import _rate, _ratio_text
-from benchmarks.workload import Workload
+from benchmarks.comparisons import fastest_alternatives, measured_text, median_text
+from benchmarks.results import Result
+from benchmarks.titles import contender_title
 
 __all__ = ["Progress", "duration", "summary"]
 
@@ -114,17 +114,15 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
-def summary(workload: Workload, measurements: list[Measurement]) -> str:
+def summary(result: Result) -> str:
     """Return the result of a workload in a line.
 
-    It has the rate of Headrace (of its first row, if there are several), its ratio to the best
+    It has the rate of Headrace (of its first row, if there are several), its ratio to the fastest
     peer that ran, and the contenders that did not run.
     """
-    ours = measurements[0]
-    parts = [ours.problem or _rate(ours.rate, workload)]
-    ran = [m for m in measurements if m.role == "peer" and m.rate is not None]
-    if ours.rate is not None and ran:
-        best = max(ran, key=lambda m: m.rate or 0.0)
-        parts.append(f"{_ratio_text(ratio(ours, [best]))} the rate of {best.contender}")
-    parts += [f"{m.contender}: {m.problem}" for m in measurements[1:] if m.problem]
-    return "; ".join(parts)
+    first = fastest_alternatives(result)[0]
+    text = measured_text(first.ours, result)
+    if first.ratio is not None and first.theirs is not None:
+        text += f", {median_text(first)} of {contender_title(first.theirs.contender)}"
+    others = (m for m in result.measurements if m.problem and m is not first.ours)
+    return "; ".join([text, *(f"{contender_title(m.contender)}: {m.problem}" for m in others)])

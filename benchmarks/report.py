@@ -1,161 +1,192 @@
-"""Report of the measurements: a table, the machine, RESULTS.md and results.json."""
+"""Report of the measurements: RESULTS.md, DETAILS.md and the charts, drawn from results.json.
+
+python -m benchmarks.report    write them again without measuring
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import platform
 import statistics
-import subprocess
 import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from importlib import metadata
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-import headrace
-from benchmarks.measure import Measurement, ratio
-from benchmarks.workload import Bound, Target, Workload
-
-__all__ = ["Result", "code", "machine", "render", "results_table", "store", "thread_round_trip"]
-
-_PACKAGES = (
-    "headrace",
-    "numpy",
-    "pyzmq",
-    "google-crc32c",
-    "opencv-python-headless",
-    "tensorflow",
-    "tensorflow-cpu",
-    "torch",
-    "grain",
+from benchmarks.areas import AREAS, Area
+from benchmarks.charts import Bar, Curve, Group, curve_chart, ratio_chart
+from benchmarks.comparisons import (
+    Comparison,
+    compare,
+    exceeds_limit,
+    fastest_alternatives,
+    measured_text,
+    median_text,
+    range_text,
+    to_each_alternative,
+    variant_label,
+    variant_of,
 )
+from benchmarks.formats import cost, duration
+from benchmarks.results import Result, Results, machine
+from benchmarks.titles import contender_title, title
 
-_HEADER = (
-    "workload",
-    "contender",
-    "rate (median)",
-    "slowest to fastest round",
-    "first element",
-    "CPU per item",
-    "headrace speedup",
-    "target",
+__all__ = ["Result", "charts", "machine", "render", "results_table", "store"]
+
+_CAPTION = (
+    "Rate of Headrace divided by the other's (median). Right of 1x Headrace is faster. "
+    "Lines: lowest to highest round."
 )
+_LIMITS = " Grey: upper limit."
+
+_CURVES = {
+    "splits": "Splits assigned, over sockets",
+    "scale_load": "Load of heartbeats, simulated",
+    "scale_opening": "Cost of a client's start, simulated",
+}
+"""Titles of the panels of the chart of the dispatcher, by name of the stored curve."""
 
 
-#: Ratio of the fastest to the slowest round above which a result is marked as noisy.
-_NOISY = 1.5
+def store(directory: Path, results: list[Result], order: list[str], method: str) -> None:
+    """Write results.json, RESULTS.md, DETAILS.md and the charts.
 
-#: Ratio of Headrace to a limit above which the figures are marked as wrong.
-_ABOVE_LIMIT = 1.1
+    Stored workloads that were not run this time are kept, also those of other machines or
+    versions: contenders are compared within a run only, and DETAILS.md lists the runs.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """Results of a workload.
-
-    Attributes:
-        workload: Name of the workload.
-        date: Date of the run.
-        measurements: Measurements of each contender, for results.json.
-        rows: Rows of the table.
-        code: State of the library that was measured; see `code`.
-        machine: Machine that was used; see `machine`.
+    Args:
+        directory: Directory of the files.
+        results: Results of this run.
+        order: Names of all workloads, in the order of the pages.
+        method: Description of the rounds: a sentence or more, then list items.
     """
-
-    workload: str
-    date: str
-    measurements: list[dict[str, Any]]
-    rows: list[list[str]]
-    code: str = ""
-    machine: dict[str, str] = field(default_factory=lambda: machine())
-
-    @classmethod
-    def of(cls, workload: Workload, measurements: list[Measurement]) -> Result:
-        """Return the result of a workload, with targets evaluated."""
-        return cls(
-            workload=workload.name,
-            date=datetime.now(UTC).date().isoformat(),
-            measurements=[
-                {"rate": m.rate, "first": m.first, "cpu": m.cpu, "unit": workload.unit, **asdict(m)}
-                for m in measurements
-            ],
-            rows=_rows(workload, measurements),
-            code=code(Path(headrace.__file__).parent),
-        )
+    path = directory / "results.json"
+    Results.merged(path, results, order, method).save(path)
+    render(directory)
 
 
-def code(library: Path) -> str:
-    """Return the short git hash of a directory's tree, with "+" appended if files have changed.
+def render(directory: Path) -> None:
+    """Write the pages and charts from results.json and the stored curves."""
+    stored = Results.load(directory / "results.json")
+    (directory / "charts").mkdir(exist_ok=True)
+    pictures = charts(directory)
+    for old in (directory / "charts").glob("*.svg"):
+        if old.stem not in pictures:
+            old.unlink()
+    for name, picture in pictures.items():
+        (directory / "charts" / f"{name}.svg").write_text(picture)
+    (directory / "RESULTS.md").write_text(_page(directory, stored, pictures).rstrip() + "\n")
+    (directory / "DETAILS.md").write_text(_details(stored).rstrip() + "\n")
 
-    The hash covers the sources only, so commits of results or documents do not change it. Without
-    git the result is "".
+
+def charts(directory: Path) -> dict[str, str]:
+    """Return the charts as SVG text by name: the overview and each area.
+
+    The chart of the dispatcher's scale has curves instead of ratios.
     """
-    tree = _git(library, "rev-parse", "--short=10", "HEAD:./")
-    return tree + "+" if tree and _git(library, "status", "--porcelain", "--", ".") else tree
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=directory, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
-
-
-def machine() -> dict[str, str]:
-    """Return cores, memory and versions, which figures depend on; nothing identifies the host."""
-    properties = {
-        "cores": str(len(os.sched_getaffinity(0))),
-        "cpu": _first_value("/proc/cpuinfo", "model name"),
-        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
-        "system": platform.system(),
-        "python": platform.python_version(),
+    by_name = {r.workload: r for r in Results.load(directory / "results.json").results}
+    groups = {
+        "overview": [_overview_group(area, by_name) for area in AREAS],
+        **{area.name: _groups(_results_of(area, by_name)) for area in AREAS},
     }
-    for package in _PACKAGES:
-        try:
-            properties[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return properties
+    shown = {name: [group for group in each if group.bars] for name, each in groups.items()}
+    drawn = {
+        name: ratio_chart(each, _CAPTION + _LIMITS * _has_limits(each))
+        for name, each in shown.items()
+        if sum(len(group.bars) for group in each) > 1
+    }
+    paths = {name: directory / "curves" / f"{name}.json" for name in _CURVES}
+    if all(path.exists() for path in paths.values()):
+        drawn["scale"] = curve_chart(
+            [_curve(path, _CURVES[name]) for name, path in paths.items()],
+            "Horizontal: number of workers, and the same number of clients. "
+            "Shaded: lowest to highest round.",
+        )
+    return drawn
 
 
-def thread_round_trip(times: int = 2000) -> float:
-    """Measure a round trip between two threads, in microseconds.
+def _has_limits(groups: list[Group]) -> bool:
+    return any(bar.is_limit for group in groups for bar in group.bars)
 
-    It differs tenfold between machines; so does the ratio of contenders that pass each element
-    between threads to contenders that do not.
-    """
-    request, reply = threading.Semaphore(0), threading.Semaphore(0)
 
-    def answer() -> None:
-        for _ in range(times):
-            request.acquire()
-            reply.release()
+def _overview_group(area: Area, by_name: dict[str, Result]) -> Group:
+    bars: list[Bar] = []
+    for result in (by_name[name] for name in area.headlines if name in by_name):
+        for comparison in fastest_alternatives(result)[:1]:
+            other = contender_title(comparison.theirs.contender) if comparison.theirs else ""
+            bars += comparison.bars(title(result.workload), f"compared with {other}")
+    return Group(heading=area.title, bars=bars)
 
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    began = time.perf_counter()
-    for _ in range(times):
-        request.release()
-        reply.acquire()
-    took = time.perf_counter() - began
-    thread.join()
-    return took / times * 1e6
+
+def _groups(results: list[Result]) -> list[Group]:
+    """Return a bar for each workload with one comparison, and a group for each with several."""
+    groups: list[Group] = []
+    single: list[Bar] = []
+    for result in results:
+        name, compared = title(result.workload), to_each_alternative(result)
+        if len(compared) > 1:
+            bars = [bar for each in compared for bar in each.bars(variant_label(each, result))]
+            groups += [Group(heading="", bars=single), Group(heading=name, bars=bars)]
+            single = []
+        for each in compared[:1] * (len(compared) == 1):
+            single += each.bars(name, f"compared with {variant_label(each, result)}")
+    return [*groups, Group(heading="", bars=single)]
+
+
+def _curve(path: Path, heading: str) -> Curve:
+    stored = json.loads(path.read_text())
+    values = {int(count): rounds for count, rounds in stored["rounds"].items()}
+    return Curve(title=heading, unit=stored["unit"], values=values)
+
+
+def _results_of(area: Area, by_name: dict[str, Result]) -> list[Result]:
+    modules = [importlib.import_module(f"benchmarks.{name}") for name in area.benchmarks]
+    names = [workload.name for module in modules for workload in module.WORKLOADS]
+    return [by_name[name] for name in names if name in by_name]
 
 
 def results_table(results: Iterable[Result]) -> str:
-    """Return a Markdown table with aligned columns."""
-    return _table([list(_HEADER), *(row for result in results for row in result.rows)])
+    """Return a table, a warning about ratios above a limit, and a line on the targets."""
+    results = list(results)
+    wrong = [result.workload for result in results if exceeds_limit(result)]
+    targets = {text: met for result in results for text, met in result.targets.items()}
+    lines = [_comparison_table(results)]
+    if wrong:
+        lines.append(f"Faster than an upper limit, so the figures are wrong: {'; '.join(wrong)}.")
+    if targets:
+        missed = [text for text, is_met in targets.items() if not is_met]
+        line = f"Targets of development met: {len(targets) - len(missed)} of {len(targets)}."
+        lines.append(line + (f" Not met, or unknown: {'; '.join(missed)}." if missed else ""))
+    return "\n\n".join(lines)
 
 
-def _table(rows: list[list[str]]) -> str:
+def _comparison_table(results: Iterable[Result]) -> str:
+    header = ["workload", "Headrace", "compared with", "its result", "ratio", "range over rounds"]
+    rows = [
+        _comparison_row(result, comparison)
+        for result in results
+        for comparison in fastest_alternatives(result)
+    ]
+    return _table([header, *rows])
+
+
+def _comparison_row(result: Result, comparison: Comparison) -> list[str]:
+    theirs = comparison.theirs
+    name = title(result.workload)
+    variant = variant_of(comparison)
+    other = "–" if theirs is None else contender_title(theirs.contender)
+    if theirs is not None and theirs.role == "limit":
+        other += " (upper limit)"
+    return [
+        f"{name} ({variant})" if variant else name,
+        measured_text(comparison.ours, result),
+        other,
+        "–" if theirs is None else measured_text(theirs, result),
+        median_text(comparison),
+        range_text(comparison),
+    ]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table with aligned columns; the first row is the header."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
@@ -165,99 +196,175 @@ def _table(rows: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def store(directory: Path, results: list[Result], order: list[str], method: str) -> None:
-    """Write results.json and RESULTS.md, and keep stored workloads that were not run this time.
-
-    Results of other machines or versions are kept as well, since contenders are compared within
-    a run only; the page names the difference. Results with other columns are dropped.
-
-    Args:
-        directory: Directory of the two files.
-        results: Results of this run.
-        order: Names of all workloads, in the order of the table.
-        method: Description of the rounds.
-    """
-    merged: dict[str, Result] = {}
-    stored = directory / "results.json"
-    if stored.exists():
-        old = json.loads(stored.read_text())
-        found = [Result(**entry) for entry in old["results"]]
-        merged = {
-            result.workload: result
-            for result in found
-            if all(len(row) == len(_HEADER) for row in result.rows)
-        }
-    merged |= {result.workload: result for result in results}
-    ordered = [merged[name] for name in order if name in merged]
-    round_trip = round(thread_round_trip())
-    content = {
-        "thread_round_trip_us": round_trip,
-        "method": method,
-        "results": [asdict(result) for result in ordered],
-    }
-    stored.write_text(json.dumps(content, indent=1) + "\n")
-    render(directory)
-
-
-def render(directory: Path) -> None:
-    """Write RESULTS.md from results.json and the stored curves."""
-    content = json.loads((directory / "results.json").read_text())
-    results = [Result(**entry) for entry in content["results"]]
-    method, round_trip = content["method"], content["thread_round_trip_us"]
-    plots = [f"{path.parent.name}/{path.name}" for path in sorted(directory.glob("curves/*.svg"))]
-    (directory / "RESULTS.md").write_text(
-        _page(method, round_trip, results, plots, _scale_table(directory)).rstrip() + "\n"
-    )
-
-
-def _scale_table(directory: Path) -> str:
-    """Return the curves of `dispatcher_scale` as a table with one row per curve."""
-    curves = [
-        json.loads(path.read_text())
-        for path in sorted(directory.glob("curves/scale_*"))
-        if path.suffix == ".json"
+def _page(directory: Path, stored: Results, pictures: dict[str, str]) -> str:
+    by_name = {result.workload: result for result in stored.results}
+    sections = [
+        "# Benchmarks",
+        _paragraph(
+            "Headrace compared with tf.data, tf.data service, tf.distribute, Grain, PyTorch and "
+            "others, on workloads that each of them supports. Each is used as its documentation "
+            "recommends, and its results are checked before it is timed."
+        ),
+        *_picture("overview", "Ratio of rates by area", pictures),
+        "## How to read",
+        _paragraph(
+            "Charts and tables show ratios: 2x means that Headrace delivers twice as many items "
+            "per second, or needs half the time, and 0.5x the reverse.\n"
+            "* **Ratio**: contenders take turns in rounds of about a second; the ratio is the "
+            "median of the ratios of the rounds.\n"
+            "* **Range over rounds**: the lowest and the highest ratio of a round. If the range is "
+            "wide, other work on the machine disturbed some rounds. If it includes 1x, the "
+            "measurement does not show which of the two is faster.\n"
+            "* **Compared with**: the fastest of the alternatives, which may be Headrace with "
+            "another setting. The charts show up to three. An *upper limit* is a loop of the "
+            "machine's own operations, which no library can exceed.\n"
+            "* [DETAILS.md](DETAILS.md) has every contender with the time to the first element and "
+            "processor time per item, and [results.json](results.json) has every round."
+        ),
+        "## How to repeat",
+        _paragraph(
+            "`make bench` creates an environment with all contenders, measures, and writes this "
+            "page. `python -m benchmarks jpeg` measures one benchmark, `--list` lists them, and "
+            "`python -m benchmarks.report` writes pages and charts without measuring. The "
+            "docstring of each benchmark describes its workloads."
+        ),
+        "## Machine",
+        _paragraph(_machine_text(stored)),
+        *(section for area in AREAS for section in _area(area, by_name, pictures)),
+        *_dispatcher_curves(directory),
     ]
-    if not curves:
-        return ""
+    return "\n\n".join(sections)
+
+
+def _picture(name: str, text: str, pictures: dict[str, str]) -> list[str]:
+    return [f"![{text}](charts/{name}.svg)"] if name in pictures else []
+
+
+def _area(area: Area, by_name: dict[str, Result], pictures: dict[str, str]) -> list[str]:
+    results = _results_of(area, by_name)
+    if not results:
+        return []
+    return [
+        f"## {area.title}",
+        _paragraph(area.summary),
+        *_picture(area.name, f"Chart: {area.title}", pictures),
+        _comparison_table(results),
+    ]
+
+
+def _dispatcher_curves(directory: Path) -> list[str]:
+    """Return the subsection of the stored curves: a table with a row per curve."""
+    paths = sorted(directory.glob("curves/scale_*.json"))
+    if not paths:
+        return []
+    curves = [json.loads(path.read_text()) for path in paths]
     counts = [*curves[0]["rounds"]]
-    header = ["curve", "unit", *(f"{int(count):,} peers of each kind" for count in counts)]
+    header = ["simulated dispatcher", "unit", *(f"{int(count):,} of each" for count in counts)]
     rows = [
-        [curve["title"], curve["unit"]]
+        [f"[{curve['title']}](curves/{path.name})", curve["unit"]]
         + [_plain_number(statistics.median(curve["rounds"][count])) for count in counts]
-        for curve in curves
+        for curve, path in zip(curves, paths, strict=True)
     ]
-    return _table([header, *rows])
+    return [
+        "### 1 to 10,000 workers and clients",
+        _paragraph(
+            "`python -m benchmarks.dispatcher_curves` measures the first curve above over sockets. "
+            "`python -m benchmarks.dispatcher_scale` measures the others and this table in virtual "
+            "time and without sockets, so a real dispatcher reaches its limits earlier; "
+            "[design 0034](../docs/design/0034-scale.md) discusses these curves."
+        ),
+        _table([header, *rows]),
+    ]
 
 
 def _plain_number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _page(
-    method: str, round_trip: int, results: list[Result], plots: list[str], scale_table: str = ""
-) -> str:
-    properties = _most_common_machine(results)
-    described = ", ".join(f"{name} {value}" for name, value in properties.items())
+def _machine_text(stored: Results) -> str:
+    properties = dict(_most_common_machine(stored.results))
+    dates = sorted({result.date for result in stored.results})
+    period = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "never"
+    text = (
+        f"Measured {period} on {properties.pop('cores', '?')} cores ({properties.pop('cpu', '?')}, "
+        f"{properties.pop('memory', '?')}), {properties.pop('system', '?')}, "
+        f"Python {properties.pop('python', '?')}"
+    )
+    versions = "".join(f", {name} {version}" for name, version in properties.items())
     return (
-        "# Benchmarks\n\n"
-        "Written by `python -m benchmarks`; the docstring of each benchmark describes its "
-        f"workloads.\n\n{results_table(results)}\n\n"
-        + _paragraph(f"**Method.** {method}")
-        + _paragraph(
-            "**Columns.** Rates are medians over the rounds. *Headrace speedup* is the median over "
-            "the rounds of Headrace's rate divided by the contender's; above 1 Headrace is faster. "
-            "If there are two rows of Headrace, both ratios are given in their order. *First "
-            "element* is the time from opening an iterator over a warm pipeline to its first "
-            "element. *CPU per item* is the user and system time of all threads and processes, "
-            "divided by the number of items; it depends less on other load than rates do. A row in "
-            "italics is an upper limit set by the machine or by Python, not a product."
+        f"{text}{versions}. All processes of a workload run on this machine, and none uses an "
+        f"accelerator. A round trip between two threads takes {stored.thread_round_trip_us} µs. "
+        "[DETAILS.md](DETAILS.md#runs) lists runs and their differences."
+    )
+
+
+def _most_common_machine(results: list[Result]) -> dict[str, str]:
+    """Return the machine of most results."""
+    machines = [result.machine for result in results]
+    return max(machines, key=machines.count, default=machine())
+
+
+def _details(stored: Results) -> str:
+    """Return DETAILS.md."""
+    by_name = {result.workload: result for result in stored.results}
+    sections = [
+        "# Details of the benchmarks",
+        _paragraph(
+            "Every contender of the workloads of [RESULTS.md](RESULTS.md). Rates are medians. "
+            "*First element* is the time from opening an iterator over a warm pipeline to its "
+            "first element. *CPU per item* is the user and system time of all threads and "
+            "processes, divided by the number of items; it depends less on other load than rates "
+            "do. *Ratio* is the rate of Headrace divided by that of the contender, for each "
+            "variant of Headrace. A contender in italics is an upper limit. `python -m benchmarks "
+            "--list` shows which benchmark has a workload."
+        ),
+    ]
+    for area in AREAS:
+        results = _results_of(area, by_name)
+        sections += [f"## {area.title}"] * bool(results)
+        for result in results:
+            name = f"Workload: `{result.workload}`"
+            sections += [f"### {title(result.workload)}", name, _contender_table(result)]
+    sections += ["## Method", _paragraph(stored.method)]
+    sections += ["## Runs", _paragraph(_runs_text(stored.results))]
+    return "\n\n".join(sections)
+
+
+def _contender_table(result: Result) -> str:
+    variants = [m for m in result.measurements if m.role == "headrace"]
+    rows = [["contender", "rate", "first element", "CPU per item", "ratio"]]
+    for measured in result.measurements:
+        ratios = [median_text(compare(ours, measured)) for ours in variants]
+        name = contender_title(measured.contender)
+        rows.append(
+            [
+                f"*{name}*" if measured.role == "limit" else name,
+                measured_text(measured, result),
+                "–" if measured.first is None or result.self_timed else duration(measured.first),
+                "–" if measured.cpu is None else cost(measured.cpu),
+                "–" if measured.role == "headrace" else " / ".join(ratios),
+            ]
         )
-        + _paragraph(f"**Machine.** {described}; {_runs_text(results, properties)}")
-        + _paragraph(
-            f"A round trip between two threads takes {round_trip} µs on the machine of the last "
-            "run."
-        )
-        + _pictures(plots, scale_table)
+    return _table(rows)
+
+
+def _runs_text(results: list[Result]) -> str:
+    """Return a list of the runs: date, code, differences from the usual machine, workloads."""
+    usual = _most_common_machine(results)
+    runs: dict[tuple[str, str, str], list[str]] = {}
+    for result in results:
+        differences = [each for each in result.machine.items() if each not in usual.items()]
+        text = "".join(f", {name} {value}" for name, value in differences)
+        runs.setdefault((result.date, result.code or "unknown", text), []).append(result.workload)
+    lines = [
+        f"* {date}, code `{code}`{machine_text}: {'; '.join(runs[date, code, machine_text])}."
+        for date, code, machine_text in sorted(runs)
+    ]
+    return "\n".join(
+        [
+            'The code is that of `git rev-parse --short=10 HEAD:src/headrace`; "+" means changes.',
+            *lines,
+        ]
     )
 
 
@@ -270,192 +377,8 @@ def _paragraph(text: str) -> str:
         )
         for number, line in enumerate(text.split("\n"))
     )  # fmt: skip
-    return "\n".join([first, *([""] if items else []), *items]) + "\n\n"
+    return "\n".join([first, *([""] if items else []), *items])
 
 
-def _most_common_machine(results: list[Result]) -> dict[str, str]:
-    """Return the machine of most results."""
-    machines = [result.machine for result in results]
-    return max(machines, key=machines.count, default=machine())
-
-
-def _runs_text(results: list[Result], usual: dict[str, str]) -> str:
-    """Describe the runs: date, code, and differences of the machine from `usual`.
-
-    If there are several runs, the workloads of all but the largest run are listed.
-    """
-    runs: dict[tuple[str, str, str], list[str]] = {}
-    for result in results:
-        differences = [each for each in result.machine.items() if each not in usual.items()]
-        machine_text = "".join(f", {name} {value}" for name, value in differences)
-        run = result.date, result.code or "unknown", machine_text
-        runs.setdefault(run, []).append(result.workload)
-    texts = {run: f"measured {run[0]}, code {run[1]}{run[2]}" for run in sorted(runs)}
-    explanation = " (`git rev-parse --short=10 HEAD:src/headrace`)"
-    if len(runs) < 2:
-        return "".join(texts.values()) + explanation + "."
-    latest, *earlier = sorted(runs, key=lambda run: len(runs[run]), reverse=True)
-    others = "".join(f"\n* {texts[run]}: {'; '.join(runs[run])}." for run in sorted(earlier))
-    return f"{texts[latest]}{explanation}. Exceptions:{others}"
-
-
-def _pictures(plots: list[str], scale_table: str) -> str:
-    if not plots:
-        return ""
-    scale = [plot for plot in plots if Path(plot).stem.startswith("scale_")]
-    shown = _images([plot for plot in plots if plot not in scale])
-    text = (
-        "## A dispatcher with 1 to 1,000 peers of each kind\n\n"
-        + _paragraph(
-            "Drawn by `python -m benchmarks.dispatcher_curves`; the figures are in JSON files of "
-            "the same names. The shaded area spans the lowest to the highest round."
-        )
-        + f"{shown}\n"
-    )
-    if scale:
-        text += "\n## A dispatcher in virtual time\n\n" + _paragraph(
-            "Measured by `python -m benchmarks.dispatcher_scale`, without sockets; "
-            "docs/design/0034-scale.md discusses the curves."
-        )
-        text += f"{scale_table}\n\n{_images(scale)}\n"
-    return text
-
-
-def _images(plots: list[str]) -> str:
-    return "\n".join(f"![{Path(plot).stem}]({plot})" for plot in plots)
-
-
-def _rows(workload: Workload, measurements: list[Measurement]) -> list[list[str]]:
-    ours = [m for m in measurements if m.role == "headrace"]
-    rows = []
-    for m in measurements:
-        compared = [] if m.role == "headrace" else [ratio(headrace, [m]) for headrace in ours]
-        rows.append(
-            [
-                workload.name,
-                f"*{m.contender}*" if m.role == "limit" else m.contender,
-                m.problem or _rate(m.rate, workload),
-                "–" if m.problem else _span(m.rates, workload),
-                "–" if m.first is None or workload.self_timed else _duration(m.first),
-                "–" if m.cpu is None else _cost(m.cpu),
-                " / ".join(_ratio_text(value) for value in compared) or "–",
-                _target_outcomes(workload, measurements, m.contender)
-                or _limit_warning(m, compared)
-                or "–",
-            ]
-        )
-    return rows
-
-
-def _limit_warning(limit: Measurement, ratios: list[float | None]) -> str:
-    """Return a warning if Headrace exceeds a limit by more than noise, else an empty string."""
-    if limit.role == "limit" and any(r is not None and r > _ABOVE_LIMIT for r in ratios):
-        return "ABOVE THE LIMIT: the figures of this workload are wrong"
-    return ""
-
-
-def _target_outcomes(workload: Workload, measurements: list[Measurement], contender: str) -> str:
-    """Return the targets of a contender with their outcomes."""
-    by_name = {m.contender: m for m in measurements}
-    outcomes: dict[type, Callable[[Any, dict[str, Measurement], Workload], str]] = {
-        Target: _rate_outcome,
-        Bound: _bound_outcome,
-    }
-    targets = [target for target in workload.targets if target.by == contender]
-    return "; ".join(outcomes[type(target)](target, by_name, workload) for target in targets)
-
-
-def _rate_outcome(target: Target, by_name: dict[str, Measurement], workload: Workload) -> str:
-    measured = by_name[target.by]
-    if not target.of:
-        target_text = f"at least {_rate(target.at_least, workload)}"
-        return f"{target_text}: {_outcome(measured.rate, measured.rate, target.at_least, workload)}"
-    of = target.of[0] if len(target.of) == 1 else "the fastest of " + ", ".join(target.of)
-    target_text = f"{target.at_least:.3g}x {of}"
-    reached = ratio(
-        measured,
-        [by_name[name] for name in target.of],
-        of_best_median=target.of_best_median,
-    )
-    if target.or_rate is None:
-        return f"{target_text}: {_outcome(reached, None, target.at_least, workload)}"
-    target_text += f" or {_rate(target.or_rate, workload)}"
-    if measured.rate is not None and measured.rate >= target.or_rate:
-        return f"{target_text}: {_outcome(measured.rate, measured.rate, target.or_rate, workload)}"
-    return f"{target_text}: {_outcome(reached, None, target.at_least, workload)}"
-
-
-def _bound_outcome(bound: Bound, by_name: dict[str, Measurement], workload: Workload) -> str:
-    rate = by_name[bound.by].rate
-    outcome = "unknown"
-    if rate is not None:
-        outcome = ("met" if 1 / rate <= bound.at_most else "MISSED") + f", {_cost(1 / rate)}"
-    return f"at most {_cost(bound.at_most)} per item: {outcome}"
-
-
-def _outcome(reached: float | None, rate: float | None, at_least: float, workload: Workload) -> str:
-    """Return the outcome of a target, with the rate, or with the ratio if `rate` is None."""
-    if reached is None:
-        return "unknown"
-    shown = _ratio_text(reached) if rate is None else _rate(rate, workload)
-    return ("met" if reached >= at_least else "MISSED") + f", {shown}"
-
-
-def _rate(rate: float | None, workload: Workload) -> str:
-    if rate is None:
-        return "–"
-    if workload.self_timed:
-        return f"{_cost(1 / rate)} per item"
-    if workload.item_bytes is not None:
-        return f"{rate * workload.item_bytes / 1e9:.2f} GB/s"
-    return f"{_number(rate)} {workload.unit}/s"
-
-
-def _span(rates: list[float], workload: Workload) -> str:
-    noisy = ", NOISY" if max(rates) > _NOISY * min(rates) else ""
-    if workload.self_timed:
-        return f"{_cost(1 / min(rates))} to {_cost(1 / max(rates))}{noisy}"
-    scale = 1.0 if workload.item_bytes is None else workload.item_bytes / 1e9
-    form = _number if workload.item_bytes is None else "{:.2f}".format
-    return f"{form(min(rates) * scale)} to {form(max(rates) * scale)}{noisy}"
-
-
-def _number(value: float) -> str:
-    if value >= 1e6:
-        return f"{value / 1e6:.3g} M"
-    if value >= 1e4:
-        return f"{value / 1e3:.3g} k"
-    return f"{value:.4g}"
-
-
-def _ratio_text(value: float | None) -> str:
-    if value is None:
-        return "?"
-    if value >= 20:
-        return f"{value:.0f}x"
-    return f"{value:.3g}x" if value > 0.1 else f"{value:.2g}x"
-
-
-def _duration(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    if seconds >= 1e-3:
-        return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds * 1e6:.0f} µs"
-
-
-def _cost(seconds: float) -> str:
-    """Format seconds per item, which may be far less than a microsecond."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
-
-
-def _first_value(path: str, key: str) -> str:
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    values = (line.partition(":")[2].strip() for line in lines if line.startswith(key))
-    return next(values, platform.machine())
+if __name__ == "__main__":
+    render(Path(__file__).parent)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from benchmarks.measure import Measurement
 from benchmarks.progress import Progress, duration, summary
-from benchmarks.workload import Contender, Elements, Pipeline, Workload
+from benchmarks.results import Result
 
 
 class _Terminal(io.StringIO):
@@ -23,27 +21,6 @@ class _Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def _build(_: Path, __: ExitStack) -> Pipeline:
-    return lambda: iter(())
-
-
-def _check(_: Elements) -> None:
-    return None
-
-
-WORKLOAD = Workload(
-    name="rows",
-    unit="rows",
-    check=_check,
-    contenders=(
-        Contender(name="headrace", build=_build, role="headrace"),
-        Contender(name="slow", build=_build),
-        Contender(name="fast", build=_build),
-        Contender(name="copy", build=_build, role="limit"),
-    ),
-)
 
 
 def _measured(rate: float | None, contender: str, role: str = "peer") -> Measurement:
@@ -113,18 +90,23 @@ def test_durations_are_minutes_and_seconds(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_summary_compares_with_the_best_peer_that_ran() -> None:
-    measured = [
-        _measured(300.0, "headrace", "headrace"),
-        _measured(100.0, "slow"),
-        _measured(200.0, "fast"),
-        _measured(1000.0, "copy", "limit"),
-    ]
-    assert summary(WORKLOAD, measured) == "300 rows/s; 1.5x the rate of fast"
-    measured[2] = _measured(None, "fast")
-    assert summary(WORKLOAD, measured) == ("300 rows/s; 3x the rate of slow; fast: not installed")
+def _result(*measurements: Measurement) -> Result:
+    return Result(workload="rows", unit="rows", date="", measurements=[*measurements])
+
+
+def test_a_summary_compares_with_the_fastest_peer_that_ran() -> None:
+    ours, slow = _measured(300.0, "headrace", "headrace"), _measured(100.0, "slow")
+    limit = _measured(1000.0, "copy", "limit")
+    both = _result(ours, slow, _measured(200.0, "fast"), limit)
+    assert summary(both) == "300 rows/s, 1.5x of fast"
+    one = _result(ours, slow, _measured(None, "fast"), limit)
+    assert summary(one) == "300 rows/s, 3x of slow; fast: not installed"
+
+
+def test_a_summary_without_peers_is_the_rate() -> None:
+    assert summary(_result(_measured(300.0, "headrace", "headrace"))) == "300 rows/s"
 
 
 def test_a_summary_of_a_failure_is_its_message() -> None:
     failed = Measurement(contender="headrace", role="headrace", problem="failed: OSError")
-    assert summary(WORKLOAD, [failed, _measured(1.0, "fast")]) == "failed: OSError"
+    assert summary(_result(failed, _measured(1.0, "fast"))) == "failed: OSError"

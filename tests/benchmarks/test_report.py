@@ -1,8 +1,10 @@
-"""Tests of the report: problems, missed targets, noise, impossible figures and stored results."""
+"""Tests of the report: tables, targets, stored results, and the committed pages and charts."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import shutil
 import subprocess
 from contextlib import ExitStack
 from dataclasses import replace
@@ -10,9 +12,16 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks
+from benchmarks.areas import AREAS
 from benchmarks.measure import Measurement, ratio
-from benchmarks.report import Result, code, results_table, store
+from benchmarks.report import render, results_table, store
+from benchmarks.results import Result, Results, code
+from benchmarks.targets import outcomes
+from benchmarks.titles import TITLES
 from benchmarks.workload import Bound, Contender, Elements, Pipeline, Target, Workload
+
+DIRECTORY = Path(benchmarks.__file__).parent
 
 
 def _build(_: Path, __: ExitStack) -> Pipeline:
@@ -23,8 +32,9 @@ def _check(_: Elements) -> None:
     return None
 
 
+#: Has the name of a real workload: pages show the workloads of AREAS only.
 WORKLOAD = Workload(
-    name="rows",
+    name="TFRecord, batch(256)",
     unit="rows",
     check=_check,
     contenders=(
@@ -45,6 +55,16 @@ def _measured(
         Measurement(contender="peer", role="peer", rates=peer, firsts=firsts, problem=problem),
         Measurement(contender="bound", role="limit", rates=bound, firsts=firsts),
     ]
+
+
+def _result(name: str, **changes: object) -> Result:
+    values = {"date": "2026-01-02", "measurements": [], "code": "abc", **changes}
+    return Result(workload=name, unit="rows", **values)  # type: ignore[arg-type]
+
+
+def _stored_names(directory: Path) -> list[str]:
+    stored = json.loads((directory / "results.json").read_text())
+    return [entry["workload"] for entry in stored["results"]]
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_rounds() -> None:
@@ -68,63 +88,135 @@ def test_there_is_no_ratio_to_a_failed_contender() -> None:
     assert ratio(ours, [peer, bound]) is None
 
 
+def test_the_table_compares_with_the_fastest_peer() -> None:
+    measured = _measured([12.0, 10.0, 12.0], [2.0, 2.0, 3.0], [13.0] * 3)
+    slow = Measurement(contender="slow", role="peer", rates=[1.0, 1.0, 1.0])
+    table = results_table([Result.of(WORKLOAD, [*measured, slow])])
+    assert "| 12 rows/s | peer          | 2 rows/s   | 5x    | 4x to 6x          |" in table
+    assert "slow" not in table
+
+
+def test_without_a_peer_the_lowest_limit_is_compared() -> None:
+    ours, _, bound = _measured([8.0], [], [10.0])
+    other = Measurement(contender="fast", role="limit", rates=[99.0])
+    table = results_table([replace(Result.of(WORKLOAD, _measured([8.0], [2.0], [10.0])),
+                                   measurements=[ours, bound, other])])  # fmt: skip
+    assert "| bound (upper limit) | 10 rows/s  | 0.8x  |" in table
+
+
+def test_a_failed_contender_of_headrace_is_shown() -> None:
+    failed = Measurement(contender="headrace", role="headrace", problem="failed: OSError")
+    peer = Measurement(contender="peer", role="peer", rates=[2.0])
+    table = results_table([_result(WORKLOAD.name, measurements=[failed, peer])])
+    assert "| failed: OSError | peer          | 2 rows/s   | –     |" in table
+
+
 @pytest.mark.parametrize("problem", ["not installed", "failed: ValueError: wrong data: the order"])
-def test_a_problem_is_in_the_table_and_the_target_is_unknown(problem: str) -> None:
-    table = results_table([Result.of(WORKLOAD, _measured([8.0], [], [9.0], problem))])
-    assert problem in table
-    assert "5x peer: unknown" in table
+def test_a_problem_of_a_peer_is_in_the_details(problem: str, tmp_path: Path) -> None:
+    result = Result.of(WORKLOAD, _measured([8.0], [], [9.0], problem))
+    store(tmp_path, [result], [WORKLOAD.name], "Method.")
+    assert f"| peer      | {problem}" in (tmp_path / "DETAILS.md").read_text()
+    assert "0 of 1. Not met, or unknown: TFRecord, batch(256), headrace: 5x peer." in results_table(
+        [result]
+    )
 
 
-def test_a_missed_target_is_marked() -> None:
+def test_a_missed_target_is_named() -> None:
     table = results_table([Result.of(WORKLOAD, _measured([8.0], [2.0], [9.0]))])
-    assert "5x peer: MISSED, 4x" in table
+    assert table.endswith(
+        "Not met, or unknown: TFRecord, batch(256), headrace: 5x peer, measured 4x."
+    )
 
 
-def test_a_met_target_is_marked() -> None:
+def test_met_targets_are_counted() -> None:
     table = results_table([Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))])
-    assert "5x peer: met, 6x" in table
-    assert "LIMIT" not in table
+    assert table.endswith("Targets of development met: 1 of 1.")
+    assert "upper limit" not in table
 
 
-def test_rounds_with_a_large_spread_are_marked_as_noisy() -> None:
-    table = results_table([Result.of(WORKLOAD, _measured([10.0, 16.0], [2.0, 2.1], [20.0, 21.0]))])
-    assert table.count("NOISY") == 1
-
-
-def test_a_rate_above_its_limit_is_marked_as_wrong() -> None:
+def test_a_rate_above_its_limit_is_reported_as_wrong() -> None:
     table = results_table([Result.of(WORKLOAD, _measured([12.0], [2.0], [6.0]))])
-    assert "ABOVE THE LIMIT" in table
+    assert "so the figures are wrong: TFRecord, batch(256)." in table
 
 
-def test_stored_results_keep_other_workloads_of_the_same_machine(tmp_path: Path) -> None:
-    first = Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))
-    other = Result(workload="other", date=first.date, measurements=[], rows=[])
-    store(tmp_path, [first], ["rows", "other"], "Method.")
-    store(tmp_path, [other], ["rows", "other"], "Method.")
+@pytest.mark.parametrize(
+    ("target", "rate", "text", "is_met"),
+    [
+        (Target(of=(), at_least=10.0), 12.0, "at least 10 rows/s, measured 12 rows/s", True),
+        (Target(of=(), at_least=10.0), 8.0, "at least 10 rows/s, measured 8 rows/s", False),
+        (
+            Target(of=("peer",), at_least=5.0, or_rate=9.0),
+            9.5,
+            "5x peer or 9 rows/s, measured 9.5 rows/s",
+            True,
+        ),
+        (
+            Target(of=("peer",), at_least=5.0, or_rate=9.0),
+            8.0,
+            "5x peer or 9 rows/s, measured 4x",
+            False,
+        ),
+        (
+            Target(of=("peer",), at_least=5.0, or_rate=90.0),
+            12.0,
+            "5x peer or 90 rows/s, measured 6x",
+            True,
+        ),
+        (Bound(at_most=0.1), 12.0, "at most 100 ms per item, measured 83.3 ms", True),
+        (Bound(at_most=0.1), 8.0, "at most 100 ms per item, measured 125 ms", False),
+    ],
+)
+def test_outcomes_of_targets(target: Target | Bound, rate: float, text: str, is_met: bool) -> None:
+    found = outcomes(replace(WORKLOAD, targets=(target,)), _measured([rate], [2.0], [99.0]))
+    assert found == {f"TFRecord, batch(256), headrace: {text}": is_met}
+
+
+def test_self_timed_workloads_show_seconds_per_item() -> None:
+    workload = replace(WORKLOAD, self_timed=True, targets=())
+    table = results_table([Result.of(workload, _measured([8.0], [2.0], [99.0]))])
+    assert "| 125 ms per row | peer          | 500 ms per row | 4x    |" in table
+
+
+def test_stored_results_keep_other_workloads(tmp_path: Path) -> None:
+    order = [WORKLOAD.name, "other"]
+    store(tmp_path, [Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))], order, "Method.")
+    store(tmp_path, [_result("other")], order, "Method.")
+    assert _stored_names(tmp_path) == order
+    assert "| 12 rows/s | peer          | 2 rows/s   | 6x " in (tmp_path / "RESULTS.md").read_text()
+
+
+def test_stored_results_are_read_back(tmp_path: Path) -> None:
+    result = Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))
+    results = Results(method="Method.", thread_round_trip_us=7, results=[result])
+    results.save(tmp_path / "results.json")
+    read = Results.load(tmp_path / "results.json")
+    assert read == replace(results, results=[replace(result, targets={})])
+
+
+def test_stored_results_in_another_format_are_dropped(tmp_path: Path) -> None:
+    order = [WORKLOAD.name, "other"]
+    store(tmp_path, [_result(WORKLOAD.name)], order, "Method.")
     stored = json.loads((tmp_path / "results.json").read_text())
-    assert [entry["workload"] for entry in stored["results"]] == ["rows", "other"]
-    assert "5x peer: met" in (tmp_path / "RESULTS.md").read_text()
+    stored["results"][0]["rows"] = []
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    store(tmp_path, [_result("other")], order, "Method.")
+    assert _stored_names(tmp_path) == ["other"]
 
 
-def test_a_page_of_one_run_has_its_date_and_code(tmp_path: Path) -> None:
-    result = Result(workload="rows", date="2026-01-02", measurements=[], rows=[], code="abc")
-    store(tmp_path, [result], ["rows"], "Method.")
-    page = (tmp_path / "RESULTS.md").read_text()
-    assert "measured 2026-01-02, code abc (`git rev-parse" in page
-
-
-def test_a_page_of_several_runs_lists_workloads_of_other_runs(
-    tmp_path: Path,
-) -> None:
-    runs = [("a", "2026-01-02", "abc"), ("b", "2026-01-02", "abc"), ("c", "2026-01-01", "")]
+def test_runs_and_differences_of_machines_are_listed(tmp_path: Path) -> None:
+    usual = {"cores": "2", "cpu": "C", "memory": "8 GiB", "system": "Linux", "python": "3.11"}
     results = [
-        Result(workload=name, date=date, measurements=[], rows=[], code=code)
-        for name, date, code in runs
+        _result("a", machine=usual),
+        _result("b", machine=usual),
+        _result("c", machine=usual | {"cores": "1000"}),
+        _result("d", machine=usual, date="2026-01-01", code=""),
     ]
-    store(tmp_path, results, ["a", "b", "c"], "Method.")
-    page = (tmp_path / "RESULTS.md").read_text()
-    assert "measured 2026-01-02, code abc (" in page
-    assert "Exceptions:\n\n* measured 2026-01-01, code unknown: c.\n" in page
+    store(tmp_path, results, ["a", "b", "c", "d"], "Method.")
+    page, details = ((tmp_path / f"{name}.md").read_text() for name in ("RESULTS", "DETAILS"))
+    assert "Measured 2026-01-01 to 2026-01-02 on 2 cores (C, 8 GiB), Linux, Python 3.11." in page
+    assert "* 2026-01-02, code `abc`: a; b.\n" in details
+    assert "* 2026-01-02, code `abc`, cores 1000: c.\n" in details
+    assert "* 2026-01-01, code `unknown`: d.\n" in details
 
 
 def test_code_is_the_tree_hash_and_marks_changed_files(tmp_path: Path) -> None:
@@ -144,81 +236,50 @@ def test_code_is_the_tree_hash_and_marks_changed_files(tmp_path: Path) -> None:
     assert code(directory) == clean + "+"
 
 
-def test_processor_time_is_in_the_table() -> None:
+def test_processor_time_is_in_the_details(tmp_path: Path) -> None:
     ours, peer, bound = _measured([12.0, 12.0, 12.0], [2.0] * 3, [13.0] * 3)
     ours.cpus, peer.cpus, bound.cpus = [0.00234, 0.5, 0.001], [3e-9] * 3, [5.24e-6] * 3
-    table = results_table([Result.of(WORKLOAD, [ours, peer, bound])])
-    assert "CPU per item" in table
-    assert "2.34 ms" in table
-    assert "3 ns" in table
-    assert "5.24 µs" in table
-
-
-def test_stored_results_with_other_columns_are_dropped(tmp_path: Path) -> None:
-    first = Result.of(WORKLOAD, _measured([12.0], [2.0], [13.0]))
-    store(tmp_path, [first], ["rows", "other"], "Method.")
-    stored = json.loads((tmp_path / "results.json").read_text())
-    stored["results"][0]["rows"][0].pop()
-    (tmp_path / "results.json").write_text(json.dumps(stored))
-    other = Result(workload="other", date=first.date, measurements=[], rows=[])
-    store(tmp_path, [other], ["rows", "other"], "Method.")
-    stored = json.loads((tmp_path / "results.json").read_text())
-    assert [entry["workload"] for entry in stored["results"]] == ["other"]
-
-
-def test_results_of_another_machine_are_kept_and_labelled(tmp_path: Path) -> None:
-    order = ["a", "b", "other"]
-    for name in order:
-        result = Result(
-            workload=name,
-            date="2026-01-02",
-            measurements=[],
-            rows=[],
-            code="abc",
-            machine={"cores": "2" if name != "other" else "1000", "cpu": "C"},
-        )
-        store(tmp_path, [result], order, "Method.")
-    stored = json.loads((tmp_path / "results.json").read_text())
-    assert [entry["workload"] for entry in stored["results"]] == order
-    page = (tmp_path / "RESULTS.md").read_text()
-    assert "**Machine.** cores 2, cpu C; measured 2026-01-02, code abc (" in page
-    assert "Exceptions:\n\n* measured 2026-01-02, code abc, cores 1000: other.\n" in page
-
-
-def _table_with(workload: Workload, rates: list[float]) -> str:
-    ours, peer, bound = _measured(rates, [2.0] * len(rates), [99.0] * len(rates))
-    return results_table([Result.of(workload, [ours, peer, bound])])
-
-
-def test_a_target_can_be_an_absolute_rate() -> None:
-    workload = replace(WORKLOAD, targets=(Target(of=(), at_least=10.0),))
-    assert "at least 10 rows/s: met, 12 rows/s" in _table_with(workload, [12.0])
-    assert "at least 10 rows/s: MISSED, 8 rows/s" in _table_with(workload, [8.0])
-
-
-def test_a_target_of_a_ratio_or_a_rate_is_met_by_either() -> None:
-    workload = replace(WORKLOAD, targets=(Target(of=("peer",), at_least=5.0, or_rate=9.0),))
-    assert "5x peer or 9 rows/s: met, 9.5 rows/s" in _table_with(workload, [9.5])
-    assert "5x peer or 9 rows/s: MISSED, 4x" in _table_with(workload, [8.0])
-    assert "5x peer or 90 rows/s: met, 6x" in _table_with(
-        replace(WORKLOAD, targets=(Target(of=("peer",), at_least=5.0, or_rate=90.0),)), [12.0]
-    )
-
-
-def test_a_bound_limits_the_seconds_per_item() -> None:
-    workload = replace(WORKLOAD, targets=(Bound(at_most=0.1),), self_timed=True)
-    assert "at most 100 ms per item: met, 83.3 ms" in _table_with(workload, [12.0])
-    table = _table_with(workload, [8.0])
-    assert "at most 100 ms per item: MISSED, 125 ms" in table
-    assert "125 ms per item" in table
+    store(tmp_path, [Result.of(WORKLOAD, [ours, peer, bound])], [WORKLOAD.name], "Method.")
+    details = (tmp_path / "DETAILS.md").read_text()
+    assert "| Headrace  | 12 rows/s | 10.0 ms       | 2.34 ms      | –      |" in details
+    assert "| peer      | 2 rows/s  | 10.0 ms       | 3 ns         | 6x     |" in details
+    assert "| *bound*   | 13 rows/s | 10.0 ms       | 5.24 µs      | 0.923x |" in details
 
 
 def test_page_shows_stored_scale_curves_as_a_table(tmp_path: Path) -> None:
     (tmp_path / "curves").mkdir()
     curve = {"title": "Peak memory", "unit": "megabytes", "rounds": {"100": [1.5], "1000": [2500]}}
     (tmp_path / "curves" / "scale_memory.json").write_text(json.dumps(curve))
-    (tmp_path / "curves" / "scale_memory.svg").touch()
     store(tmp_path, [], [], "")
     page = (tmp_path / "RESULTS.md").read_text()
-    assert "| curve       | unit      | 100 peers of each kind | 1,000 peers of each kind |" in page
-    assert "| Peak memory | megabytes | 1.5                    | 2,500                    |" in page
+    assert "| unit      | 100 of each | 1,000 of each |" in page
+    assert "| [Peak memory](curves/scale_memory.json) | megabytes | 1.5         | 2,500" in page
+
+
+def test_committed_pages_and_charts_are_up_to_date(tmp_path: Path) -> None:
+    shutil.copy(DIRECTORY / "results.json", tmp_path)
+    shutil.copytree(DIRECTORY / "curves", tmp_path / "curves")
+    render(tmp_path)
+    names = [*(f"charts/{path.name}" for path in (DIRECTORY / "charts").iterdir()),
+             "RESULTS.md", "DETAILS.md"]  # fmt: skip
+    assert {path.name for path in (tmp_path / "charts").iterdir()} == {
+        path.name for path in (DIRECTORY / "charts").iterdir()
+    }
+    for name in names:
+        assert (DIRECTORY / name).read_text() == (tmp_path / name).read_text(), (
+            "run `python -m benchmarks.report`"
+        )
+
+
+def test_each_workload_has_a_title_and_one_area() -> None:
+    modules = [name for area in AREAS for name in area.benchmarks]
+    found = {path.stem for path in DIRECTORY.glob("*.py") if "\nWORKLOADS = " in path.read_text()}
+    assert sorted(modules) == sorted(found)
+    names = [
+        workload.name
+        for name in modules
+        for workload in importlib.import_module(f"benchmarks.{name}").WORKLOADS
+    ]
+    assert sorted(names) == sorted(TITLES)
+    assert {name for area in AREAS for name in area.headlines} <= set(names)
+    assert max(map(len, TITLES.values())) <= 50

@@ -63,10 +63,9 @@ def test_pages_have_code_blocks():
     assert len(BLOCKS) >= 15
 
 
-@pytest.mark.parametrize("name", ["architecture", "benchmarks"])
-def test_committed_picture_is_up_to_date(name: str):
-    drawn = runpy.run_path(str(ROOT / "docs" / f"{name}.py"))["draw"]()
-    assert (ROOT / "docs" / f"{name}.svg").read_text() == drawn, "run `make docs`"
+def test_committed_picture_is_up_to_date():
+    drawn = runpy.run_path(str(ROOT / "docs" / "architecture.py"))["draw"]()
+    assert (ROOT / "docs" / "architecture.svg").read_text() == drawn, "run `make docs`"
 
 
 def test_links_between_pages_resolve():
