@@ -29,13 +29,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accelerator_inputs import TASKS, Task, batch_seconds, load
-from benchmarks.accelerator_models import Step, Wait, jax_step, step_seconds, torch_step
+from benchmarks.accelerator_inputs import TASKS, Task, load, step_seconds
+from benchmarks.accelerator_models import Step, Wait, ideal_seconds, jax_step, torch_step
 
-__all__ = ["BUSY_CORES", "DeviceError", "Row", "format_rows", "run"]
-
-#: Share of the cores that an ideal input pipeline keeps busy, which sets the duration of a step.
-BUSY_CORES = 0.75
+__all__ = ["DeviceError", "Row", "format_rows", "run"]
 
 FRAMEWORKS = ("torch", "jax")
 
@@ -99,10 +96,8 @@ def run(device: str, seconds: float, tasks: tuple[str, ...] = (), out: Path | No
     with tempfile.TemporaryDirectory() as root:
         prepared = {}
         for task in chosen:
-            inputs = Path(root, task.name)
-            inputs.mkdir()
-            task.write(inputs)
-            prepared[task.name] = batch_seconds(task, inputs)
+            task.write(Path(root))
+            prepared[task.name] = step_seconds(task, Path(root))
         for index, framework in enumerate(FRAMEWORKS):
             rest = end - time.monotonic()
             share = rest if index == len(FRAMEWORKS) - 1 else _FIRST_SHARE * rest
@@ -116,7 +111,7 @@ def run(device: str, seconds: float, tasks: tuple[str, ...] = (), out: Path | No
             "device": device,
             "cores": _cores(),
             "python": sys.version.split()[0],
-            "batch_ms_of_one_core": {name: 1e3 * value for name, value in prepared.items()},
+            "step_ms": {name: 1e3 * value for name, value in prepared.items()},
             "rows": [asdict(row) for row in rows],
         }
         out.write_text(json.dumps(result, indent=1) + "\n")
@@ -189,9 +184,9 @@ def _serve(arguments: list[str]) -> int:
     if missing is not None:
         reply(Row(framework=framework, problem=missing))
         return _NO_DEVICE
-    for name, batch in json.loads(prepared).items():
+    for name, target in json.loads(prepared).items():
         task = next(task for task in TASKS if task.name == name)
-        for row in _measure_task(framework, device, task, Path(root, name), batch, end):
+        for row in _measure_task(framework, device, task, Path(root), target, end):
             reply(row)
     return 0
 
@@ -216,17 +211,16 @@ def _missing_device(framework: str, device: str) -> str | None:
 
 
 def _measure_task(
-    framework: str, device: str, task: Task, inputs: Path, batch: float, end: float
+    framework: str, device: str, task: Task, inputs: Path, target: float, end: float
 ) -> Iterator[Row]:
     make_step = torch_step if framework == "torch" else jax_step
     to_device = _torch_to(device) if framework == "torch" else _jax_put()
     resident, _ = to_device(
         (np.stack([task.prepare(inputs, n) for n in range(task.batch)]), np.arange(task.batch))
     )
-    target = batch / (BUSY_CORES * _cores())
     depth = _choose_depth(make_step, task.name, device, resident, target)
     step, wait = make_step(task.name, device, depth)
-    ideal = step_seconds(step, wait, resident, 1.0)
+    ideal = ideal_seconds(step, wait, resident, 1.0)
     for name, build in _contenders(framework, device, task, inputs).items():
         row = Row(framework=framework, task=task.name, contender=name, step_ms=1e3 * ideal)
         if end - time.monotonic() < _CONTENDER_SECONDS:
@@ -250,7 +244,7 @@ def _choose_depth(
 ) -> int:
     """Return the number of blocks with which a step lasts about `target` seconds."""
     few, many = 2, 6
-    short, long = (step_seconds(*make_step(task, device, n), samples, 0.2) for n in (few, many))
+    short, long = (ideal_seconds(*make_step(task, device, n), samples, 0.2) for n in (few, many))
     per_block = max(1e-6, (long - short) / (many - few))
     return min(_MAX_DEPTH, max(1, round(few + (target - short) / per_block)))
 

@@ -8,13 +8,14 @@ MB. Here:
     volumes  batches of 2 arrays of 96 MB: read the file, crop 128^3, flip, standardize (NumPy)
     tokens   batches of 64 texts of 1,024 words: look up, mask 15 % (pure Python, holds the GIL)
 
-Files are in the page cache. A sample's number selects its file and seeds its augmentation, so all
-contenders prepare the same samples.
+Files are in the page cache, in a folder per task. A sample's number selects its file and seeds its
+augmentation, so all contenders prepare the same samples.
 """
 # ruff: noqa: PLC0415  (OpenCV is needed for images only)
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
@@ -26,11 +27,29 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["TASKS", "VOCABULARY", "Images", "Task", "Tokens", "Volumes", "batch_seconds", "load"]
+__all__ = [
+    "BUSY_CORES",
+    "CROPPED",
+    "TASKS",
+    "VOCABULARY",
+    "Images",
+    "Task",
+    "Tokens",
+    "Volumes",
+    "batch_seconds",
+    "load",
+    "step_seconds",
+]
 
 VOCABULARY = 32_768
+
+#: Share of the cores that preparing batches at the rate of the training steps keeps busy.
+BUSY_CORES = 0.75
+
 _MASK, _MASKED = 0, 0.15
-_CROPPED = 0.8
+
+#: Height and width of crops of images, relative to those of the images.
+CROPPED = 0.8
 
 
 class Task(Protocol):
@@ -60,18 +79,19 @@ class Images:
 
     def write(self, inputs: Path) -> None:
         """Write a JPEG per image."""
+        folder = _folder(self, inputs)
         from benchmarks.jpeg import photographs
 
         for number, data in enumerate(photographs(self.files)):
-            (inputs / f"{number}.jpg").write_bytes(data)
+            (folder / f"{number}.jpg").write_bytes(data)
 
     def prepare(self, inputs: Path, number: int) -> Any:
         """Decode an image, and augment it as in the training of ResNets."""
         cv2 = _one_threaded_cv2()
-        data = np.fromfile(inputs / f"{number % self.files}.jpg", np.uint8)
+        data = np.fromfile(inputs / self.name / f"{number % self.files}.jpg", np.uint8)
         image = cv2.imdecode(data, cv2.IMREAD_COLOR)
         generator = random.Random(number)
-        height, width = (int(_CROPPED * size) for size in image.shape[:2])
+        height, width = (int(CROPPED * size) for size in image.shape[:2])
         top = generator.randint(0, image.shape[0] - height)
         left = generator.randint(0, image.shape[1] - width)
         image = image[top : top + height, left : left + width]
@@ -93,13 +113,14 @@ class Volumes:
 
     def write(self, inputs: Path) -> None:
         """Write a file of side^3 float32 per volume."""
+        folder = _folder(self, inputs)
         generator = np.random.default_rng(0)
         for number in range(self.files):
-            generator.random(self.side**3, np.float32).tofile(inputs / f"{number}.raw")
+            generator.random(self.side**3, np.float32).tofile(folder / f"{number}.raw")
 
     def prepare(self, inputs: Path, number: int) -> Any:
         """Read a volume and return a standardized crop."""
-        path = inputs / f"{number % self.files}.raw"
+        path = inputs / self.name / f"{number % self.files}.raw"
         volume = np.fromfile(path, np.float32).reshape((self.side,) * 3)
         generator = random.Random(number)
         starts = [generator.randint(0, self.side - self.crop) for _ in range(3)]
@@ -122,16 +143,17 @@ class Tokens:
 
     def write(self, inputs: Path) -> None:
         """Write a file of words per text."""
+        folder = _folder(self, inputs)
         generator = np.random.default_rng(0)
         for number in range(self.files):
             words = generator.integers(1, VOCABULARY, self.length).tolist()
-            (inputs / f"{number}.txt").write_text(" ".join(f"w{word}" for word in words))
+            (folder / f"{number}.txt").write_text(" ".join(f"w{word}" for word in words))
 
     def prepare(self, inputs: Path, number: int) -> Any:
         """Look up the words of a text, and mask some."""
         ids = _word_ids()
         generator = random.Random(number)
-        words = (inputs / f"{number % self.files}.txt").read_text().split()
+        words = (inputs / self.name / f"{number % self.files}.txt").read_text().split()
         tokens = [_MASK if generator.random() < _MASKED else ids[word] for word in words]
         return np.array(tokens, np.int32)
 
@@ -157,6 +179,21 @@ def batch_seconds(task: Task, inputs: Path, batches: int = 5) -> float:
         np.stack([task.prepare(inputs, n) for n in range(first, first + task.batch)])
         times.append(time.thread_time() - began)
     return statistics.median(times[1:])  # the first fills the page cache
+
+
+def step_seconds(task: Task, inputs: Path) -> float:
+    """Return the duration of a training step.
+
+    An input pipeline that keeps `BUSY_CORES` of the cores busy, and no more, keeps the accelerator
+    busy. Processor time does not depend on other load.
+    """
+    return batch_seconds(task, inputs) / (BUSY_CORES * len(os.sched_getaffinity(0)))
+
+
+def _folder(task: Task, inputs: Path) -> Path:
+    folder = inputs / task.name
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @cache

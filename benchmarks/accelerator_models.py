@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.accelerator_inputs import VOCABULARY
 
-__all__ = ["Step", "Wait", "jax_step", "step_seconds", "torch_step"]
+__all__ = ["Step", "Wait", "ideal_seconds", "jax_step", "torch_step"]
 
 Step = Callable[[Any], Any]
 """Starts the training step on a batch of samples; returns what `Wait` waits for."""
@@ -107,7 +107,7 @@ def jax_step(task: str, device: str, depth: int) -> tuple[Step, Wait]:
     return step, lambda value: value.block_until_ready()
 
 
-def step_seconds(step: Step, wait: Wait, samples: Any, seconds: float = 0.5) -> float:
+def ideal_seconds(step: Step, wait: Wait, samples: Any, seconds: float = 0.5) -> float:
     """Return the seconds per step if the samples are always there: the device is never idle."""
     for _ in range(3):  # compiles, allocates
         wait(step(samples))
