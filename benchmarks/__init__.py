@@ -5,8 +5,8 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     python -m benchmarks                   all benchmarks, half an hour; writes results.json and
                                            the report
     python -m benchmarks service jpeg      only these areas and benchmarks
-    python -m benchmarks --quick           workloads of the overview chart, short rounds, five
-                                           minutes; writes nothing
+    python -m benchmarks --quick           three workloads per area, short rounds, five minutes;
+                                           writes nothing
     python -m benchmarks --list            areas, benchmarks, workloads and contenders
     python -m benchmarks.report            writes the report again from results.json
     python -m benchmarks what_if           predictions of `headrace doctor --job`; writes nothing

@@ -98,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="run short rounds of the workloads of the overview chart, or of the named "
-        "benchmarks; write nothing",
+        help="run short rounds of up to three workloads per area, or of the named benchmarks; "
+        "write nothing",
     )
     parser.add_argument("--list", action="store_true", help="list what would run, and exit")
     return parser

@@ -153,6 +153,7 @@ WORKLOADS = (
         check=_check,
         reopen=False,
         self_timed=True,
+        element_seconds=7.0,
         contenders=(
             _contender("headrace", trained_with_kills("headrace", _IMAGES), "cv2"),
             _contender(

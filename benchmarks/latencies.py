@@ -120,6 +120,7 @@ WORKLOADS = (
         check=_check_waits,
         reopen=False,
         self_timed=True,
+        element_seconds=2.0,
         contenders=(
             Contender(
                 name="headrace", build=_killed_dispatcher, needs=("headrace",), role="headrace"

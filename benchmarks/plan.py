@@ -18,11 +18,15 @@ BENCHMARKS = tuple(name for area in AREAS for name in area.benchmarks)
 
 #: Seconds to start and stop a contender's process, by the slowest framework that it needs: mostly
 #: imports and the check of elements.
-_START_SECONDS = {"tensorflow": 7.0, "torch": 5.0, "grain": 5.0, "jax": 3.0}
+_START_SECONDS = {"tensorflow": 5.0, "torch": 5.0, "grain": 4.0, "jax": 3.0}
 _OTHER_START_SECONDS = 2.0
 
 #: Seconds of a round that are neither warm-up nor timed: opening, the first element, closing.
 _ROUND_OVERHEAD_SECONDS = 0.2
+
+
+#: Workloads of an area in a quick run.
+_QUICK_WORKLOADS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,9 @@ class Task:
         contenders = self.workload.contenders
         starts = sum(_start_seconds(contender) for contender in contenders)
         length = LONG_ROUNDS if self.workload.long_rounds else 1
-        a_round = (effort.ramp + effort.seconds) * length + _ROUND_OVERHEAD_SECONDS
+        element = self.workload.element_seconds
+        starts += 2 * element * len(contenders)  # its check, and an untimed round
+        a_round = max((effort.ramp + effort.seconds) * length, element) + _ROUND_OVERHEAD_SECONDS
         in_parallel = max(1, min(cores, len(contenders)))
         return sessions * (starts / in_parallel + effort.rounds * a_round * len(contenders))
 
@@ -60,8 +66,8 @@ def choose(names: Sequence[str] = (), *, headlines_only: bool = False) -> list[T
 
     Args:
         names: Names of areas and of benchmarks; empty for all.
-        headlines_only: Whether to keep of each area only the workloads of the overview chart (its
-            first one if it has none). Benchmarks that are named themselves keep all workloads.
+        headlines_only: Whether to keep of each area only the first three workloads of the overview
+            chart (one if the chart has none). Benchmarks that are named themselves keep all.
 
     Raises:
         ValueError: If there is no area or benchmark of a name.
@@ -80,7 +86,8 @@ def choose(names: Sequence[str] = (), *, headlines_only: bool = False) -> list[T
             for workload in load(benchmark).WORKLOADS
         ]
         if headlines_only:
-            shown = area.headlines or tuple(task.workload.name for task in found[:1])
+            first = tuple(task.workload.name for task in found[:1])
+            shown = area.headlines[:_QUICK_WORKLOADS] or first
             found = [t for t in found if t.workload.name in shown or t.benchmark in names]
         tasks += found
     return tasks

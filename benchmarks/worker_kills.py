@@ -71,6 +71,7 @@ WORKLOADS = (
         check=_check,
         reopen=False,
         self_timed=True,
+        element_seconds=3.0,
         contenders=(
             Contender(
                 name="headrace, ordered",

@@ -110,6 +110,8 @@ class Workload:
         self_timed: Whether each element is a measurement by the contender: a number of items and
             their seconds of waiting or of processor time. Time between elements is not counted, and
             there is no warm-up.
+        element_seconds: Seconds that a self-timed element takes, if it is longer than a round; the
+            plan of a run needs it.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Workload:
     long_rounds: bool = False
     repeated: bool = False
     self_timed: bool = False
+    element_seconds: float = 0.0
 
 
 def expect(condition: bool, message: str) -> None:
