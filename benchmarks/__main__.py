@@ -64,10 +64,11 @@ def _run(tasks: list[Task], effort: Effort, *, store_results: bool) -> int:
     except KeyboardInterrupt:
         status = _INTERRUPTED
     progress.close()
-    print(results_table(results))
+    if results:
+        print(results_table(results))
     if status == _INTERRUPTED:
-        kept = "their results are stored" if store_results else "their results are above"
-        print(f"interrupted: {len(results)} of {len(tasks)} workloads finished; {kept}")
+        kept = "; their results are stored" if store_results and results else ""
+        print(f"interrupted: {len(results)} of {len(tasks)} workloads finished{kept}")
     return status
 
 

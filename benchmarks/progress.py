@@ -98,7 +98,7 @@ class Progress:
 
     def _times(self) -> str:
         elapsed = self._clock() - self._began
-        return f"{duration(elapsed)} elapsed, about {duration(self.remaining())} left"
+        return f"{duration(elapsed)}, about {duration(self.remaining())} left"
 
     def _line(self, text: str) -> None:
         self._write((_CLEAR_LINE if self._live else "") + text + "\n")

@@ -40,10 +40,10 @@ def test_without_a_terminal_there_is_a_line_per_area_and_result() -> None:
     progress.close()
     assert stream.getvalue().splitlines() == [
         "Files",
-        "  [1/3] a: 1 row/s (0:30 elapsed, about 0:30 left)",
-        "  [2/3] b: 1 row/s (1:00 elapsed, about 0:20 left)",
+        "  [1/3] a: 1 row/s (0:30, about 0:30 left)",
+        "  [2/3] b: 1 row/s (1:00, about 0:20 left)",
         "Service",
-        "  [3/3] c: 1 row/s (1:30 elapsed, about 0:00 left)",
+        "  [3/3] c: 1 row/s (1:30, about 0:00 left)",
     ]
 
 
@@ -54,7 +54,7 @@ def test_on_a_terminal_the_live_line_is_rewritten_and_cleared() -> None:
     clock.now += 15
     progress.activity("round 1 of 5, tf.data")
     shown = stream.getvalue().rpartition("\r\x1b[K")[2]
-    assert shown.startswith("[1/2] 0:15 elapsed, about 1:45 left · a · round 1 of 5")
+    assert shown.startswith("[1/2] 0:15, about 1:45 left · a · round 1 of 5")
     progress.finish("1 row/s")
     assert stream.getvalue().endswith("\r\x1b[K  [1/2] a: 1 row/s\n")
     progress.close()
