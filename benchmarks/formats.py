@@ -30,14 +30,14 @@ def workload_rate(rate: float | None, workload: Workload) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with three or four digits, such as "31.7 k"."""
+    """Format a number with three or four digits, such as "1,784" or "31.7 k"."""
     if value >= 1e9:
         return f"{value / 1e9:.3g} G"
     if value >= 1e6:
         return f"{value / 1e6:.3g} M"
     if value >= 1e4:
         return f"{value / 1e3:.3g} k"
-    return f"{value:.4g}"
+    return f"{value:,.4g}"
 
 
 def ratio_text(value: float) -> str:

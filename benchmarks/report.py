@@ -39,7 +39,7 @@ _CAPTION = (
 _LIMITS = " Grey: upper limit."
 
 _CURVES = {
-    "splits": "Splits assigned, over sockets",
+    "scale_splits": "Splits per CPU second, simulated",
     "scale_load": "Load of heartbeats, simulated",
     "scale_opening": "Cost of a client's start, simulated",
 }
@@ -97,8 +97,7 @@ def charts(directory: Path) -> dict[str, str]:
     if all(path.exists() for path in paths.values()):
         drawn["scale"] = curve_chart(
             [_curve(path, _CURVES[name]) for name, path in paths.items()],
-            "Horizontal: number of workers, and the same number of clients. "
-            "Shaded: lowest to highest round.",
+            "Horizontal: number of workers, and the same number of clients.",
         )
     return drawn
 
@@ -253,28 +252,34 @@ def _area(area: Area, by_name: dict[str, Result], pictures: dict[str, str]) -> l
 
 
 def _dispatcher_curves(directory: Path) -> list[str]:
-    """Return the subsection of the stored curves: a table with a row per curve."""
-    paths = sorted(directory.glob("curves/scale_*.json"))
-    if not paths:
+    """Return the subsection of the stored curves: a table of each kind, with a row per curve."""
+    paths = sorted(directory.glob("curves/*.json"))
+    simulated = [path for path in paths if path.stem.startswith("scale_")]
+    sockets = [path for path in paths if path not in simulated]
+    tables = [
+        ("with simulated peers, over sockets", sockets, (1, 10, 100, 1000)),
+        ("in virtual time, without sockets", simulated, (100, 1000, 3000, 10_000)),
+    ]
+    shown = [_curve_table(*table) for table in tables if table[1]]
+    if not shown:
         return []
-    curves = [json.loads(path.read_text()) for path in paths]
-    counts = [*curves[0]["rounds"]]
-    header = ["simulated dispatcher", "unit", *(f"{int(count):,} of each" for count in counts)]
-    rows = [
-        [f"[{curve['title']}](curves/{path.name})", curve["unit"]]
-        + [_plain_number(statistics.median(curve["rounds"][count])) for count in counts]
-        for curve, path in zip(curves, paths, strict=True)
-    ]
-    return [
-        "### 1 to 10,000 workers and clients",
-        _paragraph(
-            "`python -m benchmarks.dispatcher_curves` measures the first curve above over sockets. "
-            "`python -m benchmarks.dispatcher_scale` measures the others and this table in virtual "
-            "time and without sockets, so a real dispatcher reaches its limits earlier; "
-            "[design 0034](../docs/design/0034-scale.md) discusses these curves."
-        ),
-        _table([header, *rows]),
-    ]
+    text = _paragraph(
+        "`python -m benchmarks.dispatcher_curves` measures over sockets. `python -m "
+        "benchmarks.dispatcher_scale` measures up to 10,000 workers and 10,000 clients in virtual "
+        "time and without sockets, so a real dispatcher reaches its limits earlier; "
+        "[design 0034](../docs/design/0034-scale.md) discusses these curves."
+    )
+    return ["### 1 to 10,000 workers and clients", text, *shown]
+
+
+def _curve_table(heading: str, paths: list[Path], counts: tuple[int, ...]) -> str:
+    rows = [[heading, "unit", *(f"{count:,} of each" for count in counts)]]
+    for path in paths:
+        curve = json.loads(path.read_text())
+        medians = {int(count): statistics.median(v) for count, v in curve["rounds"].items()}
+        values = [_plain_number(medians[count]) if count in medians else "–" for count in counts]
+        rows.append([f"[{curve['title']}](curves/{path.name})", curve["unit"], *values])
+    return _table(rows)
 
 
 def _plain_number(value: float) -> str:
@@ -292,8 +297,8 @@ def _machine_text(stored: Results) -> str:
     )
     versions = "".join(f", {name} {version}" for name, version in properties.items())
     return (
-        f"{text}{versions}. All processes of a workload run on this machine, and none uses an "
-        f"accelerator. A round trip between two threads takes {stored.thread_round_trip_us} µs. "
+        f"{text}{versions}. All processes of a workload run on this machine. "
+        f"A round trip between two threads takes {stored.thread_round_trip_us} µs. "
         "[DETAILS.md](DETAILS.md#runs) lists runs and their differences."
     )
 

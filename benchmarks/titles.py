@@ -73,6 +73,11 @@ TITLES = {
     "Keras fit with an embedding": "Keras fit with an embedding",
     "Keras fit, mirrored": "Keras fit, mirrored, one replica",
     "Keras evaluation on two workers": "Keras evaluate on two workers",
+    # Accelerator utilisation
+    "accelerator, images": "Accelerator utilisation, images",
+    "accelerator, volumes": "Accelerator utilisation, volumes",
+    "accelerator, tokens": "Accelerator utilisation, tokens",
+    "accelerator, images, workers killed": "Accelerator utilisation, images, workers killed",
     # Parameter servers
     "embedding steps": "Training steps with an embedding",
     "empty functions": "Schedule empty functions",

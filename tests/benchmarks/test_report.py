@@ -252,8 +252,11 @@ def test_page_shows_stored_scale_curves_as_a_table(tmp_path: Path) -> None:
     (tmp_path / "curves" / "scale_memory.json").write_text(json.dumps(curve))
     store(tmp_path, [], [], "")
     page = (tmp_path / "RESULTS.md").read_text()
-    assert "| unit      | 100 of each | 1,000 of each |" in page
-    assert "| [Peak memory](curves/scale_memory.json) | megabytes | 1.5         | 2,500" in page
+    assert "| unit      | 100 of each | 1,000 of each | 3,000 of each |" in page
+    row = (
+        "| [Peak memory](curves/scale_memory.json) | megabytes | 1.5         | 2,500         | –  "
+    )
+    assert row in page
 
 
 def test_committed_pages_and_charts_are_up_to_date(tmp_path: Path) -> None:
