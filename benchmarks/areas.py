@@ -109,14 +109,14 @@ AREAS = (
         headlines=("JAX, batches on one device", "distributed_no_op", "Keras fit"),
     ),
     Area(
-        name="accelerator",
+        name="utilisation",
         title="Accelerator utilisation",
         summary=(
             "Share of the time in which an accelerator computes, if the input is prepared on the "
             "cores of its host. Its steps are simulated, as in MLPerf Storage."
         ),
         benchmarks=("accelerator",),
-        headlines=("accelerator, images", "accelerator, images, workers killed"),
+        headlines=("accelerator, images, workers killed",),
     ),
     Area(
         name="parameter_servers",
