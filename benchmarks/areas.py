@@ -126,14 +126,14 @@ AREAS = (
         ),
     ),
     Area(
-        name="accelerator",
+        name="utilisation",
         title="Accelerator utilisation",
         summary=(
             "Share of the time in which an accelerator computes, if the input is prepared on the "
             "cores of its host. Its steps are simulated, as in MLPerf Storage."
         ),
         benchmarks=("accelerator",),
-        headlines=("accelerator, images", "accelerator, images, workers killed"),
+        headlines=("accelerator, images, workers killed",),
     ),
     Area(
         name="parameter_servers",

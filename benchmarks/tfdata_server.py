@@ -15,9 +15,9 @@ from contextlib import ExitStack
 
 __all__ = ["start_process", "start_tf_data_service"]
 
-#: Milliseconds between heartbeats, and without one after which a worker is lost. With the default,
-#: 60 s, clients would wait for a killed worker that long.
-_HEARTBEAT_MS, _TIMEOUT_MS = 100, 1000
+#: Milliseconds between heartbeats, without one after which a worker is lost, and between checks of
+#: that. By default the dispatcher checks every ten minutes, for which clients would wait.
+_HEARTBEAT_MS, _TIMEOUT_MS, _CHECK_MS = 100, 1000, 200
 
 
 def start_tf_data_service(stack: ExitStack) -> str:
@@ -50,8 +50,10 @@ def _serve(arguments: list[str]) -> None:
     if arguments[:1] == ["--worker"]:
         target = arguments[1]
     else:
+        alone = arguments == ["--dispatcher"]
         config = service.DispatcherConfig(
-            worker_timeout_ms=_TIMEOUT_MS if arguments == ["--dispatcher"] else None
+            worker_timeout_ms=_TIMEOUT_MS if alone else None,
+            job_gc_check_interval_ms=_CHECK_MS if alone else None,
         )
         servers.append(service.DispatchServer(config))
         target = servers[0].target
