@@ -49,7 +49,9 @@ help:
 	@echo "make check   format, lint, types, import rules"
 	@echo "make soak    simulation with many peers, and the service tests many times (TIMES=20)"
 	@echo "             SELECT=EXPRESSION runs only matching tests, as pytest -k"
-	@echo "make bench   the benchmarks, in a separate environment"
+	@echo "make bench   the benchmarks, in a separate environment; half an hour on two idle cores"
+	@echo "             ARGS=--quick runs the main ones in five minutes, ARGS=--list shows names,"
+	@echo "             and ARGS='service jpeg' runs an area and a benchmark"
 	@echo "make docs    redraw the pictures in docs/, and build the documentation in build/docs"
 	@echo "make dist    build the sdist and the wheel in build/dist, and check them"
 	@echo "make release-check"
@@ -92,7 +94,7 @@ soak: $(READY)
 	@$(BIN)/python -m tests.soak $(TIMES) $(if $(SELECT),--select '$(SELECT)')
 
 bench: $(BENCH_READY)
-	@$(BENCH_VENV)/bin/python -m benchmarks
+	@$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
 
 docs: $(READY)
 	@$(BIN)/python docs/architecture.py

@@ -2,16 +2,22 @@
 
 One module per benchmark; each lists its contenders: Headrace, its peers, and upper limits.
 
-    python -m benchmarks                   all benchmarks; writes results.json and the report
-    python -m benchmarks small_rows jpeg   only these
-    python -m benchmarks --quick           short rounds, a smoke test; writes nothing
-    python -m benchmarks --list            the benchmarks and their contenders
+    python -m benchmarks                   all benchmarks, half an hour; writes results.json and
+                                           the report
+    python -m benchmarks service jpeg      only these areas and benchmarks
+    python -m benchmarks --quick           three workloads per area, short rounds, five minutes;
+                                           writes nothing
+    python -m benchmarks --list            areas, benchmarks, workloads and contenders
     python -m benchmarks.report            writes the report again from results.json
     python -m benchmarks what_if           predictions of `headrace doctor --job`; writes nothing
+    python -m benchmarks.accelerator       samples lost while workers are killed; or, with
+                                           `--device cuda`, a real accelerator
     python -m benchmarks.dispatcher_curves the dispatcher with 1 to 1,000 peers of each kind
     python -m benchmarks.autoscaling       waits and costs of autoscaling policies, simulated
     python -m benchmarks.dispatcher_scale  the same with 100 to 10,000, in virtual time
 
+    plan                    what to measure, in which order, and how long it takes
+    progress                the live line on a terminal, and the lines of results
     workload                the records: Workload, Contender, Target, Bound
     measure                 rounds in turn, one process per contender; medians and ratios
     contender               the program of a contender's process
@@ -19,7 +25,7 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     inputs                  synthetic files, generated from a seed
     local_service           a service of worker processes on this host
     dispatcher_process      a dispatcher, or a worker, in its own process
-    tfdata_server           a tf.data service in its own process
+    tfdata_server           a tf.data service in its own processes
     tf_cluster              workers and parameter servers of tf.distribute
     simulated_peers         a thousand clients and workers of a dispatcher, in one thread
     autoscaling_simulation  discrete-event simulation of a service that a policy scales
@@ -27,6 +33,11 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     autoscaling_optimum     lower bound of the cost of a load
     raw_connection          a connection to a server without ZeroMQ and without a thread
     in_process_requests     requests to a dispatcher's core, without sockets
+    accelerator_inputs      files, samples and step durations of the accelerator benchmarks
+    accelerator_peers       their contenders with a simulated accelerator
+    accelerator_loop        the simulated accelerator, and kills of workers
+    accelerator_device      training loops on a real accelerator
+    accelerator_models      their training steps in PyTorch and JAX
     areas                   the areas: sections of RESULTS.md and their benchmarks
     results                 the record of a result, the machine, results.json
     targets                 targets of development, printed by the command line

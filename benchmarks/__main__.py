@@ -3,122 +3,107 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 import tempfile
+from itertools import groupby
 from pathlib import Path
-from types import ModuleType
 
 from benchmarks import what_if
-from benchmarks.measure import FULL, QUICK, measure, write_inputs
-from benchmarks.report import Result, results_table, store
-from benchmarks.workload import Workload
+from benchmarks.measure import FULL, QUICK, Effort, measure, usable_cores, write_inputs
+from benchmarks.plan import Task, all_workloads, choose, load, method
+from benchmarks.progress import Progress, duration, summary
+from benchmarks.report import results_table, store
+from benchmarks.results import Result
+from benchmarks.titles import title
 
 __all__ = ["main"]
 
-BENCHMARKS = (
-    "adapters_jax",
-    "small_rows",
-    "scalar_map",
-    "distributed_input",
-    "interleave",
-    "autotune",
-    "packing",
-    "nested_datasets",
-    "windows",
-    "tfrecord",
-    "file_sources",
-    "jpeg",
-    "service_scalars",
-    "service_batches",
-    "coordinated_reads",
-    "exactly_once",
-    "exactly_once_bytes",
-    "service_elements",
-    "service_limits",
-    "service_jpeg",
-    "ordered",
-    "ordered_shuffled",
-    "python_bound",
-    "trainers",
-    "adapters_torch",
-    "latencies",
-    "worker_kills",
-    "parameter_store",
-    "parameter_servers",
-    "dense_variable",
-    "keras_fit",
-    "dispatcher",
-)
+_INTERRUPTED = 130
+"""The exit status of a program that Ctrl-C ends, 128 plus the number of the signal."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the names benchmarks; return 1 if a contender failed, else 0."""
+    """Run the chosen benchmarks; return 1 if a contender failed, 130 after Ctrl-C, else 0."""
     if arguments[:1] == [what_if.__name__.rpartition(".")[2]]:  # measures predictions, not peers
         return what_if.main(arguments[1:])
-    options = _parser().parse_args(arguments)
-    names = options.benchmark or list(BENCHMARKS)
-    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in BENCHMARKS}
-    if options.list:
-        for name in names:
-            _describe(name, modules[name])
-        return 0
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        tasks = choose(options.name, headlines_only=options.quick)
+    except ValueError as error:
+        parser.error(str(error))
     effort = QUICK if options.quick else FULL
-    method = (
-        f"{effort.rounds} rounds. In each, the contenders take turns, each in its own process, "
-        f"with {effort.ramp:g} s of untimed and {effort.seconds:g} s of timed reading."
-    )
-    workloads = [workload for module in modules.values() for workload in module.WORKLOADS]
-    method += _exceptions_text(workloads)
-    order = [workload.name for workload in workloads]
+    if options.list:
+        print(listing(tasks, effort))
+        return 0
+    return _run(tasks, effort, store_results=not options.quick)
+
+
+def _run(tasks: list[Task], effort: Effort, *, store_results: bool) -> int:
+    planned = [task.seconds(effort, usable_cores()) for task in tasks]
+    progress = Progress(planned)
+    order, method_text = [workload.name for workload in all_workloads()], method(effort)
     results: list[Result] = []
-    failed = False
-    for name in names:
-        with tempfile.TemporaryDirectory() as inputs:
-            if hasattr(modules[name], "write_inputs"):
-                write_inputs(name, Path(inputs))
-            for workload in modules[name].WORKLOADS:
-                measurements = measure(name, workload, effort, Path(inputs), log=_log)
-                results.append(Result.of(workload, measurements))
-                failed |= any((m.problem or "").startswith("failed") for m in measurements)
-                if not options.quick:  # after each, so that an interrupted run keeps its results
-                    store(Path(__file__).parent, results, order, method)
-    print(results_table(results))
-    return int(failed)
+    status = 0
+    try:
+        for benchmark, group in groupby(tasks, key=lambda task: task.benchmark):
+            with tempfile.TemporaryDirectory() as inputs:
+                if hasattr(load(benchmark), "write_inputs"):
+                    progress.activity(f"writing the inputs of {benchmark}")
+                    write_inputs(benchmark, Path(inputs))
+                for task in group:
+                    workload = task.workload
+                    progress.start(task.area.title, title(workload.name))
+                    measured = measure(benchmark, workload, effort, Path(inputs), progress.activity)
+                    results.append(Result.of(workload, measured))
+                    progress.finish(summary(results[-1]))
+                    if any((m.problem or "").startswith("failed") for m in measured):
+                        status = 1
+                    if store_results:  # after each, so that an interrupted run keeps its results
+                        store(Path(__file__).parent, results, order, method_text)
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    progress.close()
+    if results:
+        print(results_table(results))
+    if status == _INTERRUPTED:
+        kept = "; their results are stored" if store_results and results else ""
+        print(f"interrupted: {len(results)} of {len(tasks)} workloads finished{kept}")
+    return status
 
 
-def _exceptions_text(workloads: list[Workload]) -> str:
-    """List the workloads with rounds of another length or number, grouped by the difference."""
-    groups: dict[str, list[str]] = {}
-    for workload in workloads:
-        if workload.duration_factor != 1:
-            text = f"{workload.duration_factor:g} times the duration"
-            groups.setdefault(text, []).append(workload.name)
-        if workload.rounds_factor != 1:
-            text = f"{workload.rounds_factor} times the rounds"
-            groups.setdefault(text, []).append(workload.name)
-        if workload.restart_every:
-            text = f"New processes every {workload.restart_every} rounds"
-            groups.setdefault(text, []).append(workload.name)
-    return "".join(f"\n* {text}: {'; '.join(names)}." for text, names in groups.items())
+def listing(tasks: list[Task], effort: Effort) -> str:
+    """List areas, their benchmarks, workloads and contenders, with planned durations."""
+    total = sum(task.seconds(effort) for task in tasks)
+    lines = [f"{len(tasks)} workloads, about {duration(total)} minutes on two idle cores"]
+    for area, in_area in groupby(tasks, key=lambda task: task.area):
+        chosen = list(in_area)
+        took = duration(sum(task.seconds(effort) for task in chosen))
+        lines += ["", f"{area.name}: {area.title} ({took})"]
+        for benchmark, group in groupby(chosen, key=lambda task: task.benchmark):
+            lines.append(f"  {benchmark}: {(load(benchmark).__doc__ or '').splitlines()[0]}")
+            for task in group:
+                names = " / ".join(contender.name for contender in task.workload.contenders)
+                lines.append(f"    {task.workload.name}: {names}")
+    return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("benchmark", nargs="*", choices=[[], *BENCHMARKS], help="default: all")
-    parser.add_argument("--quick", action="store_true", help="run short rounds and write nothing")
-    parser.add_argument("--list", action="store_true", help="list the contenders and exit")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Compare Headrace with other libraries; write RESULTS.md and results.json.",
+    )
+    parser.add_argument(
+        "name", nargs="*", help="an area, a benchmark, or what_if; by default all areas"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="run short rounds of up to three workloads per area, or of the named benchmarks; "
+        "write nothing",
+    )
+    parser.add_argument("--list", action="store_true", help="list what would run, and exit")
     return parser
-
-
-def _describe(name: str, module: ModuleType) -> None:
-    print(f"{name}: {(module.__doc__ or '').splitlines()[0]}")
-    for workload in module.WORKLOADS:
-        print(f"    {workload.name}: {', '.join(c.name for c in workload.contenders)}")
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

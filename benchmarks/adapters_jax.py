@@ -81,7 +81,7 @@ def _workload(name: str, devices: int) -> Workload:
         check=_check,
         consume=_rows,
         targets=(Target(of=("by hand",), at_least=0.95),),
-        rounds_factor=4,
+        repeated=True,
         item_bytes=SIDE * SIDE * 4,
     )
 

@@ -83,8 +83,7 @@ def _workload(origin: str, source: Callable[[Read], Any], by_hand: Read) -> Work
         check=_check,
         consume=touch,
         reopen=False,
-        rounds_factor=4,
-        duration_factor=0.5,
+        repeated=True,
         contenders=(
             Contender(name="headrace", build=source(_by_loader), needs=needs, role="headrace"),
             Contender(

@@ -126,13 +126,23 @@ AREAS = (
         ),
     ),
     Area(
+        name="utilisation",
+        title="Accelerator utilisation",
+        summary=(
+            "Share of the time in which an accelerator computes, if the input is prepared on the "
+            "cores of its host. Its steps are simulated, as in MLPerf Storage."
+        ),
+        benchmarks=("accelerator",),
+        headlines=("accelerator, images, workers killed",),
+    ),
+    Area(
         name="parameter_servers",
         title="Parameter servers",
         summary=(
             "Training steps on two workers and two parameter servers, and the operations of a "
             "server compared with the same arithmetic in one process."
         ),
-        benchmarks=("parameter_servers", "dense_variable", "parameter_store"),
+        benchmarks=("parameter_server_steps", "dense_variable", "parameter_store"),
         headlines=("embedding steps", "empty functions", "64 MB pushed, SGD"),
     ),
     Area(

@@ -1,9 +1,8 @@
-"""AUTOTUNE of a parallel map and its prefetch, compared with eight fixed settings.
+"""AUTOTUNE of a parallel map and its prefetch, compared with fixed settings.
 
 Four functions of about a millisecond: one waits, one runs Python code and holds the interpreter
 lock, one sorts in NumPy, which releases it, and one does these by turns. Each round opens the
-dataset again, so AUTOTUNE has only the warm-up of a round to choose. Rounds are short and many,
-since the fixed settings differ by less than the load of a shared machine changes within seconds.
+dataset again, so AUTOTUNE has only the warm-up of a round to choose.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -23,7 +22,7 @@ from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload,
 __all__ = ["WORKLOADS"]
 
 _ELEMENTS = 1_000_000_000
-_THREADS, _PREFETCH = (1, 2, 4, 8), (2, 16)
+_THREADS, _PREFETCH = (1, 2, 8), 16
 _VALUES = np.random.default_rng(0).random(30_000)
 
 
@@ -49,13 +48,13 @@ def _mix(number: Any) -> Any:
 
 
 def _headrace(
-    function: Callable[[Any], Any], threads: int | None, buffer: int | None
+    function: Callable[[Any], Any], threads: int | None
 ) -> Callable[[Path, ExitStack], Pipeline]:
     def build(_: Path, __: ExitStack) -> Pipeline:
         import headrace as hr
 
         calls = hr.AUTOTUNE if threads is None else threads
-        size = hr.AUTOTUNE if buffer is None else buffer
+        size = hr.AUTOTUNE if threads is None else _PREFETCH
         dataset = hr.Dataset.range(_ELEMENTS).map(function, calls).prefetch(size)
         return lambda: iter(dataset)
 
@@ -68,7 +67,7 @@ def _check(elements: Elements) -> None:
 
 
 def _workload(name: str, function: Callable[[Any], Any], *targets: Target) -> Workload:
-    fixed = {f"{t} threads, prefetch({p})": (t, p) for t in _THREADS for p in _PREFETCH}
+    fixed = {f"{count} threads, prefetch({_PREFETCH})": count for count in _THREADS}
     return Workload(
         name=f"AUTOTUNE, {name}",
         unit="elements",
@@ -76,18 +75,16 @@ def _workload(name: str, function: Callable[[Any], Any], *targets: Target) -> Wo
         contenders=(
             Contender(
                 name="headrace",
-                build=_headrace(function, None, None),
+                build=_headrace(function, None),
                 needs=("headrace",),
                 role="headrace",
             ),
             *(
-                Contender(name=n, build=_headrace(function, *setting), needs=("headrace",))
-                for n, setting in fixed.items()
+                Contender(name=n, build=_headrace(function, threads), needs=("headrace",))
+                for n, threads in fixed.items()
             ),
         ),
         targets=(Target(of=tuple(fixed), at_least=0.9, of_best_median=True), *targets),
-        duration_factor=0.5,
-        rounds_factor=4,
     )
 
 

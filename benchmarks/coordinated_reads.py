@@ -125,7 +125,7 @@ WORKLOADS = (
         unit="steps",
         check=_check_any,
         reopen=False,
-        duration_factor=3.0,  # the mean of a hundred steps is accurate to a tenth
+        long_rounds=True,
         contenders=(
             Contender(
                 name="headrace",

@@ -170,7 +170,6 @@ def _dense(name: str, check: Any, build: Any, limit: str, build_limit: Any) -> W
         ),
         targets=(Target(of=(limit,), at_least=0.8),),
         reopen=False,
-        duration_factor=2.0,
     )
 
 
@@ -188,6 +187,5 @@ WORKLOADS = (
         ),
         targets=(Target(of=("torch SparseAdam",), at_least=0.4),),
         reopen=False,
-        duration_factor=2.0,
     ),
 )

@@ -11,8 +11,8 @@ Idle: 1,000 workers and 1,000 clients of one job only send heartbeats. The figur
 time of the dispatcher's process, its socket threads included, per second of heartbeats. "Core only"
 passes the same number of heartbeats to the core, eight at a time.
 
-Heartbeats: workers and clients send one heartbeat at a time, in rotation. The figure is the
-processor time of the dispatcher's process per heartbeat.
+Heartbeats, measured by `dispatcher_curves` only: workers and clients send one heartbeat at a time,
+in rotation. The figure is the processor time of the dispatcher's process per heartbeat.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -130,25 +130,12 @@ def _check_measured(measured: Elements) -> None:
         expect(items > 0 and seconds > 0, "a measurement is empty")
 
 
-def _heartbeats_by(counts: Sequence[int]) -> tuple[Contender, ...]:
-    return tuple(
-        Contender(
-            name=f"headrace, {count:,} + {count:,} peers",
-            build=heartbeats(count),
-            needs=("headrace",),
-            role="headrace" if count == max(counts) else "peer",
-        )
-        for count in counts
-    )
-
-
 WORKLOADS = (
     Workload(
         name="dispatcher, durable splits",
         unit="splits",
         check=_check_splits,
         reopen=False,
-        duration_factor=0.5,
         contenders=(
             Contender(
                 name=f"headrace, {_NUM_REQUESTING} workers",
@@ -174,7 +161,6 @@ WORKLOADS = (
         check=_check_measured,
         reopen=False,
         self_timed=True,
-        duration_factor=0.8,
         contenders=(
             Contender(
                 name="headrace",
@@ -190,22 +176,5 @@ WORKLOADS = (
             ),
         ),
         targets=(Bound(at_most=0.1), Bound(at_most=0.1, by="headrace, core only")),
-    ),
-    Workload(
-        name="dispatcher, CPU per heartbeat",
-        unit="heartbeats",
-        check=_check_measured,
-        reopen=False,
-        self_timed=True,
-        duration_factor=0.3,
-        contenders=_heartbeats_by((1, 10, 100, _NUM_PEERS)),
-        # Independent of the number of peers, within a quarter.
-        targets=(
-            Target(
-                by=f"headrace, {_NUM_PEERS:,} + {_NUM_PEERS:,} peers",
-                of=("headrace, 10 + 10 peers",),
-                at_least=0.8,
-            ),
-        ),
     ),
 )

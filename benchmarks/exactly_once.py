@@ -2,10 +2,9 @@
 
 The same dataset is read through one worker process on the same host, with dynamic sharding, in both
 visitations. Exactly once needs element ids, by which undelivered elements of a lost worker are
-identified. Rows cost almost nothing themselves, singly or in batches. In an interleave of single
-elements consecutive elements belong to different splits, in blocks of 16 only every sixteenth does.
-A shuffle needs one id per element; its cost is reported without a target. `exactly_once_bytes` has
-larger elements.
+identified. Rows cost almost nothing themselves. In an interleave, consecutive elements belong to
+different splits. A shuffle needs one id per element; its cost is reported without a target.
+`exactly_once_bytes` has larger elements.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -24,7 +23,6 @@ from benchmarks.workload import Check, Consume, Contender, Elements, Target, Wor
 __all__ = ["WORKLOADS", "compare_visitations"]
 
 _ROWS, _FILES, _ROWS_PER_FILE = 1_000_000_000, 1_000, 20_000
-_BATCH = 256
 
 
 def _rows(_: Path) -> Any:
@@ -33,22 +31,13 @@ def _rows(_: Path) -> Any:
     return hr.Dataset.range(_ROWS).map(_parsed)
 
 
-def _batches(inputs: Path) -> Any:
-    return _rows(inputs).batch(_BATCH)
-
-
-def _interleave(_: Path, block_length: int = 1) -> Any:
+def _interleave(_: Path) -> Any:
     import headrace as hr
 
     return hr.Dataset.range(_FILES).interleave(
         lambda file: hr.Dataset.range(_ROWS_PER_FILE).map(_parsed),
         cycle_length=4,
-        block_length=block_length,
     )
-
-
-def _blocks(inputs: Path) -> Any:
-    return _interleave(inputs, block_length=16)
 
 
 def _shuffle(inputs: Path) -> Any:
@@ -62,11 +51,6 @@ def _parsed(row: Any) -> Any:
 def _check(elements: Elements) -> None:
     found = list(islice(elements, 1000))
     expect(all(isinstance(x, np.int64) for x in found), f"an element is a {type(found[0])}")
-
-
-def _check_batches(batches: Elements) -> None:
-    for batch in islice(batches, 10):
-        expect(batch.shape == (_BATCH,), f"a batch is {batch.shape}")
 
 
 def compare_visitations(
@@ -87,9 +71,7 @@ def compare_visitations(
         check=check,
         consume=consume,
         reopen=False,
-        duration_factor=0.4,
-        rounds_factor=4,  # to tell 0.90 from 1
-        restart_every=2,
+        repeated=True,  # to tell 0.90 from 1
         contenders=tuple(
             Contender(
                 name=contender,
@@ -105,8 +87,6 @@ def compare_visitations(
 
 WORKLOADS = (
     compare_visitations("rows", _rows, _check),
-    compare_visitations("batches of rows", _batches, _check_batches, unit="rows", consume=len),
     compare_visitations("interleave", _interleave, _check),
-    compare_visitations("interleave in blocks of 16", _blocks, _check),
     compare_visitations("shuffle", _shuffle, _check, at_least=None),
 )

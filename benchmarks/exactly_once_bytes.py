@@ -1,13 +1,12 @@
 """Cost of exactly-once delivery for large elements, and for elements that are costly to compute.
 
-Like `exactly_once`, for arrays of 64 KiB and of 1 MiB in epochs of 64 MiB, and for photographs from
+Like `exactly_once`, for arrays of 64 KiB in epochs of 64 MiB, and for photographs from
 interleaved record files that are decoded, resized and batched by 32.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,12 @@ import numpy as np
 from benchmarks.exactly_once import compare_visitations
 from benchmarks.inputs import write_tfrecord
 from benchmarks.jpeg import decode, one_threaded_cv2, photographs
-from benchmarks.workload import Check, Elements, expect
+from benchmarks.workload import Elements, expect
 
 __all__ = ["WORKLOADS", "write_inputs"]
 
 IMAGES, SHARDS, SIDE, BATCH = 128, 8, 112, 32
-EPOCH_BYTES = 64 << 20
+ELEMENT_BYTES, EPOCH_BYTES = 64 << 10, 64 << 20
 """Size of an epoch of distinct arrays. Chunks of large rows end with the epoch, so epochs of a few
 rows would not be representative."""
 _CHECKED = 16
@@ -36,16 +35,12 @@ def write_inputs(directory: Path) -> None:
         write_tfrecord(directory / f"{shard}.tfrecord", encoded[shard::SHARDS])
 
 
-def _arrays(size: int) -> Callable[[Path], Any]:
-    def dataset(_: Path) -> Any:
-        import headrace as hr
+def _arrays(_: Path) -> Any:
+    import headrace as hr
 
-        rows = np.random.default_rng(0).integers(
-            0, 256, (EPOCH_BYTES // size, size), dtype=np.uint8
-        )
-        return hr.Dataset.from_tensor_slices(rows).repeat()
-
-    return dataset
+    shape = (EPOCH_BYTES // ELEMENT_BYTES, ELEMENT_BYTES)
+    rows = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return hr.Dataset.from_tensor_slices(rows).repeat()
 
 
 def _decoded(inputs: Path) -> Any:
@@ -63,12 +58,9 @@ def _touch(element: Any) -> int:
     return 1
 
 
-def _check_arrays(size: int) -> Check:
-    def check(elements: Elements) -> None:
-        for element in islice(elements, _CHECKED):
-            expect(element.shape == (size,), f"an element is {element.shape}")
-
-    return check
+def _check_arrays(elements: Elements) -> None:
+    for element in islice(elements, _CHECKED):
+        expect(element.shape == (ELEMENT_BYTES,), f"an element is {element.shape}")
 
 
 def _check_images(batches: Elements) -> None:
@@ -77,10 +69,7 @@ def _check_images(batches: Elements) -> None:
 
 
 WORKLOADS = (
-    *(
-        compare_visitations(f"{name} elements", _arrays(size), _check_arrays(size), consume=_touch)
-        for name, size in (("64 KiB", 1 << 16), ("1 MiB", 1 << 20))
-    ),
+    compare_visitations("64 KiB elements", _arrays, _check_arrays, consume=_touch),
     compare_visitations(
         "JPEG files",
         _decoded,

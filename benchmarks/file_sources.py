@@ -1,7 +1,7 @@
 """Throughput of reading Parquet, JSON Lines and tar files, in the page cache.
 
-Parquet: 400,000 rows of two numbers and a string in four row groups, in batches of 8,192 and of
-65,536. JSON Lines: 100,000 objects of five values. Tar: 2,000 samples of two files, 8 KB each.
+Parquet: 400,000 rows of two numbers and a string in four row groups, in batches of 65,536.
+JSON Lines: 100,000 objects of five values. Tar: 2,000 samples of two files, 8 KB each.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -200,9 +200,7 @@ _TAR = Workload(
 )
 
 WORKLOADS = (
-    _parquet(8_192),
     _parquet(65_536),
-    _lines("single rows", None, lambda row: 1, _check_lines),
     _lines(f"batch({_BATCH})", _BATCH, lambda batch: len(batch["id"]), _check_line_batches),
     _TAR,
 )

@@ -188,8 +188,5 @@ def _workload(case: _Case, at_least: float | None) -> Workload:
 WORKLOADS = (
     _workload(_Case(cycle=4, block=1), 5.0),
     _workload(_Case(cycle=4, block=1, batch=BATCH), 5.0),
-    _workload(_Case(cycle=16, block=16), 5.0),
-    _workload(_Case(cycle=16, block=16, batch=BATCH), 5.0),
-    _workload(_Case(cycle=4, block=1, length=20), None),
     _workload(_Case(cycle=4, block=1, length=20, batch=BATCH), None),
 )

@@ -260,8 +260,7 @@ WORKLOADS = (
         unit="images",
         check=_Check(),
         consume=_count,
-        duration_factor=4.0,
-        rounds_factor=3,
+        long_rounds=True,
         contenders=(
             Contender(name="headrace", build=_headrace, needs=("headrace", "cv2"), role="headrace"),
             Contender(name="tf.data", build=_tf_data, needs=("tensorflow",)),

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.parameter_servers import start_headrace, start_tensorflow
+from benchmarks.parameter_server_steps import start_headrace, start_tensorflow
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
 __all__ = ["WORKLOADS"]
@@ -271,24 +271,6 @@ _BY_HAND, _TF_KERAS = "hand-written loop", "tf_keras, ParameterServerStrategy"
 _NEEDS = ("jax", "keras")
 
 
-def _embedding_workload(name: str, steps: int) -> Workload:
-    return Workload(
-        name=name,
-        unit="steps",
-        contenders=(
-            Contender(name="headrace", build=_headrace(steps, True), role="headrace", needs=_NEEDS),
-            Contender(
-                name=_TF_KERAS, build=_tf_keras(steps, True), needs=("tensorflow", "tf_keras")
-            ),
-        ),
-        check=_check_embedding,
-        consume=lambda _: _EMBEDDING_STEPS,
-        targets=(Target(of=(_TF_KERAS,), at_least=5.0),),
-        reopen=False,
-        duration_factor=4.0,
-    )
-
-
 def _training_workload(name: str, steps: int) -> Workload:
     return Workload(
         name=name,
@@ -305,15 +287,26 @@ def _training_workload(name: str, steps: int) -> Workload:
             Target(of=(_BY_HAND,), at_least=0.8),
         ),
         reopen=False,
-        duration_factor=4.0,
+        long_rounds=True,
     )
 
 
 WORKLOADS = (
     _training_workload("Keras fit", 1),
     _training_workload("Keras fit, ten steps per call", 10),
-    _embedding_workload("Keras fit with an embedding", 1),
-    _embedding_workload("Keras fit with an embedding, ten steps per call", 10),
+    Workload(
+        name="Keras fit with an embedding",
+        unit="steps",
+        contenders=(
+            Contender(name="headrace", build=_headrace(1, True), role="headrace", needs=_NEEDS),
+            Contender(name=_TF_KERAS, build=_tf_keras(1, True), needs=("tensorflow", "tf_keras")),
+        ),
+        check=_check_embedding,
+        consume=lambda _: _EMBEDDING_STEPS,
+        targets=(Target(of=(_TF_KERAS,), at_least=5.0),),
+        reopen=False,
+        long_rounds=True,
+    ),
     Workload(
         name="Keras fit, mirrored",
         unit="steps",
@@ -325,7 +318,6 @@ WORKLOADS = (
         consume=lambda _: _STEPS,
         targets=(Target(of=("keras",), at_least=0.95),),
         reopen=False,
-        duration_factor=2.0,
     ),
     Workload(
         name="Keras evaluation on two workers",
@@ -337,6 +329,5 @@ WORKLOADS = (
         check=_check_evaluation,
         consume=lambda _: _EVALUATED,
         reopen=False,
-        duration_factor=2.0,
     ),
 )

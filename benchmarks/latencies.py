@@ -103,7 +103,6 @@ WORKLOADS = (
         unit="epochs",
         check=_check_epochs,
         reopen=False,
-        duration_factor=0.5,
         contenders=tuple(
             Contender(
                 name=f"headrace, {mode}",
@@ -121,7 +120,7 @@ WORKLOADS = (
         check=_check_waits,
         reopen=False,
         self_timed=True,
-        duration_factor=0.5,
+        element_seconds=2.0,
         contenders=(
             Contender(
                 name="headrace", build=_killed_dispatcher, needs=("headrace",), role="headrace"

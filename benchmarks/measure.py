@@ -4,8 +4,8 @@ The speed of a machine drifts with other load, clocks and caches. Contenders are
 within a round only, and a ratio is the median of the rounds' ratios, never a ratio of two runs.
 Each contender runs in its own process, so that its thread pools and allocators do not disturb the
 others, which are idle while it is timed. The memory layout makes two processes of the same program
-differ by a few percent for their whole lifetime; to detect differences that small, a workload
-restarts its processes after a few rounds.
+differ by a few percent for their whole lifetime; to detect differences that small, a workload runs
+its rounds once more with new processes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,22 +29,42 @@ from typing import IO, Any
 
 from benchmarks.workload import Contender, Workload
 
-__all__ = ["FULL", "QUICK", "Effort", "Measurement", "measure", "ratio", "write_inputs"]
+__all__ = [
+    "FULL",
+    "LONG_ROUNDS",
+    "QUICK",
+    "Effort",
+    "Measurement",
+    "measure",
+    "ratio",
+    "write_inputs",
+]
 
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Seconds per round, seconds of warm-up before each round, and number of rounds."""
+    """Duration and number of rounds.
+
+    Attributes:
+        seconds: Timed seconds per round.
+        ramp: Seconds of warm-up before each round.
+        rounds: Number of rounds.
+        repeats: Number of times that workloads with `repeated` run their rounds.
+    """
 
     seconds: float
     ramp: float
     rounds: int
+    repeats: int = 2
 
 
-FULL = Effort(seconds=1.2, ramp=0.4, rounds=5)
-QUICK = Effort(seconds=0.3, ramp=0.1, rounds=2)
+FULL = Effort(seconds=0.5, ramp=0.2, rounds=5)
+QUICK = Effort(seconds=0.2, ramp=0.1, rounds=3, repeats=1)
+
+#: Factor of the duration of long rounds.
+LONG_ROUNDS = 3
 
 #: Seconds to wait for a contender's reply before it counts as failed.
 _BUILD_DEADLINE, _ROUND_DEADLINE, _STOP_DEADLINE = 120.0, 60.0, 15.0
@@ -99,58 +120,68 @@ def measure(
         workload: The workload to run.
         effort: Duration and number of rounds.
         inputs: Directory with the input files that the benchmark's `write_inputs` has written.
-        log: Called with each progress message.
+        log: Called with a description of each activity before it begins.
     """
     results = [Measurement(contender=c.name, role=c.role) for c in workload.contenders]
-    seconds, ramp = (
-        effort.seconds * workload.duration_factor,
-        effort.ramp * workload.duration_factor,
-    )
+    length = LONG_ROUNDS if workload.long_rounds else 1
+    seconds, ramp = effort.seconds * length, effort.ramp * length
     command = {"do": "round", "seconds": seconds, "ramp": ramp}
-    running: list[tuple[_Process, Measurement]] = []
-    rounds = effort.rounds * workload.rounds_factor
-    try:
-        for number in range(rounds):
-            if number % (workload.restart_every or rounds) == 0:
-                _stop(running)
-                _start(benchmark, workload, inputs, seconds / 2, results, running, log)
-            for process, result in running:
-                if result.problem is not None:
-                    continue
-                answer = process.ask(command, _ROUND_DEADLINE, result)
-                if answer is not None:
-                    result.rates.append(answer["rate"])
-                    result.firsts.append(answer["first"])
-                    result.cpus.append(answer["cpu"])
-            log(f"{workload.name} · round {number + 1} of {rounds}")
-    finally:
-        _stop(running)
+    for _ in range(effort.repeats if workload.repeated else 1):
+        with _started(benchmark, workload, inputs, seconds / 2, results, log) as running:
+            for number in range(effort.rounds):
+                for process, result in running:
+                    if result.problem is not None:
+                        continue
+                    log(f"round {number + 1} of {effort.rounds}, {result.contender}")
+                    answer = process.ask(command, _ROUND_DEADLINE, result)
+                    if answer is not None:
+                        result.rates.append(answer["rate"])
+                        result.firsts.append(answer["first"])
+                        result.cpus.append(answer["cpu"])
     return results
 
 
-def _start(
+@contextmanager
+def _started(
     benchmark: str,
     workload: Workload,
     inputs: Path,
     seconds: float,
     results: list[Measurement],
-    running: list[tuple[_Process, Measurement]],
     log: Callable[[str], None],
-) -> None:
-    """Start a process for each contender without a problem, and append it to `running`."""
-    for contender, result in zip(workload.contenders, results, strict=True):
-        if result.problem is None:
-            process = _Process(benchmark, workload, contender, inputs)
-            running.append((process, result))
-            process.ask({"do": "build", "seconds": seconds}, _BUILD_DEADLINE, result)
-            log(f"{workload.name} · {contender.name}: {result.problem or 'ready'}")
+) -> Iterator[list[tuple[_Process, Measurement]]]:
+    """Start a process for each contender without a problem; stop them at the end.
+
+    Starts are mostly imports and checks, which are not timed, so as many contenders as there are
+    cores start at the same time.
+    """
+    running = [
+        (_Process(benchmark, workload, contender, inputs), result)
+        for contender, result in zip(workload.contenders, results, strict=True)
+        if result.problem is None
+    ]
+
+    def build(process: _Process, result: Measurement) -> None:
+        log(f"starting {result.contender}")
+        process.ask({"do": "build", "seconds": seconds}, _BUILD_DEADLINE, result)
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        try:
+            for done in [pool.submit(build, *each) for each in running]:
+                done.result()
+            yield running
+        except BaseException:
+            for process, _ in running:
+                process.interrupt()
+            raise
+        finally:
+            for _ in pool.map(lambda each: each[0].stop(), running):
+                pass
 
 
-def _stop(running: list[tuple[_Process, Measurement]]) -> None:
-    while running:
-        process, _ = running[-1]
-        process.stop()
-        running.pop()
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def ratio(
@@ -231,6 +262,11 @@ class _Process:
                 return answer
         self.stop()
         return None
+
+    def interrupt(self) -> None:
+        """Interrupt the process as Ctrl-C would, so that it ends its own processes and exits."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGINT)
 
     def stop(self) -> None:
         """End the process and its descendants. Idempotent."""

@@ -90,7 +90,7 @@ def compare_orders(
     check: Check,
     in_order: Check,
     at_least: float,
-    one_worker: bool,
+    needs: tuple[str, ...] = ("headrace", "cv2"),
 ) -> Workload:
     """Return a workload that compares ordered and unordered reading.
 
@@ -100,29 +100,24 @@ def compare_orders(
         check: Check of unordered elements.
         in_order: Check of ordered elements.
         at_least: Minimum ratio of the rate of ordered to that of unordered reading.
-        one_worker: Whether to measure one worker as well as two.
+        needs: Modules that the dataset needs.
     """
-    counts = (2, 1) if one_worker else (2,)
-    contenders = [
-        Contender(
-            name=("headrace" if is_ordered else "headrace, unordered")
-            + (", 1 worker" if workers == 1 else ""),
-            build=local_service(dataset, workers=workers, ordered=is_ordered),
-            needs=("headrace", "cv2") if one_worker else ("headrace",),
-            role="headrace" if workers == 2 and is_ordered else "peer",
-            check=in_order if is_ordered else check,
-        )
-        for workers in counts
-        for is_ordered in (True, False)
-    ]
     return Workload(
         name=f"ordered, {name}",
         unit="rows" if dataset is _rows else "images",
         check=check,
         consume=len,
         reopen=False,
-        duration_factor=0.6,
-        contenders=tuple(contenders),
+        contenders=tuple(
+            Contender(
+                name=contender,
+                build=local_service(dataset, workers=2, ordered=ordered),
+                needs=needs,
+                role="headrace" if ordered else "peer",
+                check=in_order if ordered else check,
+            )
+            for contender, ordered in (("headrace", True), ("headrace, unordered", False))
+        ),
         targets=(Target(of=("headrace, unordered",), at_least=at_least),),
     )
 
@@ -134,7 +129,7 @@ WORKLOADS = (
         check=_check_rows,
         in_order=_check_rows_in_order,
         at_least=0.95,
-        one_worker=False,
+        needs=("headrace",),
     ),
     compare_orders(
         "JPEG files interleaved",
@@ -142,6 +137,5 @@ WORKLOADS = (
         check=check_images,
         in_order=check_images,
         at_least=0.9,
-        one_worker=True,
     ),
 )

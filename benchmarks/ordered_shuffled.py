@@ -28,6 +28,5 @@ WORKLOADS = (
         check=check_images,
         in_order=check_images,
         at_least=0.9,
-        one_worker=True,
     ),
 )

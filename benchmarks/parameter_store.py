@@ -1,7 +1,7 @@
 """Overhead of a parameter server's store over its arithmetic.
 
-Operations are passed to a store in this process, without a network. Rows have 32 floats (4 in the
-largest table), and a step updates 16,384 rows.
+Operations are passed to a store in this process, without a network. Rows have 32 floats, and a
+step updates 16,384 rows. `dense_variable` measures steps through servers.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -21,9 +21,7 @@ from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload,
 __all__ = ["WORKLOADS"]
 
 _ROWS, _DIM, _STEP_ROWS, _BATCHES = 1_000_000, 32, 16_384, 12
-_DENSE = 16 << 20
-_FEW_IDS, _MANY_IDS, _VERY_MANY_IDS = 100_000, 3_000_000, 10_000_000
-_SHORT_DIM, _INSERTED_AT_ONCE = 4, 1 << 20
+_FEW_IDS, _MANY_IDS = 100_000, 3_000_000
 
 Build = Callable[[Path, ExitStack], Pipeline]
 Step = Callable[[NDArray[np.int64]], Any]
@@ -48,7 +46,7 @@ def _gradient() -> NDArray[np.float32]:
     return np.full((_STEP_ROWS, _DIM), 0.5, np.float32)
 
 
-# --- sparse Adam ---------------------------------------------------------------------------------
+# --- gather --------------------------------------------------------------------------------------
 
 
 def _store_of(value: NDArray[Any]) -> Any:
@@ -62,87 +60,6 @@ def _store_of(value: NDArray[Any]) -> Any:
     )
     store.execute(Create(shard=spec), [value])
     return store
-
-
-def _sparse_adam(_: Path, __: ExitStack) -> Pipeline:
-    from headrace.parameter_server import operations as ops
-    from headrace.parameter_server import specs
-
-    store, gradient, numbers = _store_of(np.zeros((_ROWS, _DIM), np.float32)), _gradient(), count()
-
-    def step(rows: NDArray[np.int64]) -> Any:
-        store.execute(
-            ops.Apply(
-                shard="v", optimizer="Adam", rule=specs.AdamRule(),
-                step=specs.StepParameters(iteration=next(numbers), learning_rate=0.01),
-            ),
-            [rows, gradient],
-        )  # fmt: skip
-        return store.shards["v"].value[rows[0], 0]
-
-    return _steps(_batches(np.arange(_ROWS)), step)
-
-
-def _torch_sparse_adam(_: Path, __: ExitStack) -> Pipeline:
-    import torch
-
-    variable = torch.nn.Parameter(torch.zeros(_ROWS, _DIM))
-    optimizer = torch.optim.SparseAdam([variable], lr=0.01, eps=1e-7)
-    gradient = torch.from_numpy(_gradient())
-
-    def step(rows: NDArray[np.int64]) -> Any:
-        variable.grad = torch.sparse_coo_tensor(
-            torch.from_numpy(rows)[None], gradient, variable.shape, is_coalesced=True
-        )
-        optimizer.step()
-        return variable[rows[0], 0].item()
-
-    return _steps(_batches(np.arange(_ROWS)), step)
-
-
-def _check_adam(elements: Elements) -> None:
-    # The first step of Adam equals the learning rate.
-    expect(abs(float(next(elements)) + 0.01) < 1e-5, "the first step is not one learning rate")
-
-
-# --- a dense step, and a gather ------------------------------------------------------------------
-
-
-def _dense_sgd(_: Path, __: ExitStack) -> Pipeline:
-    from headrace.parameter_server import operations as ops
-    from headrace.parameter_server import specs
-
-    store, gradient = _store_of(np.zeros(_DENSE, np.float32)), np.ones(_DENSE, np.float32)
-    sgd = ops.Apply(
-        shard="v", optimizer="SGD", rule=specs.SgdRule(),
-        step=specs.StepParameters(iteration=0, learning_rate=0.01),
-    )  # fmt: skip
-
-    def results() -> Iterator[Any]:
-        while True:
-            store.execute(sgd, [gradient])
-            yield store.shards["v"].value[-1]
-
-    return results
-
-
-def _blocked_sgd(_: Path, __: ExitStack) -> Pipeline:
-    value, gradient = np.zeros(_DENSE, np.float32), np.ones(_DENSE, np.float32)
-    block = 32_768
-    change = np.empty(block, np.float32)
-
-    def results() -> Iterator[Any]:
-        while True:
-            for start in range(0, _DENSE, block):
-                np.multiply(gradient[start : start + block], 0.01, out=change)
-                value[start : start + block] -= change
-            yield value[-1]
-
-    return results
-
-
-def _check_sgd(elements: Elements) -> None:
-    expect(abs(float(next(elements)) + 0.01) < 1e-6, "the first step is not one learning rate")
 
 
 def _gather(_: Path, __: ExitStack) -> Pipeline:
@@ -202,29 +119,6 @@ def _table(rows: int) -> Build:
     return build
 
 
-def _lookups(rows: int) -> Build:
-    """Return the builder of look-ups of rows of 4 floats; the cost is that of finding the rows."""
-
-    def build(_: Path, __: ExitStack) -> Pipeline:
-        from headrace.parameter_server import operations as ops
-        from headrace.parameter_server import specs
-        from headrace.parameter_server.store import ShardStore
-
-        store, lookup = ShardStore(), ops.LookupIds(table="t")
-        store.execute(ops.CreateTable(table=specs.TableSpec(name="t", table="t", dim=_SHORT_DIM)))
-        # Distinct because the factor is odd, and not sorted.
-        ids = (np.arange(rows, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)).view(np.int64)
-        for start in range(0, rows, _INSERTED_AT_ONCE):
-            store.execute(lookup, [np.sort(ids[start : start + _INSERTED_AT_ONCE])])
-        # A million ids, if there are as many: rows of a few batches would stay in a CPU cache.
-        mixed = np.random.default_rng(0).permutation(ids)[: 64 * _STEP_ROWS]
-        whole = mixed[: len(mixed) // _STEP_ROWS * _STEP_ROWS].reshape(-1, _STEP_ROWS)
-        batches = list(np.sort(whole, axis=1))
-        return _steps(batches, lambda batch: store.execute(lookup, [batch])[1][0])
-
-    return build
-
-
 def _check_table(elements: Elements) -> None:
     for found in islice(elements, 3):
         expect(bool((np.abs(found) < 0.2).all() and found.any(axis=1).all()), "rows are missing")
@@ -235,28 +129,6 @@ def _rows(_: Any) -> int:
 
 
 WORKLOADS = (
-    Workload(
-        name="store, sparse Adam",
-        unit="rows",
-        check=_check_adam,
-        consume=_rows,
-        contenders=(
-            Contender(name="headrace", build=_sparse_adam, needs=("headrace",), role="headrace"),
-            Contender(name="torch SparseAdam", build=_torch_sparse_adam, needs=("torch",)),
-        ),
-        targets=(Target(of=("torch SparseAdam",), at_least=0.8),),
-    ),
-    Workload(
-        name="store, dense SGD of 64 MB",
-        unit="elements",
-        check=_check_sgd,
-        consume=lambda _: _DENSE,
-        contenders=(
-            Contender(name="headrace", build=_dense_sgd, needs=("headrace",), role="headrace"),
-            Contender(name="blocked NumPy", build=_blocked_sgd, role="limit"),
-        ),
-        targets=(Target(of=("blocked NumPy",), at_least=0.8),),
-    ),
     Workload(
         name="store, gather",
         unit="rows",
@@ -278,22 +150,6 @@ WORKLOADS = (
                 name="headrace", build=_table(_MANY_IDS), needs=("headrace",), role="headrace"
             ),
             Contender(name="headrace, 100,000 ids", build=_table(_FEW_IDS), needs=("headrace",)),
-        ),
-        targets=(Target(of=("headrace, 100,000 ids",), at_least=1 / 3),),
-    ),
-    Workload(
-        name="store, look-ups in a table of 10 million ids",
-        unit="rows",
-        check=_check_table,
-        consume=_rows,
-        contenders=(
-            Contender(
-                name="headrace",
-                build=_lookups(_VERY_MANY_IDS),
-                needs=("headrace",),
-                role="headrace",
-            ),
-            Contender(name="headrace, 100,000 ids", build=_lookups(_FEW_IDS), needs=("headrace",)),
         ),
         targets=(Target(of=("headrace, 100,000 ids",), at_least=1 / 3),),
     ),

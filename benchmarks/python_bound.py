@@ -126,7 +126,6 @@ WORKLOADS = (
         unit="elements",
         check=_check,
         reopen=False,
-        duration_factor=0.6,
         contenders=(
             Contender(
                 name="headrace",
@@ -148,7 +147,6 @@ WORKLOADS = (
         check=_check_batches,
         consume=len,
         reopen=False,
-        duration_factor=0.6,
         contenders=(
             Contender(
                 name="headrace", build=_in_processes(2), needs=("headrace",), role="headrace"

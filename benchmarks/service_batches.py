@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.tfdata_server import start_tf_data_service
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
-__all__ = ["BYTES", "SHAPE", "WORKLOADS", "batch", "loopback", "memcpy", "touch"]
+__all__ = ["BYTES", "SHAPE", "WORKLOADS", "batch", "memcpy", "touch"]
 
 SHAPE = (64, 224, 224, 3)
 BYTES = 64 * 224 * 224 * 3
@@ -149,7 +149,7 @@ def memcpy(_: Path, __: ExitStack) -> Pipeline:
     return copies
 
 
-def loopback(_: Path, stack: ExitStack) -> Pipeline:
+def _loopback(_: Path, stack: ExitStack) -> Pipeline:
     """Return batches from another process through a plain socket."""
 
     def received() -> Iterator[Any]:
@@ -211,11 +211,12 @@ WORKLOADS = (
             Contender(name="torch DataLoader, 1 worker", build=_torch, needs=("torch",)),
             Contender(name="grain mp_prefetch, 1 worker", build=_grain, needs=("grain",)),
             Contender(name="memcpy", build=memcpy, role="limit"),
-            Contender(name="bare Python socket, recv_into", build=loopback),
+            Contender(name="bare Python socket, recv_into", build=_loopback),
         ),
         targets=(
             Target(by="headrace, shared memory", of=("tf.data service, default",), at_least=4.0),
             Target(by="headrace, tcp", of=("tf.data service, default",), at_least=2.0),
+            Target(by="headrace, tcp", of=("bare Python socket, recv_into",), at_least=0.95),
         ),
     ),
 )

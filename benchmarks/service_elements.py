@@ -76,7 +76,6 @@ def _workload(name: str, size: int) -> Workload:
         check=_check(size),
         consume=_touch,
         reopen=False,
-        duration_factor=0.4,
         contenders=(
             Contender(
                 name="headrace, shared memory",

@@ -77,7 +77,6 @@ WORKLOADS = (
         check=_check,
         consume=_count,
         reopen=False,
-        duration_factor=1.5,
         contenders=(
             Contender(
                 name="headrace",

@@ -2,8 +2,8 @@
 
 Batches of 64 x 224 x 224 x 3 uint8 (9.6 MB) are read through one worker process on the same host:
 through shared memory, compared with a plain copy (the batch is assembled from rows, directly in
-shared memory); by TCP, compared with a bare Python socket; and encrypted, compared with ZeroMQ
-sockets with CURVE. The reader touches one byte of each 4 KiB page of a batch.
+shared memory), and encrypted, compared with ZeroMQ sockets with CURVE. `service_batches` compares
+TCP with a bare Python socket. The reader touches one byte of each 4 KiB page of a batch.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -23,7 +23,7 @@ import zmq
 
 from benchmarks.dispatcher_process import start_worker
 from benchmarks.local_service import local_service
-from benchmarks.service_batches import BYTES, SHAPE, batch, loopback, memcpy, touch
+from benchmarks.service_batches import BYTES, SHAPE, batch, memcpy, touch
 from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload, expect
 
 __all__ = ["WORKLOADS"]
@@ -117,7 +117,6 @@ def _workload(
         check=_check,
         consume=touch,
         reopen=False,
-        duration_factor=0.7,
         contenders=(
             Contender(name="headrace", build=build, needs=("headrace",), role="headrace"),
             reference,
@@ -133,12 +132,6 @@ WORKLOADS = (
         Contender(name="memcpy", build=memcpy, role="limit"),
         at_least=0.5,
         or_rate=10e9 / BYTES,
-    ),
-    _workload(
-        "tcp",
-        local_service(_precomputed, mode="OFF", data_transfer_protocol="tcp", compression=None),
-        Contender(name="bare Python socket, recv_into", build=loopback),
-        at_least=0.95,
     ),
     _workload(
         "encrypted",

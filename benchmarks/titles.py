@@ -10,37 +10,20 @@ TITLES = {
     # Pipelines in one process
     "small rows": "Shuffle and batch 60,000 rows of 784 bytes",
     "one number, repeated": "Repeat a dataset of one number",
-    "16 numbers, repeated": "Repeat a dataset of 16 numbers",
     "scalar map, x * x": "Map x * x over numbers, then batch",
     "scalar map, a branch": "Map a function with a branch over numbers",
     "interleave 4, blocks of 1, single elements": "Interleave 4 long datasets",
     "interleave 4, blocks of 1, batches of 256": "Interleave 4 long datasets, batch by 256",
-    "interleave 16, blocks of 16, single elements": "Interleave 16 long datasets by 16",
-    "interleave 16, blocks of 16, batches of 256": (
-        "Interleave 16 long datasets by 16, batch by 256"
-    ),
-    "interleave 4 datasets of 20, blocks of 1, single elements": "Interleave many short datasets",
     "interleave 4 datasets of 20, blocks of 1, batches of 256": (
         "Interleave many short datasets, batch by 256"
     ),
-    "flat_map of a range, 20 elements each": "Flat map to short ranges",
     "flat_map of a range with a map, 20 elements each": "Flat map to short ranges with a map",
     "flat_map of an array, 20 elements each": "Flat map to short arrays",
-    "interleave 4 of a range, 20 elements each": "Interleave short ranges",
-    "interleave 4 of a range with a map, 20 elements each": "Interleave short ranges with a map",
-    "interleave 4 of an array, 20 elements each": "Interleave short arrays",
-    "windows of 32 numbers, shift 1": "Sliding windows of 32 numbers",
     "windows of 32 rows of an array, shift 1": "Sliding windows of 32 rows of an array",
     "bucket_by_sequence_length, 1 to 63 numbers": "Batch sequences of similar length",
-    **{
-        f"pack into rows of {size}, {method}": f"Pack texts into rows of {size:,} tokens, {how}"
-        for size in (2048, 8192)
-        for method, how in (
-            ("first_fit", "first fit"),
-            ("best_fit", "best fit"),
-            ("concat_then_split", "split"),
-        )
-    },
+    "pack into rows of 2048, first_fit": "Pack texts into rows of 2,048 tokens, first fit",
+    "pack into rows of 2048, best_fit": "Pack texts into rows of 2,048 tokens, best fit",
+    "pack into rows of 2048, concat_then_split": "Pack texts into rows of 2,048 tokens, split",
     "AUTOTUNE, waits": "AUTOTUNE of a map that waits",
     "AUTOTUNE, Python": "AUTOTUNE of a map in Python",
     "AUTOTUNE, NumPy": "AUTOTUNE of a map in NumPy",
@@ -48,9 +31,7 @@ TITLES = {
     # Reading and decoding files
     "TFRecord, single records": "Read records of 100 bytes from TFRecord files",
     "TFRecord, batch(256)": "Read TFRecord files, batch by 256",
-    "Parquet, batches of 8,192 rows": "Read Parquet files in batches of 8,192 rows",
     "Parquet, batches of 65,536 rows": "Read Parquet files in batches of 65,536 rows",
-    "JSON Lines, single rows": "Read JSON Lines files",
     "JSON Lines, batch(256)": "Read JSON Lines files, batch by 256",
     "tar samples of 8 KB": "Read samples of 8 KB from tar files",
     "JPEG, decode + resize": "Decode and resize JPEG files, one host",
@@ -61,7 +42,6 @@ TITLES = {
     "service, 1 MiB elements": "Arrays of 1 MiB",
     "service, 9.6 MB batches": "Batches of 9.6 MB",
     "9.6 MB batches, assembled in shared memory": "Batches of 9.6 MB, assembled from rows",
-    "9.6 MB batches, tcp": "Batches of 9.6 MB over TCP",
     "9.6 MB batches, encrypted": "Batches of 9.6 MB over encrypted TCP",
     "service, JPEG, decode + resize": "Decode and resize JPEG files in a worker process",
     "service, a Python-bound function": "Map a pure Python function on two workers",
@@ -69,12 +49,9 @@ TITLES = {
     "4 trainers, worker CPU per batch": "CPU time per batch to serve four trainers, cached",
     # Delivery guarantees, order and recovery
     "exactly once, rows": "Exactly once: single rows",
-    "exactly once, batches of rows": "Exactly once: batches of rows",
     "exactly once, interleave": "Exactly once: interleaved files",
-    "exactly once, interleave in blocks of 16": "Exactly once: files interleaved by 16",
     "exactly once, shuffle": "Exactly once: shuffled rows",
     "exactly once, 64 KiB elements": "Exactly once: arrays of 64 KiB",
-    "exactly once, 1 MiB elements": "Exactly once: arrays of 1 MiB",
     "exactly once, JPEG files": "Exactly once: decoded JPEG files",
     "ordered, whole batches": "In order from two workers: batches of rows",
     "ordered, JPEG files interleaved": "In order from two workers: JPEG files",
@@ -94,30 +71,27 @@ TITLES = {
     "Keras fit": "Keras fit, parameter servers",
     "Keras fit, ten steps per call": "Keras fit, parameter servers, 10 steps per call",
     "Keras fit with an embedding": "Keras fit with an embedding",
-    "Keras fit with an embedding, ten steps per call": (
-        "Keras fit with an embedding, 10 steps per call"
-    ),
     "Keras fit, mirrored": "Keras fit, mirrored, one replica",
     "Keras evaluation on two workers": "Keras evaluate on two workers",
+    # Accelerator utilisation
+    "accelerator, images": "Accelerator utilisation, images",
+    "accelerator, volumes": "Accelerator utilisation, volumes",
+    "accelerator, tokens": "Accelerator utilisation, tokens",
+    "accelerator, images, workers killed": "Accelerator utilisation, images, workers killed",
     # Parameter servers
     "embedding steps": "Training steps with an embedding",
-    "embedding steps, ten per call": "Training steps with an embedding, 10 per call",
     "empty functions": "Schedule empty functions",
     "functions of 1 ms on two workers": "Two workers, functions of 1 ms (ideal: 500 ns)",
     "64 MB pulled": "Read a variable of 64 MB",
     "64 MB pushed, SGD": "Push a gradient of 64 MB",
     "sparse Adam on two servers": "Sparse Adam on two servers",
-    "store, sparse Adam": "Sparse Adam, without a network",
-    "store, dense SGD of 64 MB": "SGD on 64 MB, without a network",
     "store, gather": "Look up rows, without a network",
     "store, a table of 3 million ids": "Update a table of 3 million ids",
-    "store, look-ups in a table of 10 million ids": "Look up ids in a table of 10 million",
     # Scale of the dispatcher
     "dispatcher, durable splits": "Assign splits, each written to disk first",
     "dispatcher, 1,000 + 1,000 idle peers, CPU per second": (
         "CPU time for 1,000 idle workers and clients each"
     ),
-    "dispatcher, CPU per heartbeat": "CPU time per heartbeat",
 }
 """Titles by the name of the workload, of at most 50 characters, so that they fit into charts."""
 

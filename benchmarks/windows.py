@@ -1,6 +1,6 @@
 """Throughput of sliding windows and of batches of similar length.
 
-window(32, shift=1).flat_map(lambda w: w.batch(32)) over numbers and over rows of an array, and
+window(32, shift=1).flat_map(lambda w: w.batch(32)) over rows of an array, and
 bucket_by_sequence_length over sequences of 1 to 63 numbers.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
@@ -20,7 +20,6 @@ from benchmarks.workload import Contender, Elements, Pipeline, Target, Workload,
 __all__ = ["WORKLOADS"]
 
 SIZE = 32
-_ENDLESS = 1 << 40
 _ROWS = np.arange(400_000, dtype=np.float32).reshape(-1, 4)
 _LENGTHS = np.random.default_rng(1).integers(1, 64, 4096)
 _BOUNDARIES, _BATCH_SIZES = [16, 32, 48], [64, 32, 16, 16]
@@ -30,17 +29,8 @@ def _windows(source: Any) -> Any:
     return source.window(SIZE, shift=1, drop_remainder=True).flat_map(lambda w: w.batch(SIZE))
 
 
-def _numbers(dataset: Any) -> Any:
-    return _windows(dataset.range(_ENDLESS))
-
-
 def _rows(dataset: Any) -> Any:
     return _windows(dataset.from_tensor_slices(_ROWS).repeat())
-
-
-def _check_numbers(batches: Elements) -> None:
-    for first, batch in enumerate(islice(batches, 100)):
-        expect(np.array_equal(batch, np.arange(first, first + SIZE)), f"wrong window {first}")
 
 
 def _check_rows(batches: Elements) -> None:
@@ -116,14 +106,6 @@ def _workload(
 
 
 WORKLOADS = (
-    _workload(
-        "windows of 32 numbers, shift 1",
-        "windows",
-        _check_numbers,
-        _headrace(_numbers),
-        _tf_data(_numbers),
-        None,
-    ),
     _workload(
         "windows of 32 rows of an array, shift 1",
         "windows",

@@ -71,7 +71,7 @@ WORKLOADS = (
         check=_check,
         reopen=False,
         self_timed=True,
-        duration_factor=0.5,
+        element_seconds=3.0,
         contenders=(
             Contender(
                 name="headrace, ordered",

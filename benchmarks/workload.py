@@ -103,14 +103,15 @@ class Workload:
         reopen: Whether each round opens a fresh iterator. A service is read through one iterator,
             as in training; otherwise the cleanup of closed iterators in servers would be timed.
         item_bytes: Bytes per item; if given, the rate is shown in GB/s.
-        duration_factor: Multiplies the duration of rounds and warm-ups, for workloads in which work
-            in progress at the start or the end of a round would be a large part of it.
-        rounds_factor: Multiplies the number of rounds, to detect small differences.
-        restart_every: Rounds after which contenders continue in new processes; 0 disables restarts.
-            Two processes of the same program differ by a few percent for their whole lifetime.
+        long_rounds: Whether rounds last longer, since work in progress at the start or the end of a
+            round would be a large part of it.
+        repeated: Whether all rounds are repeated with new processes, to detect small differences:
+            two processes of the same program differ by a few percent for their whole lifetime.
         self_timed: Whether each element is a measurement by the contender: a number of items and
             their seconds of waiting or of processor time. Time between elements is not counted, and
             there is no warm-up.
+        element_seconds: Seconds that a self-timed element takes, if it is longer than a round; the
+            plan of a run needs it.
     """
 
     name: str
@@ -121,10 +122,10 @@ class Workload:
     targets: tuple[Target | Bound, ...] = ()
     reopen: bool = True
     item_bytes: int | None = None
-    duration_factor: float = 1.0
-    rounds_factor: int = 1
-    restart_every: int = 0
+    long_rounds: bool = False
+    repeated: bool = False
     self_timed: bool = False
+    element_seconds: float = 0.0
 
 
 def expect(condition: bool, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from benchmarks.measure import Effort, measure
 
 pytestmark = pytest.mark.heavy
 
-EFFORT = Effort(seconds=0.02, ramp=0.0, rounds=2)
+EFFORT = Effort(seconds=0.02, ramp=0.0, rounds=2, repeats=2)
 WORKLOAD = small_rows.WORKLOADS[0]
 LIMIT = WORKLOAD.contenders[-1]
 
@@ -37,14 +38,36 @@ def test_a_failed_contender_is_reported_and_the_others_run(tmp_path: Path) -> No
     assert other.problem is None
 
 
-@pytest.mark.parametrize(("restart_every", "times"), [(0, 1), (1, 3), (2, 2), (5, 1)])
-def test_processes_restart_after_the_given_number_of_rounds(
-    tmp_path: Path, restart_every: int, times: int
-) -> None:
-    workload = replace(WORKLOAD, contenders=(LIMIT,), restart_every=restart_every)
+@pytest.mark.parametrize("repeated", [False, True])
+def test_repeated_rounds_run_again_in_new_processes(tmp_path: Path, repeated: bool) -> None:
+    workload = replace(WORKLOAD, contenders=(LIMIT,), repeated=repeated)
     logged: list[str] = []
-    effort = replace(EFFORT, rounds=3)
-    (measured,) = measure("small_rows", workload, effort, tmp_path, log=logged.append)
+    (measured,) = measure("small_rows", workload, EFFORT, tmp_path, log=logged.append)
     assert measured.problem is None
-    assert len(measured.rates) == 3
-    assert sum(line.endswith("ready") for line in logged) == times
+    times = 1 + repeated
+    assert len(measured.rates) == EFFORT.rounds * times
+    assert logged.count(f"starting {LIMIT.name}") == times
+
+
+def test_contenders_take_turns(tmp_path: Path) -> None:
+    names = ("headrace", LIMIT.name)
+    workload = replace(WORKLOAD, contenders=(WORKLOAD.contenders[0], LIMIT))
+    logged: list[str] = []
+    measure("small_rows", workload, EFFORT, tmp_path, log=logged.append)
+    rounds = [line for line in logged if line.startswith("round ")]
+    assert rounds == [f"round {number} of 2, {name}" for number in (1, 2) for name in names]
+
+
+@pytest.mark.parametrize("activity", ["starting", "round 2 of 2"])
+def test_an_interrupt_stops_the_processes(tmp_path: Path, activity: str) -> None:
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = children.read_text().split()
+    workload = replace(WORKLOAD, contenders=(WORKLOAD.contenders[0], LIMIT))
+
+    def interrupt(text: str) -> None:
+        if text.startswith(activity):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure("small_rows", workload, EFFORT, tmp_path, log=interrupt)
+    assert children.read_text().split() == before

@@ -4,9 +4,9 @@ Each worker takes its own batch of 1,024 lists of 16 ids. It reads their rows fr
 million rows of 32 floats, half of them on each server, averages the rows of each list, multiplies
 by a vector, and pushes the gradients of a squared error by SGD. The vector is named in
 `cache_variable_reads`, so that one request reads it with the rows, as the graph of tf.distribute
-does. Gradients are pushed in the background; the next read sees them, as in that graph. In the
-second workload a scheduled function performs ten such steps. The third schedules empty functions.
-Workers and servers are processes of this machine in both libraries.
+does. Gradients are pushed in the background; the next read sees them, as in that graph. Another
+workload schedules empty functions. Workers and servers are processes of this machine in both
+libraries.
 """
 # ruff: noqa: PLC0415  (a contender imports its own framework: see workload.py, rule 3)
 
@@ -74,82 +74,70 @@ def start_tensorflow(
 # --- steps ---------------------------------------------------------------------------------------
 
 
-def _headrace(steps: int) -> Build:
-    def build(_: Path, stack: ExitStack) -> Pipeline:
-        import headrace as hr
+def _headrace(_: Path, stack: ExitStack) -> Pipeline:
+    import headrace as hr
 
-        strategy, coordinator = start_headrace(stack)
-        with strategy.scope():
-            uniform = hr.initializers.Uniform(0.0, 0.1, seed=0)
-            table: Any = hr.Variable(uniform, shape=(ROWS, DIM), dtype="float32", name="table")
-            vector = hr.Variable(np.full(DIM, 0.1, np.float32), name="vector")
-            sgd = hr.optimizers.InBackground(hr.optimizers.SGD(float(RATE)))
+    strategy, coordinator = start_headrace(stack)
+    with strategy.scope():
+        uniform = hr.initializers.Uniform(0.0, 0.1, seed=0)
+        table: Any = hr.Variable(uniform, shape=(ROWS, DIM), dtype="float32", name="table")
+        vector = hr.Variable(np.full(DIM, 0.1, np.float32), name="vector")
+        sgd = hr.optimizers.InBackground(hr.optimizers.SGD(float(RATE)))
 
-        def step(batches: Any) -> float:
-            for _ in range(steps):
-                ids = next(batches)
-                with hr.distribute.cache_variable_reads(vector):
-                    pooled = table.gather(ids, combiner="mean")
-                    weights = vector.read()
-                error = pooled @ weights - np.float32(1)
-                of_scores = error * np.float32(2 / BATCH)
-                of_pooled = of_scores[:, None] * (weights / np.float32(IDS))
-                of_rows = np.broadcast_to(of_pooled[:, None], (BATCH, IDS, DIM))
-                sgd.apply_gradients(
-                    [(hr.IndexedSlices(of_rows, ids), table), (of_scores @ pooled, vector)]
-                )
-            return float(error @ error) / BATCH
+    def step(batches: Any) -> float:
+        ids = next(batches)
+        with hr.distribute.cache_variable_reads(vector):
+            pooled = table.gather(ids, combiner="mean")
+            weights = vector.read()
+        error = pooled @ weights - np.float32(1)
+        of_scores = error * np.float32(2 / BATCH)
+        of_pooled = of_scores[:, None] * (weights / np.float32(IDS))
+        of_rows = np.broadcast_to(of_pooled[:, None], (BATCH, IDS, DIM))
+        sgd.apply_gradients([(hr.IndexedSlices(of_rows, ids), table), (of_scores @ pooled, vector)])
+        return float(error @ error) / BATCH
 
-        def data() -> Any:
-            ids = batches_of_ids(hr.coordinator.get_current_worker_index())
-            return hr.Dataset.from_tensor_slices(ids).repeat().prefetch(2)
+    def data() -> Any:
+        ids = batches_of_ids(hr.coordinator.get_current_worker_index())
+        return hr.Dataset.from_tensor_slices(ids).repeat().prefetch(2)
 
-        batches = iter(coordinator.create_per_worker_dataset(data))
-        return _scheduled(coordinator, step, (batches,), _NUM_STEPS // steps)
-
-    return build
+    batches = iter(coordinator.create_per_worker_dataset(data))
+    return _scheduled(coordinator, step, (batches,), _NUM_STEPS)
 
 
-def _tensorflow(steps: int) -> Build:
-    def build(_: Path, stack: ExitStack) -> Pipeline:
-        import tensorflow as tf
+def _tensorflow(_: Path, stack: ExitStack) -> Pipeline:
+    import tensorflow as tf
 
-        strategy, coordinator = start_tensorflow(stack)
-        with strategy.scope():
-            table = tf.Variable(
-                initial_value=lambda shape=(ROWS, DIM), dtype=tf.float32, **_: tf.random.uniform(
-                    shape, 0.0, 0.1, dtype
-                ),
-                shape=(ROWS, DIM),
-                dtype=tf.float32,
-            )
-            vector = tf.Variable(tf.fill([DIM], 0.1))
+    strategy, coordinator = start_tensorflow(stack)
+    with strategy.scope():
+        table = tf.Variable(
+            initial_value=lambda shape=(ROWS, DIM), dtype=tf.float32, **_: tf.random.uniform(
+                shape, 0.0, 0.1, dtype
+            ),
+            shape=(ROWS, DIM),
+            dtype=tf.float32,
+        )
+        vector = tf.Variable(tf.fill([DIM], 0.1))
 
-        def replica(ids: Any) -> Any:
-            with tf.GradientTape() as tape:
-                pooled = tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
-                loss = tf.reduce_mean((tf.linalg.matvec(pooled, vector) - 1) ** 2)
-            of_table, of_vector = tape.gradient(loss, [table.variables, vector.variables])
-            for shard, gradient in zip(table.variables, of_table, strict=True):
-                shard.scatter_sub(tf.IndexedSlices(gradient.values * RATE, gradient.indices))
-            for shard, gradient in zip(vector.variables, of_vector, strict=True):
-                shard.assign_sub(gradient * RATE)
-            return loss
+    def replica(ids: Any) -> Any:
+        with tf.GradientTape() as tape:
+            pooled = tf.reduce_mean(tf.nn.embedding_lookup(table, ids), axis=1)
+            loss = tf.reduce_mean((tf.linalg.matvec(pooled, vector) - 1) ** 2)
+        of_table, of_vector = tape.gradient(loss, [table.variables, vector.variables])
+        for shard, gradient in zip(table.variables, of_table, strict=True):
+            shard.scatter_sub(tf.IndexedSlices(gradient.values * RATE, gradient.indices))
+        for shard, gradient in zip(vector.variables, of_vector, strict=True):
+            shard.assign_sub(gradient * RATE)
+        return loss
 
-        @tf.function
-        def step(batches: Any) -> Any:
-            loss = tf.zeros([])
-            for _ in tf.range(steps):
-                loss = strategy.run(replica, args=(next(batches),))
-            return loss
+    @tf.function
+    def step(batches: Any) -> Any:
+        return strategy.run(replica, args=(next(batches),))
 
-        def data() -> Any:
-            return tf.data.Dataset.from_tensor_slices(batches_of_ids()).repeat().prefetch(2)
+    def data() -> Any:
+        return tf.data.Dataset.from_tensor_slices(batches_of_ids()).repeat().prefetch(2)
 
-        batches = iter(coordinator.create_per_worker_dataset(data))
-        return _scheduled(coordinator, step, (batches,), _NUM_STEPS // steps)
-
-    return build
+    batches = iter(coordinator.create_per_worker_dataset(data))
+    return _scheduled(coordinator, step, (batches,), _NUM_STEPS)
 
 
 def _scheduled(coordinator: Any, function: Any, args: Any, count: int) -> Pipeline:
@@ -221,29 +209,24 @@ def _check_busy(elements: Elements) -> None:
     expect(work >= _NUM_SHORT * _SHORT * 1e6, "functions returned too early")
 
 
-def _step_workload(name: str, steps: int, at_least: float) -> Workload:
-    return Workload(
-        name=name,
+WORKLOADS = (
+    Workload(
+        name="embedding steps",
         unit="steps",
         contenders=(
-            Contender(name="headrace", build=_headrace(steps), role="headrace"),
+            Contender(name="headrace", build=_headrace, role="headrace"),
             Contender(
                 name="tf.distribute ParameterServerStrategy",
-                build=_tensorflow(steps),
+                build=_tensorflow,
                 needs=("tensorflow",),
             ),
         ),
         check=_check_steps,
         consume=lambda _: _NUM_STEPS,
-        targets=(Target(of=("tf.distribute ParameterServerStrategy",), at_least=at_least),),
+        targets=(Target(of=("tf.distribute ParameterServerStrategy",), at_least=3.0),),
         reopen=False,
-        duration_factor=4.0,
-    )
-
-
-WORKLOADS = (
-    _step_workload("embedding steps", 1, 3.0),
-    _step_workload("embedding steps, ten per call", 10, 2.5),
+        long_rounds=True,
+    ),
     Workload(
         name="empty functions",
         unit="functions",
@@ -259,7 +242,6 @@ WORKLOADS = (
         consume=lambda _: _NUM_EMPTY,
         targets=(Target(of=("tf.distribute ParameterServerStrategy",), at_least=10.0),),
         reopen=False,
-        duration_factor=2.0,
     ),
     Workload(
         name="functions of 1 ms on two workers",
