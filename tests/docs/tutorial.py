@@ -2,8 +2,8 @@
 
     python -m tests.docs.tutorial docs/tutorials/first-pipeline.md    # prints what happens
 
-A block of Python starts with the name of its file in a comment, and is saved under that name. A
-`console` block has commands and their output:
+A block of Python or shell starts with the name of its file in a comment, and is saved under that
+name. A `console` block has commands and their output:
 
     $ python train.py               run to the end; the output must be the one shown
     (worker1) $ headrace worker     run in a terminal of its own until the output shown has appeared
@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(python|sh|console)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^(?:\(([\w@]+)\) ?)?(?:\$ (.*)|Ctrl-(.))?$")
 PORT = re.compile(r"\b(505\d|805\d|222\d)\b")
 MEASURED = re.compile(r"\b[\d.]+ (?:s|B|kB|MB)\b|\b[\d.]+%|(?<=loss )[\d.]+")
@@ -62,8 +62,8 @@ class Step:
 def steps_of(page: str) -> Iterator[Step]:
     """Yield the steps of a page, in order."""
     for kind, body in BLOCK.findall(page):
-        if kind == "python":
-            name = re.match(r"# ([\w./]+\.py)\n", body)
+        if kind != "console":
+            name = re.match(r"# ([\w./]+)\n", body)
             assert name, f"the first line must be a comment with the file name: {body[:80]!r}"
             yield Step(file=name[1], text=body)
             continue
@@ -200,7 +200,7 @@ class Tutorial:
         log = self._folder / f"{step.terminal}-{len(list(self._folder.glob('*.log')))}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                ["bash", "-c", "exec " + self._adapted(step.command)],
+                ["bash", "-c", self._adapted(step.command)],
                 cwd=self._directory(step.terminal),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
