@@ -114,6 +114,10 @@ def test_command_line_options_on_pages_exist():
     }
     slurm = {"--cpus-per-task", "--kill-on-bad-exit", "--no-kill"}
     slurm |= {"--nodes", "--ntasks", "--signal"}
+    torchrun = {"--standalone", "--nproc-per-node"}
     simulation = {"--mode"}  # python -m tests.simulation
     # Options with underscores belong to other programs: `--xla_force_host_platform_device_count`.
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text)) <= known | slurm | simulation
+    assert (
+        set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text))
+        <= known | slurm | torchrun | simulation
+    )

@@ -82,7 +82,8 @@ def steps_of(page: str) -> Iterator[Step]:
 
 
 def normalize(text: str) -> str:
-    """Return an output without measured figures, and with single spaces."""
+    """Return an output without measured figures and warnings of waits, and with single spaces."""
+    text = re.sub(r"^wait(?:ed|ing) .*\n", "", text, flags=re.MULTILINE)
     return re.sub(r"[ ]+", " ", MEASURED.sub("", text)).replace(" \n", "\n")
 
 
