@@ -219,6 +219,19 @@ def test_status_without_keys_names_the_option(tmp_path):
     assert "on the command line --keys" in result.stderr
 
 
+def test_status_works_with_the_keys_of_a_worker_machine(tmp_path):
+    new_keys(tmp_path)
+    config = DispatcherConfig(security=Security.load(tmp_path, "server"))
+    with DispatchServer(config) as dispatcher:
+        (tmp_path / "client.key").unlink()
+        address = dispatcher.target.removeprefix("tcp://")
+        result = invoke("status", address, "--keys", str(tmp_path))
+        checked = invoke("doctor", address, "--keys", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert "0 workers" in result.stdout
+    assert "reachable" in checked.stdout
+
+
 # --- Keys of `headrace top` on a pseudo-terminal -------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shutil
 import stat
 
 from typer.testing import CliRunner
@@ -14,6 +16,19 @@ def test_new_keys_can_be_loaded_for_both_roles(tmp_path):
     server = Security.load(tmp_path / "keys", "server")
     client = Security.load(tmp_path / "keys", "client")
     assert client.server_key == server.public_key
+
+
+def test_files_named_in_the_output_suffice_for_each_role(tmp_path):
+    result = CliRunner().invoke(app, ["keys", "new", str(tmp_path / "keys")])
+    for role, line in (("server", "dispatcher and workers"), ("client", "clients")):
+        needed = re.search(rf"^  {line} need (.*?)(?:;|$)", result.output, re.MULTILINE)
+        folder = tmp_path / role
+        folder.mkdir()
+        for name in re.split(", | and ", needed[1]):
+            source = tmp_path / "keys" / name
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, folder / name)
+        assert Security.load(folder, role).public_key
 
 
 def test_secret_keys_are_readable_by_their_owner_only(tmp_path):

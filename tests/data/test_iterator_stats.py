@@ -126,12 +126,23 @@ def test_the_bottleneck_is_the_step_that_works_most(threads):
     list(iterator)
     stats = iterator.stats()
     assert str(stats.bottleneck).startswith("bound by map at test_iterator_stats.py:")
+    assert stats.bottleneck.location.endswith(" (sleep)")
     assert "num_parallel_calls" in stats.bottleneck.advice
     assert str(stats).splitlines()[-1] == str(stats.bottleneck)
     mapping = step_of(stats, "map")
     assert mapping.user_seconds > 0.5 * 120 * 0.004
     assert mapping.num_parallel_calls == threads
     assert step_of(stats, "prefetch").input_wait_seconds > 0.3 * stats.seconds
+
+
+def test_functions_tell_steps_on_one_line_apart():
+    dataset = Dataset.range(40).map(lambda x: x).map(sleep).filter(fail_at_three)
+    iterator = dataset.take(2).iterate(stats=True)
+    next(iterator)
+    stats = iterator.stats()
+    functions = [step.function for step in stats.steps if step.name in ("map", "filter")]
+    assert functions == ["fail_at_three", "sleep", ""]
+    assert any("(sleep)" in line for line in str(stats).splitlines())
 
 
 def test_a_slow_program_is_the_bottleneck():

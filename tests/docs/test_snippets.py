@@ -21,6 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "service").glob("*.md")),
     *sorted((ROOT / "docs" / "coming-from").glob("*.md")),
 ]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))  # run by test_tutorials.py
 DESIGN = sorted((ROOT / "docs" / "design").glob("*.md"))
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")
@@ -69,7 +70,7 @@ def test_committed_picture_is_up_to_date():
 
 
 def test_links_between_pages_resolve():
-    for page in [*PAGES, *DESIGN, *ROOT.glob("[AC]*.md")]:
+    for page in [*PAGES, *TUTORIALS, *DESIGN, *ROOT.glob("[AC]*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
@@ -91,7 +92,7 @@ def test_make_targets_on_pages_exist_and_help_lists_all_targets():
     in_help = set(re.findall(r'@echo "make ([a-z-]+)', makefile))
     named = {
         name
-        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for page in [*PAGES, *TUTORIALS, ROOT / "CONTRIBUTING.md"]
         for name in re.findall(r"(?:^ {4}|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)
     }
     assert named <= targets
@@ -99,7 +100,7 @@ def test_make_targets_on_pages_exist_and_help_lists_all_targets():
 
 
 def test_command_line_options_on_pages_exist():
-    text = "".join(page.read_text() for page in PAGES)
+    text = "".join(page.read_text() for page in [*PAGES, *TUTORIALS])
     # Commands of other programs, which may continue on the next line.
     text = re.sub(
         r"^ {4}(?:git|helm|kubectl|podman|\(cd) (?:.*\\\n)*.*$", "", text, flags=re.MULTILINE
@@ -112,6 +113,10 @@ def test_command_line_options_on_pages_exist():
     }
     slurm = {"--cpus-per-task", "--kill-on-bad-exit", "--no-kill"}
     slurm |= {"--nodes", "--ntasks", "--signal"}
+    torchrun = {"--standalone", "--nproc-per-node"}
     simulation = {"--mode"}  # python -m tests.simulation
     # Options with underscores belong to other programs: `--xla_force_host_platform_device_count`.
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text)) <= known | slurm | simulation
+    assert (
+        set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text))
+        <= known | slurm | torchrun | simulation
+    )

@@ -25,6 +25,7 @@ from typer.core import TyperGroup
 
 from headrace.errors import DataLossError, HeadraceError
 from headrace.open_files import explain_open_error
+from headrace.transport.security import Security
 
 __all__ = [
     "CommandGroup",
@@ -35,6 +36,7 @@ __all__ = [
     "MetricsPort",
     "ParentOption",
     "convert_argument_errors",
+    "load_client_keys",
 ]
 
 
@@ -54,6 +56,22 @@ MetricsHost = Annotated[
 ]
 ParentOption = Annotated[bool, typer.Option("--with-parent", hidden=True)]
 IgnoreSignalsOption = Annotated[bool, typer.Option("--ignore-signals", hidden=True)]
+
+
+def load_client_keys(directory: Path | None) -> Security | None:
+    """Return the keys of a client, or those of the servers on a machine that has no others.
+
+    Args:
+        directory: Directory made by `headrace keys new`, or a copy of the files of one role.
+
+    Raises:
+        ValueError: If a file is missing, or does not contain a key.
+    """
+    if directory is None:
+        return None
+    if not (directory / "client.key").exists() and (directory / "server.key_secret").exists():
+        return Security.load(directory, "server").as_client()
+    return Security.load(directory, "client")
 
 
 #: A hyphen without a line break after it: `--fault-tolerant` is one word.

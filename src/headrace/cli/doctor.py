@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from headrace.cli.commands import convert_argument_errors
+from headrace.cli.commands import convert_argument_errors, load_client_keys
 from headrace.cli.formatting import pluralize
 from headrace.cli.job_report import diagnose_job
 from headrace.errors import HeadraceError
@@ -120,7 +120,7 @@ def examine(
     if dispatcher is not None:
         with convert_argument_errors({"service": "HOST:PORT", "address": "HOST:PORT"}):
             parse_service(dispatcher)
-            security = None if keys is None else Security.load(keys, "client")
+            security = load_client_keys(keys)
     table = Table("check", "result", Column("found", overflow="fold"), box=None, pad_edge=False)
     styles = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.ERROR: "bold red"}
     found = check_host()

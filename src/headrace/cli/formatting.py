@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -98,8 +99,8 @@ def density_bar(values: Sequence[float]) -> str:
     if most <= 0:
         return f"[{_DENSITY_LEVELS[0] * len(values)}]"
     steps = len(_DENSITY_LEVELS) - 1
-    # Rounded up, so that only 0 is shown as nothing.
-    return f"[{''.join(_DENSITY_LEVELS[-int(-value * steps // most)] for value in values)}]"
+    # Rounded up, so that only 0 is shown as nothing; divided first, so that the largest gives 1.
+    return f"[{''.join(_DENSITY_LEVELS[math.ceil(value / most * steps)] for value in values)}]"
 
 
 _MAX_LISTED = 3

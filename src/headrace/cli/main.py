@@ -33,8 +33,8 @@ def make_keys(
     """Create keys for a server and for a first, authorized client."""
     folder = new_keys(directory)
     print(f"keys written to {folder}")
-    print("  start the dispatcher with --keys and this directory; keep its files secret")
-    print("  clients and workers need client.key, client.key_secret and server.key")
+    print("  dispatcher and workers need server.key, server.key_secret and authorized_clients/")
+    print("  clients need client.key, client.key_secret and server.key; keep *_secret files secret")
     print("  to authorize another client, copy its public key into authorized_clients/")
 
 

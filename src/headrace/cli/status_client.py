@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-from headrace.cli.commands import convert_argument_errors
+from headrace.cli.commands import convert_argument_errors, load_client_keys
 from headrace.coordinator.status import CoordinatorStatus, GetCoordinatorStatus
 from headrace.errors import FailedPreconditionError, HeadraceError
 from headrace.parameter_server.messages import GetServerStatus, ServerStatus
@@ -25,7 +25,6 @@ from headrace.service.messages import (
 )
 from headrace.serving.rpc import Stub, TypedRequest
 from headrace.transport import zeromq
-from headrace.transport.security import Security
 
 __all__ = ["PeerStatus", "ServerSnapshot", "StatusClient", "StatusSnapshot"]
 
@@ -88,7 +87,7 @@ class StatusClient:
             if not timeout > 0:
                 raise ValueError(f"--timeout {timeout:g} must be greater than 0")
             self.address: str = parse_service(address)
-            self._security = None if keys is None else Security.load(keys, "client")
+            self._security = load_client_keys(keys)
         self._timeout = timeout
         self._stub = self._connect(self.address)
         #: Requests that the server may support; reduced to one once the server has replied.

@@ -12,7 +12,7 @@ from headrace.execution.statistics import Measurements, StepMeasurements
 from headrace.execution.step_registry import Activity, name_step
 from headrace.plan.buffering import Prefetch
 from headrace.plan.elements import FromSource, GatherIndices, ReadIndices
-from headrace.plan.node import AUTOTUNE
+from headrace.plan.node import AUTOTUNE, Node
 
 __all__ = ["IteratorStats", "StepStats", "summarize"]
 
@@ -29,6 +29,8 @@ class StepStats:
     """Kind of the step, such as "map"; indented steps are inputs."""
     location: str
     """File and line of the user's call, such as "train.py:5"; empty if unknown."""
+    function: str
+    """Name of the user's function; empty for lambdas and steps without one."""
     depth: int
     """Number of steps between it and the end of the plan."""
     is_nested: bool
@@ -105,6 +107,7 @@ def _summarize_step(step: StepMeasurements) -> StepStats:
     return StepStats(
         name=node.kind or type(node).__name__,
         location=node.location,
+        function=_function_name(node),
         depth=step.depth or 0,
         is_nested=step.depth is None,
         elements=step.elements,
@@ -115,6 +118,17 @@ def _summarize_step(step: StepMeasurements) -> StepStats:
         consumer_wait_seconds=round(seconds[Activity.CONSUMER_WAIT], 3),
         num_parallel_calls=step.threads,
     )
+
+
+def _function_name(node: Node) -> str:
+    """Return the name of a step's function, which tells steps on one line of a program apart."""
+    function = getattr(node, "fn", None) or getattr(node, "predicate", None)
+    name: str = getattr(function, "__name__", "")
+    return "" if name == "<lambda>" else name
+
+
+def _in_parentheses(name: str) -> str:
+    return f" ({name})" if name else ""
 
 
 # --- The bottleneck -------------------------------------------------------------------------------
@@ -143,7 +157,7 @@ def _find_bottleneck(measured: Measurements) -> Bottleneck | None:
         )
     if step is None or share < WAITING_SHARE:
         return Bottleneck("waits", "no step is busy; see the columns of waits")
-    name = name_step(step.node)
+    name = name_step(step.node) + _in_parentheses(_function_name(step.node))
     overlaps = any(isinstance(each.node, Prefetch) for each in measured.steps)
     advice = [f"{share:.0%} of the time", _advise(step)]
     if outside >= WAITING_SHARE and not overlaps:
@@ -208,7 +222,7 @@ def _format_step(step: StepStats) -> tuple[str, ...]:
     threads = f", {step.num_parallel_calls} threads" if step.num_parallel_calls else ""
     indent = "nested: " if step.is_nested else "  " * min(step.depth, 20)
     return (
-        f"{indent}{step.name}{place}{threads}",
+        f"{indent}{step.name}{place}{_in_parentheses(step.function)}{threads}",
         f"{step.elements:,}",
         "" if step.bytes is None else _format_bytes(step.bytes),
         _format_seconds(step.user_seconds),
