@@ -1,10 +1,10 @@
 """Utilisation of an accelerator by training loops that wait for their input, as in MLPerf Storage.
 
 The accelerator is simulated: a step is a sleep, which needs no processor and does not hold the GIL.
-Utilisation is the time in which the accelerator computes, divided by the time that passes: "busy
-seconds" per second. MLPerf Storage likewise sleeps for the duration of a real model's step (0.323 s
-for 7 samples of U-Net 3D on an H100), and counts the accelerators that are busy for 90 % of the
-time (70 % for CosmoFlow).
+Utilisation is the time in which the accelerator computes, divided by the time that passes: 900 busy
+ms per second are 90 %. MLPerf Storage likewise sleeps for the duration of a real model's step
+(0.323 s for 7 samples of U-Net 3D on an H100), and counts the accelerators that are busy for 90 %
+of the time (70 % for CosmoFlow).
 
 Here the duration of a step follows from the machine (`accelerator_inputs.step_seconds`): preparing
 batches at the rate of the steps keeps 75 % of the cores busy, more than one process that holds the
@@ -58,17 +58,19 @@ def write_inputs(directory: Path, tasks: tuple[Task, ...] = TASKS) -> None:
 
 
 def trained(build: Build, task: Task) -> Build:
-    """Return a contender's steps: pairs of busy seconds and seconds."""
+    """Return a contender's steps: pairs of busy milliseconds and seconds."""
 
     def built(inputs: Path, stack: ExitStack) -> Pipeline:
         pipeline, step = build(inputs, stack), _step(task, inputs)
-        return lambda: busy_steps(pipeline(), task.batch, step)
+        return lambda: (
+            (1000 * busy, seconds) for busy, seconds in busy_steps(pipeline(), task.batch, step)
+        )
 
     return built
 
 
 def trained_with_kills(name: str, task: Images) -> Build:
-    """Return a service's epochs with kills: pairs of busy seconds and seconds."""
+    """Return a service's epochs with kills: pairs of busy milliseconds and seconds."""
 
     def built(inputs: Path, stack: ExitStack) -> Pipeline:
         def pairs() -> Iterator[tuple[float, float]]:
@@ -76,7 +78,7 @@ def trained_with_kills(name: str, task: Images) -> Build:
                 if name == "headrace":
                     expect(epoch.lost == 0, f"{epoch.lost} samples were lost")
                     expect(epoch.duplicated == 0, f"{epoch.duplicated} samples were duplicated")
-                yield epoch.busy, epoch.seconds
+                yield 1000 * epoch.busy, epoch.seconds
 
         return pairs
 
@@ -97,7 +99,7 @@ def _step(task: Task, inputs: Path) -> float:
 
 def _check(steps: Elements) -> None:
     for busy, seconds in islice(steps, 2):
-        expect(0 < busy <= seconds, f"a step computes {busy} s of {seconds} s")
+        expect(0 < busy <= 1000 * seconds, f"a step computes {busy} ms of {seconds} s")
 
 
 def _contender(name: str, build: Build, *needs: str) -> Contender:
@@ -108,7 +110,7 @@ def _contender(name: str, build: Build, *needs: str) -> Contender:
 def _workload(task: Task, needs: tuple[str, ...], *others: Contender) -> Workload:
     return Workload(
         name=f"accelerator, {task.name}",
-        unit="busy seconds",
+        unit="busy ms",
         check=_check,
         reopen=False,
         self_timed=True,
@@ -149,7 +151,7 @@ WORKLOADS = (
     _workload(_TOKENS, (), _grain(_TOKENS)),
     Workload(
         name="accelerator, images, workers killed",
-        unit="busy seconds",
+        unit="busy ms",
         check=_check,
         reopen=False,
         self_timed=True,

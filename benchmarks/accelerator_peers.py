@@ -107,7 +107,9 @@ def grain(task: Task) -> Build:
 
     def build(inputs: Path, _: ExitStack) -> Pipeline:
         import grain as library
+        from absl import flags
 
+        flags.FLAGS(["benchmark"])  # Grain's processes need parsed flags
         batches = (
             library.MapDataset.source(range(_BATCHES * task.batch))
             .map(load(task, inputs))
