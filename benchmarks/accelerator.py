@@ -12,8 +12,8 @@ GIL can use. The rest is for the training loop and for moving batches. The loop 
 so the time in which its own thread takes a batch is not hidden.
 
 In the last workload, the older of two worker processes gets SIGKILL 3 s after the last killed one
-has been replaced. Headrace must deliver each sample once; a tf.data service delivers it at most
-once. A DataLoader of PyTorch raises an error if its worker is killed, which ends the loop.
+has been replaced. Each sample must be delivered once. A DataLoader of PyTorch raises an error if
+its worker is killed, which ends the loop.
 
     python -m benchmarks accelerator                 utilisation
     python -m benchmarks.accelerator                 epochs with kills: samples lost, duplicated
@@ -23,7 +23,6 @@ once. A DataLoader of PyTorch raises an error if its worker is killed, which end
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from pathlib import Path
 from benchmarks import accelerator_device
 from benchmarks import accelerator_peers as peers
 from benchmarks.accelerator_inputs import TASKS, Images, Task, Tokens, Volumes, step_seconds
-from benchmarks.accelerator_loop import SERVICES, Epoch, busy_steps, epoch_with_kills
+from benchmarks.accelerator_loop import Epoch, busy_steps, epoch_with_kills, headrace_service
 from benchmarks.accelerator_peers import PROCESSES, Build
 from benchmarks.workload import Contender, Elements, Pipeline, Workload, expect
 
@@ -69,15 +68,14 @@ def trained(build: Build, task: Task) -> Build:
     return built
 
 
-def trained_with_kills(name: str, task: Images) -> Build:
-    """Return a service's epochs with kills: pairs of busy milliseconds and seconds."""
+def trained_with_kills(task: Task) -> Build:
+    """Return Headrace's epochs with kills: pairs of busy milliseconds and seconds."""
 
     def built(inputs: Path, stack: ExitStack) -> Pipeline:
         def pairs() -> Iterator[tuple[float, float]]:
-            for epoch in _epochs(name, task, inputs, stack):
-                if name == "headrace":
-                    expect(epoch.lost == 0, f"{epoch.lost} samples were lost")
-                    expect(epoch.duplicated == 0, f"{epoch.duplicated} samples were duplicated")
+            for epoch in _epochs(task, inputs, stack):
+                expect(epoch.lost == 0, f"{epoch.lost} samples were lost")
+                expect(epoch.duplicated == 0, f"{epoch.duplicated} samples were duplicated")
                 yield 1000 * epoch.busy, epoch.seconds
 
         return pairs
@@ -85,10 +83,10 @@ def trained_with_kills(name: str, task: Images) -> Build:
     return built
 
 
-def _epochs(name: str, task: Images, inputs: Path, stack: ExitStack) -> Iterator[Epoch]:
+def _epochs(task: Task, inputs: Path, stack: ExitStack) -> Iterator[Epoch]:
     step = _step(task, inputs)
     batches = max(8, round(_EPOCH_SECONDS / step))
-    service = SERVICES[name](task, inputs, batches, stack)
+    service = headrace_service(task, inputs, batches, stack)
     while True:
         yield epoch_with_kills(service, task, batches, step)
 
@@ -155,22 +153,13 @@ WORKLOADS = (
         check=_check,
         reopen=False,
         self_timed=True,
-        element_seconds=7.0,
-        contenders=(
-            _contender("headrace", trained_with_kills("headrace", _IMAGES), "cv2"),
-            _contender(
-                "tf.data service",
-                trained_with_kills("tf.data service", _IMAGES),
-                "tensorflow",
-                "cv2",
-            ),
-        ),
+        contenders=(_contender("headrace", trained_with_kills(_IMAGES), "cv2"),),
     ),
 )
 
 
 def main(arguments: list[str]) -> int:
-    """Measure a real device, or epochs with kills; return 2 without a device, else 0."""
+    """Measure a real device, or epochs with kills; return 2 without a device, 1 after losses."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accelerator",
         description="Measure the utilisation of an accelerator under kills, or of a real one.",
@@ -182,8 +171,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="file for the results, as JSON")
     options = parser.parse_args(arguments)
     if options.device == "simulated":
-        _run_kills(options.epochs, options.out)
-        return 0
+        return 0 if _run_kills(options.epochs, options.out) else 1
     try:
         accelerator_device.run(
             options.device, options.seconds, tuple(options.task or ()), options.out
@@ -194,21 +182,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _run_kills(epochs: int, out: Path | None) -> None:
-    found: dict[str, list[Epoch]] = {}
-    with tempfile.TemporaryDirectory() as directory:
+def _run_kills(epochs: int, out: Path | None) -> bool:
+    """Print and store epochs with kills; return whether each sample was delivered once."""
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         write_inputs(Path(directory), (_IMAGES,))
-        for name in SERVICES:
-            if name.startswith("tf.data") and importlib.util.find_spec("tensorflow") is None:
-                print(f"{name}: not installed", file=sys.stderr)
-                continue
-            with ExitStack() as stack:
-                run = _epochs(name, _IMAGES, Path(directory), stack)
-                found[name] = list(islice(run, epochs))
-            print(format_epochs(name, found[name]), flush=True)
+        found = list(islice(_epochs(_IMAGES, Path(directory), stack), epochs))
+    print(format_epochs("headrace", found))
     if out is not None:
-        rows = {name: [asdict(epoch) for epoch in rows] for name, rows in found.items()}
-        out.write_text(json.dumps(rows, indent=1) + "\n")
+        out.write_text(json.dumps([asdict(epoch) for epoch in found], indent=1) + "\n")
+    return not any(epoch.lost or epoch.duplicated for epoch in found)
 
 
 def format_epochs(name: str, epochs: list[Epoch]) -> str:

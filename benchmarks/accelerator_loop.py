@@ -12,20 +12,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
-from benchmarks.accelerator_inputs import Images, Task, Volumes
-from benchmarks.accelerator_peers import PROCESSES, headrace_dataset, tf_dataset
+from benchmarks.accelerator_inputs import Task
+from benchmarks.accelerator_peers import PROCESSES, headrace_dataset
 from benchmarks.workload import Elements, Pipeline
 
 __all__ = [
-    "SERVICES",
     "Epoch",
     "Service",
     "busy_steps",
     "epoch_with_kills",
     "headrace_service",
-    "tf_data_service",
 ]
 
 #: Seconds in which batches are read without steps, after a pause in which buffers were filled.
@@ -173,35 +170,3 @@ def headrace_service(task: Task, inputs: Path, batches: int, stack: ExitStack) -
         cluster.add_worker()
 
     return Service(epoch=lambda: iter(remote), kill=kill)
-
-
-def tf_data_service(
-    task: Images | Volumes, inputs: Path, batches: int, stack: ExitStack
-) -> Service:
-    """Start a tf.data service, with dynamic sharding."""
-    import tensorflow as tf
-
-    from benchmarks.tfdata_server import start_process
-
-    address, _ = start_process(stack, "--dispatcher")
-
-    def start() -> Any:
-        return start_process(stack, "--worker", address)[1]
-
-    workers = [start() for _ in range(PROCESSES)]
-    remote = tf_dataset(task, inputs, batches).apply(
-        tf.data.experimental.service.distribute("distributed_epoch", address)
-    )
-
-    def kill() -> None:
-        workers.pop(0).kill()
-        workers.append(start())
-
-    return Service(epoch=remote.as_numpy_iterator, kill=kill)
-
-
-#: Services to kill workers of, by the names of their contenders.
-SERVICES: dict[str, Callable[[Images, Path, int, ExitStack], Service]] = {
-    "headrace": headrace_service,
-    "tf.data service": tf_data_service,
-}
