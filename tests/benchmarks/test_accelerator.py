@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks import accelerator, accelerator_peers
-from benchmarks.accelerator_inputs import Images, Task, Tokens, Volumes, load
+from benchmarks.accelerator_inputs import Task, Tokens, Volumes, load
 from benchmarks.accelerator_loop import (
     Epoch,
     Service,
@@ -27,15 +27,7 @@ from benchmarks.accelerator_loop import (
 
 TOKENS = Tokens(batch=4, files=8, length=32)
 VOLUMES = Volumes(batch=2, files=2, side=20, crop=8)
-_NEEDS_CV2 = pytest.mark.skipif(not importlib.util.find_spec("cv2"), reason="needs OpenCV")
-TASKS = (
-    TOKENS,
-    VOLUMES,
-    pytest.param(Images(batch=2, files=2, side=32), marks=_NEEDS_CV2),
-)
-
-
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [TOKENS, VOLUMES], ids=lambda task: task.name)
 def test_a_sample_depends_on_its_number_only(task: Task, tmp_path: Path) -> None:
     task.write(tmp_path)
     prepared = load(task, tmp_path)
