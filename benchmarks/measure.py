@@ -249,8 +249,11 @@ class _Process:
             self._send(command)
             answer = self._receive(deadline)
         except (OSError, EOFError):
-            code = self._process.wait(_STOP_DEADLINE)
-            result.problem = f"failed: exit status {code}: {self._last_error_line()}"
+            with suppress(subprocess.TimeoutExpired):  # it may close its output before it exits
+                self._process.wait(_STOP_DEADLINE)
+            code = self._process.poll()
+            ended = "no exit" if code is None else f"exit status {code}"
+            result.problem = f"failed: {ended}: {self._last_error_line()}"
         except TimeoutError:
             result.problem = f"failed: no reply within {deadline:.0f} s: {self._last_error_line()}"
         else:
