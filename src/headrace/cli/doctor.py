@@ -133,13 +133,16 @@ def examine(
         table.add_row(finding.subject, verdict, escape(finding.found))
     console = Console()
     console.print(table)
-    remedies = [finding for finding in found if finding.remedy]
-    if remedies:
-        console.print("\nsuggested fixes")
-    for finding in remedies:
-        # Not wrapped: commands to type must be complete, even on a narrow terminal.
-        line = f"  {finding.subject}: {finding.remedy}"
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    problems = [each for each in found if each.severity is not Severity.OK]
+    optional = [each for each in found if each.severity is Severity.OK]
+    for title, group in (("suggested fixes", problems), ("optional packages", optional)):
+        remedies = [finding for finding in group if finding.remedy]
+        if remedies:
+            console.print(f"\n{title}")
+        for finding in remedies:
+            # Not wrapped: commands to type must be complete, even on a narrow terminal.
+            line = f"  {finding.subject}: {finding.remedy}"
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
     if any(finding.severity is Severity.ERROR for finding in found):
         raise typer.Exit(1)
 

@@ -190,7 +190,7 @@ def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
     supported = _VISITATIONS[mode]
     if visitation is not None and visitation not in supported:
         raise ValueError(
-            f"visitation={visitation!r} is not supported with {mode.name} by this version; use "
+            f"visitation={visitation!r} is unknown with {mode.name}; use "
             f"None{''.join(f' or {name!r}' for name in supported)}"
         )
 
