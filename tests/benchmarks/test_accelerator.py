@@ -27,6 +27,8 @@ from benchmarks.accelerator_loop import (
 
 TOKENS = Tokens(batch=4, files=8, length=32)
 VOLUMES = Volumes(batch=2, files=2, side=20, crop=8)
+
+
 @pytest.mark.parametrize("task", [TOKENS, VOLUMES], ids=lambda task: task.name)
 def test_a_sample_depends_on_its_number_only(task: Task, tmp_path: Path) -> None:
     task.write(tmp_path)

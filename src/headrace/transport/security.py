@@ -247,8 +247,8 @@ def _read_key(path: Path) -> str:
         key = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"cannot read a key from {path}: {error}; copy the keys of this role from where they were "
-            "made, or make new ones for all machines with `headrace keys new DIR`"
+            f"cannot read a key from {path}: {error}; copy the keys of this role from where they "
+            "were made, or make new ones for all machines with `headrace keys new DIR`"
         ) from error
     if len(key) != 40:
         raise ValueError(f"{path} must contain a key of 40 characters, but has {len(key)}")
