@@ -22,11 +22,13 @@ from typing import Any
 
 from headrace.arguments import check_int
 from headrace.data.dataset import Dataset
+from headrace.errors import FailedPreconditionError
 from headrace.forks import call_in_children
 from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.serialize import dump_plan
 from headrace.process.child import NO_ACCELERATORS, ChildCommand
 from headrace.rewrites.process_pools import inline_pools
+from headrace.rewrites.shard import has_hint
 from headrace.service.client.options import ReadOptions
 from headrace.service.client.process_source import ProcessSource
 from headrace.service.config import ShardingPolicy
@@ -51,6 +53,11 @@ def in_processes(dataset: Dataset[Any], num_processes: int) -> Dataset[Any]:
     if _is_worker_process():
         return dataset  # opened by a function that already runs in a worker process
     plan = inline_pools(dataset.plan)
+    if has_hint(plan):
+        raise FailedPreconditionError(
+            "`shard(SHARD_HINT, ...)` must come after `in_processes`; or shard the data of each "
+            "worker with shard(num_shards, index) before it"
+        )
     options = ReadOptions(
         processing_mode=ShardingPolicy.DYNAMIC,
         service="",  # known when the pool runs
