@@ -172,6 +172,12 @@ SCENARIOS = {
     ),
     "partial batch": lambda: attempt(lambda: read_all(hr.Dataset.range(12).batch(8), over(8))),
     "files": lambda: read_all(files().take(24).batch(8), over(8), remainder="drop"),
+    "files in worker processes": lambda: read_all(
+        files().take(24).in_processes(1).batch(8), over(8), remainder="drop"
+    ),
+    "shuffled in worker processes": lambda: whole_rows(
+        hr.Dataset.range(16).shuffle(16).map(np.negative).batch(8).in_processes(1), over(8)
+    ),
     "files of unequal length": lambda: attempt(lambda: read_all(files().batch(8), over(8))),
     "files of unequal length, dropped": lambda: read_all(
         files().batch(8), over(8), remainder="drop"

@@ -120,6 +120,13 @@ def test_processes_read_different_files(results):
         ]
 
 
+def test_datasets_with_worker_processes_are_shared_by_processes_like_local_ones(results):
+    for each in results:
+        assert each["files in worker processes"] == each["files"]
+        rows = [row for batch in each["shuffled in worker processes"] for row in batch]
+        assert sorted(rows) == [*range(-15, 1)]
+
+
 def test_files_of_unequal_length_raise_or_end_with_the_shortest_or_longest(results):
     for process, each in enumerate(results):
         error = each["files of unequal length"]

@@ -74,6 +74,12 @@ DATASETS: dict[str, Callable[[], hr.Dataset]] = {
 }
 
 
+def test_a_shard_hint_before_it_is_rejected() -> None:
+    dataset = hr.Dataset.range(4).shard(hr.service.SHARD_HINT, hr.service.SHARD_HINT)
+    with pytest.raises(FailedPreconditionError, match="must come after `in_processes`"):
+        dataset.map(slowly).in_processes(2)
+
+
 def as_lists(elements: Any) -> list[Any]:
     return [np.asarray(element).tolist() for element in elements]
 

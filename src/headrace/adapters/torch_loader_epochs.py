@@ -70,6 +70,8 @@ class DatasetEpochs:
         self._pickled_rank_shard: DataShard | None = None
         self._job_seed: int | None = None
         self._was_warned = False
+        #: Arguments and result of the latest call of `_make_plan`.
+        self._latest_plan: tuple[tuple[Any, ...], Node] | None = None
         # As early as possible, because forked processes cannot communicate with other ranks.
         self._agree_on_seed(self._rank_shard())
 
@@ -111,12 +113,13 @@ class DatasetEpochs:
         if state is None:
             if worker_shard.count > 1 and rank_shard.count == 1 and self._needs_seed():
                 info = get_worker_info()
-                elements.set_state(_initial_state(plan, info.seed - info.id, number))
+                seed = info.seed - info.id
+                elements.set_state(_initial_state(elements, plan, seed, number))
         elif state["sharding"] == sharding:
             elements.set_state(state["iterator"])
         else:
             seed, fixed = state["iterator"]["seed"], state["iterator"].get("fixed_seeds")
-            elements.set_state(_initial_state(plan, seed, number, fixed))
+            elements.set_state(_initial_state(elements, plan, seed, number, fixed))
         return OpenedEpoch(elements, elements.epoch, sharding, start, num_taken, num_failed)
 
     def _worker_epochs(self) -> list[WorkerEpochs]:
@@ -141,8 +144,17 @@ class DatasetEpochs:
         return max(numbers, default=number)
 
     def _shard_plan(self, rank_shard: DataShard, worker_shard: DataShard, start: int) -> Node:
-        plan: Node = self._dataset.plan
+        """Return the plan to read: the same one in each epoch, to which a process pool belongs."""
         seed = self._agree_on_seed(rank_shard)
+        arguments = (rank_shard, worker_shard, start, seed)
+        if self._latest_plan is None or self._latest_plan[0] != arguments:
+            self._latest_plan = arguments, self._make_plan(*arguments)
+        return self._latest_plan[1]
+
+    def _make_plan(
+        self, rank_shard: DataShard, worker_shard: DataShard, start: int, seed: int | None
+    ) -> Node:
+        plan: Node = self._dataset.plan
         if seed is not None:
             plan = WithOptions(input=plan, options=Options(seed=seed))
         return shard_plan(
@@ -230,6 +242,7 @@ class DatasetEpochs:
         return dict(
             self.__dict__,
             _dataset=dump_plan(self._dataset.plan),
+            _latest_plan=None,
             _pickled_rank_shard=rank_shard if is_known else None,
             _epochs=self._worker_epochs() if is_spawning() else None,
             _min_number=next_iteration_number(self._dataset.plan) if is_spawning() else 0,
@@ -292,11 +305,15 @@ def _worker_shard() -> DataShard:
 
 
 def _initial_state(
-    plan: Node, seed: int, number: int, seeds_of_fixed_steps: list[int] | None = None
+    elements: LookaheadIterator,
+    plan: Node,
+    seed: int,
+    number: int,
+    seeds_of_fixed_steps: list[int] | None = None,
 ) -> dict[str, Any]:
     """Return the state at the start of an epoch, with the seed of another process."""
     state = {"version": VERSION, "plan": identity(plan), "seed": seed, "epoch": number}
-    state["position"] = {"stream": None}
+    state["position"] = elements.start_position
     seeds_of_fixed_steps = (
         collect_fixed_seeds(plan) if seeds_of_fixed_steps is None else seeds_of_fixed_steps
     )

@@ -9,7 +9,8 @@ Rule 1. All ranks together read every element once, except for an incomplete las
         training steps wait for each other must end together.
 Rule 2. A rank's worker processes take its elements in turn. A DataLoader polls them in turn, so it
         yields the same order as without worker processes.
-Rule 3. A dataset of a data service is not sharded by rank: its job distributes the elements.
+Rule 3. A dataset of a data service is not sharded by rank: its job distributes the elements. One
+        that ends in `in_processes` is, like a local one, because each rank has its own processes.
 Rule 4. A state counts rounds, so it can be restored with another number of ranks.
 
 If the number of elements is unknown, a step of the plan (`ShardFullRounds`) reads each round
@@ -40,6 +41,7 @@ from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import cardinality, merged_options, walk
 from headrace.plan.user_function import step_name
 from headrace.rewrites.canonicalize import canonicalize
+from headrace.rewrites.process_pools import ProcessPool, inline_pools, shard_in_pools
 from headrace.rewrites.shard import shard_files, shard_hints
 
 __all__ = [
@@ -94,18 +96,19 @@ def shard_plan(
         _check_start(start, "it reads from a data service")
         return plan
     policy = merged_options(plan).auto_shard_policy
-    reader_shard = DataShard(
-        rank_shard.count * worker_shard.count,
-        worker_shard.index * rank_shard.count + rank_shard.index,
-    )
-    if reader_shard.count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT):
+    count = rank_shard.count * worker_shard.count
+    index = worker_shard.index * rank_shard.count + rank_shard.index
+    if count > 1 and policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT):
         _check_start(start, f"it is sharded with AutoShardPolicy.{policy.name}")
         if policy is AutoShardPolicy.HINT:
-            return shard_hints(plan, reader_shard.count, reader_shard.index)
-        return shard_files(plan, reader_shard.count, reader_shard.index, opens_files)
-    if reader_shard.count > 1 or start:
-        plan = _shard_elements(plan, rank_shard, worker_shard, drop_remainder, start)
-        _check_order(plan, reader_shard)
+            return shard_in_pools(plan, lambda opened: shard_hints(opened, count, index))
+        return shard_in_pools(plan, lambda opened: shard_files(opened, count, index, opens_files))
+    if count > 1 or start:
+        plan = shard_in_pools(
+            plan,
+            lambda opened: _shard_elements(opened, rank_shard, worker_shard, drop_remainder, start),
+        )
+        _check_order(plan, count)
     return plan
 
 
@@ -118,18 +121,22 @@ def _shard_elements(
     for the elements of the shard:
 
         Batch(Map(rows))   ->   Batch(Map(ShardBlocks(rows)))
+
+    A pool of worker processes cannot run a step below `ShardFullRounds`, nor one-to-one steps above
+    it, so that step stays above the pool.
     """
     size = cardinality(plan)
+    needs_rounds = rank_shard.count > 1 and drop_remainder and size == UNKNOWN
     above: list[Node] = []
-    plan = _strip_one_to_one(plan, above)
+    plan = _strip_one_to_one(plan, above, enters_pools=not needs_rounds)
     block, short = 1, False
     if isinstance(plan, Batch | PaddedBatch):
         block, short = plan.size, not plan.drop_remainder
         above.append(plan)
-        plan = _strip_one_to_one(plan.input, above)
+        plan = _strip_one_to_one(plan.input, above, enters_pools=not needs_rounds)
     if start:
         plan = Skip(input=plan, count=start * block)
-    if rank_shard.count > 1 and drop_remainder and size == UNKNOWN:
+    if needs_rounds:
         plan = ShardFullRounds(
             input=plan,
             count=rank_shard.count,
@@ -148,9 +155,9 @@ def _shard_elements(
     return plan
 
 
-def _strip_one_to_one(plan: Node, above: list[Node]) -> Node:
+def _strip_one_to_one(plan: Node, above: list[Node], *, enters_pools: bool) -> Node:
     """Return the plan below its last one-to-one steps, and append these to `above`."""
-    while plan.one_to_one:
+    while plan.one_to_one and (enters_pools or not isinstance(plan, ProcessPool)):
         above.append(plan)
         (plan,) = plan.inputs
     return plan
@@ -177,7 +184,7 @@ def is_sharded_manually(plan: Node, rank_shard: DataShard) -> bool:
         FailedPreconditionError: If it has a shard of the same count but another index, which may be
             another rank's shard or a split of the data.
     """
-    found = [node for node in walk(plan) if isinstance(node, ShardElements)]
+    found = [node for node in walk(inline_pools(plan)) if isinstance(node, ShardElements)]
     indices = {node.index for node in found if node.num_shards == rank_shard.count}
     if indices and rank_shard.index not in indices:
         raise FailedPreconditionError(
@@ -190,12 +197,12 @@ def is_sharded_manually(plan: Node, rank_shard: DataShard) -> bool:
 
 
 def reads_data_service(plan: Node) -> bool:
-    """Return whether a plan reads from a data service."""
+    """Return whether a plan reads from a data service; worker processes of a pool are none."""
     return any(_remote_sources(plan))
 
 
 def is_read_ahead(plan: Node) -> bool:
-    """Return whether elements of a plan are prepared ahead, by threads or by a data service."""
+    """Return whether elements are prepared ahead, by threads, processes or a data service."""
     while isinstance(plan, WithOptions | ShardElements | Skip | Take):
         plan = plan.input
     return isinstance(plan, Prefetch) or (
@@ -207,13 +214,15 @@ def draws_without_seed(plan: Node) -> bool:
     """Return whether a step of a plan is random and has no seed."""
     return any(
         node.is_random and getattr(node, "seed", None) is None and hasattr(node, "seed")
-        for node in walk(plan)
+        for node in walk(inline_pools(plan))
     )
 
 
 def _remote_sources(plan: Node) -> Iterator[Any]:
     for node in walk(plan):
-        if isinstance(node, FromSource) and node.source.replay_buffers is not None:
+        if not isinstance(node, FromSource) or node.source.is_process_pool:
+            continue
+        if node.source.replay_buffers is not None:
             yield node.source
 
 
@@ -228,7 +237,7 @@ def _check_job(plan: Node, worker_shard: DataShard) -> None:
         )
 
 
-def _check_order(plan: Node, shard: DataShard) -> None:
+def _check_order(plan: Node, num_readers: int) -> None:
     """Raise an error if elements are sharded by number but their order differs between readers."""
     canonical = canonicalize(plan)
     unordered = find_unordered_steps(canonical.plan, canonical.options.deterministic)
@@ -238,7 +247,7 @@ def _check_order(plan: Node, shard: DataShard) -> None:
     if step is not None:
         raise FailedPreconditionError(
             f"{step_name(step)} yields elements as they are ready (deterministic=False), so the "
-            f"order differs between the {shard.count} processes that shard the dataset by element "
+            f"order differs between the {num_readers} processes that shard the dataset by element "
             "number: make it deterministic, or call shard() before it"
         )
 
@@ -249,7 +258,7 @@ def find_repeated_step(plan: Node) -> str:
     Args:
         plan: A plan returned by `shard_plan`.
     """
-    for step in _steps_below_shards(canonicalize(plan).plan):
+    for step in _steps_below_shards(canonicalize(inline_pools(plan)).plan):
         if isinstance(step, Map | Interleave):
             return step_name(step)
     return ""

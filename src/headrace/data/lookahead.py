@@ -44,6 +44,12 @@ class LookaheadIterator(DatasetIterator):
         """Position of the next element, for `rewind` only: it may lack a state at the start."""
         return IteratorPosition(self._states, self._offset)
 
+    @property
+    def start_position(self) -> dict[str, Any]:
+        """The position in a state of the start, with any seed."""
+        steps = {"service_steps": self._service_steps} if self._service_steps else {}
+        return {"stream": None, **steps}
+
     def mark_consumed(self, position: IteratorPosition) -> None:
         """Record that exactly the elements before a position were consumed."""
         self._consumed = position

@@ -29,6 +29,7 @@ from headrace.execution.build import opens_files
 from headrace.plan.node import Node
 from headrace.plan.options import AutoShardPolicy
 from headrace.plan.traverse import merged_options
+from headrace.rewrites.process_pools import shard_in_pools
 from headrace.rewrites.reader_agreement import explain_reader_differences, find_sources
 from headrace.rewrites.shard import shard_files, shard_hints
 
@@ -216,9 +217,12 @@ def auto_shard(plan: Node, context: InputContext) -> WorkerShard:
         return WorkerShard(plan, AutoShardPolicy.OFF)
     try:
         if policy is AutoShardPolicy.HINT:
-            return WorkerShard(shard_hints(plan, workers, worker), policy)
+            shard = shard_in_pools(plan, lambda opened: shard_hints(opened, workers, worker))
+            return WorkerShard(shard, policy)
         if policy in (AutoShardPolicy.FILE, AutoShardPolicy.AUTO):
-            shard = shard_files(plan, workers, worker, opens_files)
+            shard = shard_in_pools(
+                plan, lambda opened: shard_files(opened, workers, worker, opens_files)
+            )
             return WorkerShard(shard, AutoShardPolicy.FILE)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
@@ -242,7 +246,11 @@ def auto_shard(plan: Node, context: InputContext) -> WorkerShard:
 def is_read_by_all(plan: Node) -> bool:
     """Return whether each worker reads the whole dataset, however many there are."""
     policy = _policy(plan)
-    service_sources = [source for source in find_sources(plan) if source.replay_buffers is not None]
+    service_sources = [
+        source
+        for source in find_sources(plan)
+        if source.replay_buffers is not None and not source.is_process_pool
+    ]
     is_shared = any(getattr(source, "job_name", None) is not None for source in service_sources)
     # The data service shards a job among its clients, or copies it, as the user chose.
     return (

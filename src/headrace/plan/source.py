@@ -168,6 +168,9 @@ class Source(ABC):
     remote_plan: Node | None = None
     """The plan that the source runs remotely, if any. Options, numbers and identities of steps pass
     through such a source as if the plan were local."""
+    is_process_pool: ClassVar[bool] = False
+    """Whether worker processes of this process alone run `remote_plan` (`in_processes`). Each
+    reader has all elements then, as of a local plan."""
     _counter: IterationCounter | None = None
     _occurrence: int = 0
 
@@ -241,6 +244,13 @@ class Source(ABC):
         Only a source that runs a remote plan (`remote_plan`) uses it.
         """
         return self
+
+    def with_pool_plan(self, plan: Node) -> Source:
+        """Return the source for another plan, in the same worker processes.
+
+        Only a source with `is_process_pool` supports it.
+        """
+        raise NotImplementedError
 
     def detach(self) -> Source:
         """Return an independent source, whose readers take no elements away from others.

@@ -8,6 +8,7 @@ split_space      splits of a plan: their number, and their positions in its leav
 partition        worker stage and client stage; with partition_boundaries, split_ranges and
                  shuffle_memory
 shard            static shards of a plan (FILE, DATA, HINT)
+process_pools    the steps before `in_processes`, for rewrites that shard them
 reader_agreement  whether all readers get the same elements
 explain          plans as text
 """

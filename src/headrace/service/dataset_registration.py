@@ -18,9 +18,9 @@ from headrace.plan.fingerprint import fingerprint_with_steps
 from headrace.plan.node import Node, distinct_nodes
 from headrace.plan.serialize import load_plan
 from headrace.rewrites.canonicalize import canonicalize
+from headrace.rewrites.process_pools import inline_pools
 from headrace.rewrites.split_space import compute_split_space
 from headrace.service.by_value import check_modules, dump_with
-from headrace.service.client.process_source import inline_process_sources
 from headrace.service.client.visitation import has_element_ids
 from headrace.service.config import parse_service
 from headrace.service.messages import (
@@ -122,7 +122,7 @@ def register_with_service(
     check_security(security)
     if dataset_id is not None and not isinstance(dataset_id, str):
         raise TypeError(f"`dataset_id` must be a string, but got {dataset_id!r}")
-    plan = inline_process_sources(dataset.plan)
+    plan = inline_pools(dataset.plan)
     spec = traverse.element_spec(plan)
     data = dump_with(modules, plan)
     if len(data) > _LARGE_PLAN_BYTES:
@@ -166,7 +166,7 @@ def _plan_steps(plan: Node) -> tuple[PlanStep, ...]:
 
 def without_process_sources(dataset: Dataset[Any]) -> Dataset[Any]:
     """Return the dataset without `in_processes`, which workers of a service ignore."""
-    plan = inline_process_sources(dataset.plan)
+    plan = inline_pools(dataset.plan)
     return dataset if plan is dataset.plan else Dataset(plan)
 
 

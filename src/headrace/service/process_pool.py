@@ -24,23 +24,16 @@ from headrace.arguments import check_int
 from headrace.data.dataset import Dataset
 from headrace.errors import FailedPreconditionError
 from headrace.forks import call_in_children
-from headrace.plan.determinism import collect_default_seeds
 from headrace.plan.node import AUTOTUNE, Node
 from headrace.plan.serialize import dump_plan
-from headrace.plan.traverse import cardinality
 from headrace.process.child import NO_ACCELERATORS, ChildCommand
-from headrace.rewrites.optimize import proved_spec
+from headrace.rewrites.process_pools import inline_pools
+from headrace.rewrites.shard import has_hint
 from headrace.service.client.options import ReadOptions
-from headrace.service.client.process_source import (
-    ProcessSource,
-    in_terms_of_processes,
-    inline_process_sources,
-)
-from headrace.service.client.visitation import find_exclusive_reason, partition_for
+from headrace.service.client.process_source import ProcessSource
 from headrace.service.config import ShardingPolicy
 from headrace.service.dataset_registration import register_with_service
 from headrace.service.local_cluster import LocalCluster
-from headrace.service.modes.ordered.ordered_partition import OrderedPartition
 from headrace.threads import run_in_thread
 
 __all__ = ["in_processes"]
@@ -59,7 +52,12 @@ def in_processes(dataset: Dataset[Any], num_processes: int) -> Dataset[Any]:
     check_int("num_processes", num_processes, minimum=1)
     if _is_worker_process():
         return dataset  # opened by a function that already runs in a worker process
-    plan = inline_process_sources(dataset.plan)
+    plan = inline_pools(dataset.plan)
+    if has_hint(plan):
+        raise FailedPreconditionError(
+            "`shard(SHARD_HINT, ...)` must come after `in_processes`; or shard the data of each "
+            "worker with shard(num_shards, index) before it"
+        )
     options = ReadOptions(
         processing_mode=ShardingPolicy.DYNAMIC,
         service="",  # known when the pool runs
@@ -73,24 +71,7 @@ def in_processes(dataset: Dataset[Any], num_processes: int) -> Dataset[Any]:
         security=None,
     )
     dump_plan(plan)  # rejects a dataset that cannot be sent where it is written
-    try:
-        partition = partition_for(plan, options)
-    except FailedPreconditionError as error:
-        raise FailedPreconditionError(in_terms_of_processes(str(error))) from None
-    assert partition is not None
-    source = ProcessSource(
-        options=options,
-        dataset_id="",
-        cardinality=cardinality(plan),
-        spec=proved_spec(plan),
-        partition_mode=partition.mode,
-        num_splits=partition.num_splits,
-        exclusive_reason=find_exclusive_reason(partition),
-        remote_plan=plan,
-        ordered_partition=OrderedPartition(plan),
-        fixed_seeds=tuple(collect_default_seeds(plan)),
-        pool=_PoolUser(num_processes),
-    )
+    source = ProcessSource.of_plan(plan, options, _PoolUser(num_processes))
     return Dataset.from_source(source)
 
 
@@ -194,6 +175,9 @@ class _PoolObserver:
     def connect(self, plan: Node) -> tuple[str, str]:
         raise AssertionError("only the source of a plan connects")
 
+    def for_derived_dataset(self) -> _PoolObserver:
+        raise AssertionError("only the source of a plan is sharded")
+
     def is_first_warning(self) -> bool:
         return False
 
@@ -210,10 +194,13 @@ class _PoolUser(_PoolObserver):
 
     Args:
         num_processes: Number of processes.
+        origin: Access of the dataset that this one was derived from; a user, too, from the first
+            `connect` on, so that the processes stay between shards of the dataset.
     """
 
-    def __init__(self, num_processes: int) -> None:
+    def __init__(self, num_processes: int, origin: _PoolUser | None = None) -> None:
         super().__init__(num_processes)
+        self._origin = origin
         self._number = next(_user_numbers)
         self._has_warned = False
         release = functools.partial(_release, num_processes, self._number)
@@ -225,7 +212,12 @@ class _PoolUser(_PoolObserver):
         with _registry_lock:
             pool = _pools.setdefault(self.num_processes, _Pool(self.num_processes))
             pool.users.add(self._number)
+            if self._origin is not None:
+                pool.users.add(self._origin._number)
         return pool.connect(self._number, plan)
+
+    def for_derived_dataset(self) -> _PoolUser:
+        return _PoolUser(self.num_processes, self._origin or self)
 
     def is_first_warning(self) -> bool:
         is_first, self._has_warned = not self._has_warned, True

@@ -3,7 +3,8 @@
 Rule 1. The plan is read in the order of one process, so its positions do not depend on the number
         of processes.
 Rule 2. A data service runs the plan itself: it replaces the source by the plan
-        (`inline_process_sources`).
+        (`rewrites.process_pools.inline_pools`).
+Rule 3. Whoever shards a dataset shards the plan (`rewrites.process_pools.shard_in_pools`).
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from headrace.errors import DataLossError
+from headrace.errors import DataLossError, FailedPreconditionError
+from headrace.plan.determinism import collect_default_seeds
 from headrace.plan.elements import FromSource, GatherIndices, ReadIndices
 from headrace.plan.node import Node
 from headrace.plan.partition_nodes import ReadSplits
 from headrace.plan.source import INFINITE, Position, Reader
-from headrace.plan.traverse import find_leaves, transform, walk
+from headrace.plan.traverse import cardinality, find_leaves, walk
 from headrace.plan.user_function import step_name
-from headrace.rewrites.optimize import prepare
+from headrace.rewrites.optimize import prepare, proved_spec
 from headrace.rewrites.partition import PlanPartition, partition_with_mode
+from headrace.service.client.options import ReadOptions
 from headrace.service.client.source import RemoteSource
+from headrace.service.client.visitation import find_exclusive_reason, partition_for
+from headrace.service.modes.ordered.ordered_partition import OrderedPartition
 
-__all__ = ["PoolAccess", "ProcessSource", "inline_process_sources"]
+__all__ = ["PoolAccess", "ProcessSource"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +45,9 @@ class PoolAccess(Protocol):
 
     def connect(self, plan: Node) -> tuple[str, str]:
         """Start the processes if necessary; return the service's address and the dataset's ID."""
+
+    def for_derived_dataset(self) -> PoolAccess:
+        """Return the access of another dataset, whose processes run while either exists."""
 
     def is_first_warning(self) -> bool:
         """Return True on the first call: for a warning that is logged once."""
@@ -59,7 +67,38 @@ class ProcessSource(RemoteSource):
         pool: Access to the processes, which start when the source is first opened.
     """
 
+    is_process_pool: ClassVar[bool] = True
+
     pool: PoolAccess = field(repr=False)
+
+    @classmethod
+    def of_plan(cls, plan: Node, options: ReadOptions, pool: PoolAccess) -> ProcessSource:
+        """Return the source of a plan.
+
+        Raises:
+            FailedPreconditionError: If worker processes cannot run a part of the plan.
+        """
+        try:
+            partition = partition_for(plan, options)
+        except FailedPreconditionError as error:
+            raise FailedPreconditionError(_in_terms_of_processes(str(error))) from None
+        assert partition is not None
+        return cls(
+            options=options,
+            dataset_id="",
+            cardinality=cardinality(plan),
+            spec=proved_spec(plan),
+            partition_mode=partition.mode,
+            num_splits=partition.num_splits,
+            exclusive_reason=find_exclusive_reason(partition),
+            remote_plan=plan,
+            ordered_partition=OrderedPartition(plan),
+            fixed_seeds=tuple(collect_default_seeds(plan)),
+            pool=pool,
+        )
+
+    def with_pool_plan(self, plan: Node) -> ProcessSource:
+        return self.of_plan(plan, self.options, self.pool.for_derived_dataset())
 
     def __repr__(self) -> str:
         return f"ProcessSource(num_processes={self.pool.num_processes})"
@@ -73,7 +112,7 @@ class ProcessSource(RemoteSource):
 
     def explain_unusable_position(self, mode: str, *, is_single_process: bool) -> str:
         reason = super().explain_unusable_position(mode, is_single_process=is_single_process)
-        return in_terms_of_processes(reason)
+        return _in_terms_of_processes(reason)
 
     def open(
         self,
@@ -148,21 +187,9 @@ class ProcessSource(RemoteSource):
         return None
 
 
-def in_terms_of_processes(message: str) -> str:
+def _in_terms_of_processes(message: str) -> str:
     """Return a message about `distribute` as one about `in_processes`."""
     return message.replace("`distribute`", "`in_processes`")
-
-
-def inline_process_sources(plan: Node) -> Node:
-    """Return the plan without `in_processes`: with the steps before it in place of its sources."""
-
-    def inline(node: Node) -> Node:
-        if isinstance(node, FromSource) and isinstance(node.source, ProcessSource):
-            assert node.source.remote_plan is not None
-            return node.source.remote_plan
-        return node
-
-    return transform(plan, inline)
 
 
 def _calls_function(node: Node) -> bool:
