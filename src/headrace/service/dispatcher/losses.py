@@ -177,8 +177,8 @@ def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -
     dispatcher_versions = own_versions()
     if release_mismatch(event.versions, dispatcher_versions):
         return (
-            f"{worker}, but this dispatcher runs {dispatcher_versions}: only equal releases are "
-            "tested together"
+            f"{worker}, but this dispatcher runs {dispatcher_versions}: releases should differ "
+            "during an upgrade only"
         )
     return None
 
