@@ -216,7 +216,7 @@ class CoordinatorCore:
         ):
             self._actions.warnings.append(
                 f"worker {connection.worker} ({connection.address}) runs {worker_versions}, but "
-                f"this coordinator runs {own_versions}: releases should differ during an upgrade only"
+                f"this coordinator runs {own_versions}: use one release after an upgrade"
             )
 
     @property

@@ -179,8 +179,8 @@ def _register(
         if not registered.plan_needed:
             if release_mismatch(registered.versions, own := own_versions()):
                 _log.warning(
-                    "this client runs %s, but the dispatcher at %s runs %s; releases should "
-                    "differ during an upgrade only",
+                    "this client runs %s, but the dispatcher at %s runs %s; use one release "
+                    "after an upgrade",
                     own,
                     address,
                     registered.versions,

@@ -177,8 +177,8 @@ def _worker_registered(state: DispatcherState, event: events.WorkerRegistered) -
     dispatcher_versions = own_versions()
     if release_mismatch(event.versions, dispatcher_versions):
         return (
-            f"{worker}, but this dispatcher runs {dispatcher_versions}: releases should differ "
-            "during an upgrade only"
+            f"{worker}, but this dispatcher runs {dispatcher_versions}: use one release "
+            "after an upgrade"
         )
     return None
 
