@@ -2,9 +2,10 @@
 
 * `torch`: the public names of `hr.torch`. A loader (`torch_loader`) makes iterators
   (`torch_iterator`) over epochs (`torch_loader_epochs`) of the shard of this rank and worker
-  process (`torch_sharding`); they yield tensors (`torch_tensors`), optionally on a device
-  (`torch_device_transfer`). `torch_epochs` numbers the epochs of worker processes that end with
-  each epoch. `torch_datasets` converts PyTorch datasets to Headrace datasets.
+  process (`torch_sharding`), so that ranks end together (`torch_full_rounds`); they yield tensors
+  (`torch_tensors`), optionally on a device (`torch_device_transfer`). `torch_epochs` numbers
+  the epochs of worker processes that end with each epoch. `torch_datasets` converts PyTorch
+  datasets to Headrace datasets.
 * `jax`: the public names of `hr.jax`. The iterator (`jax_iterator`) reads the steps of a dataset
   (`jax_input_steps`); `jax_process_input` determines which rows each process reads. It puts them on
   devices (`jax_placement`); processes that read different rows agree on each step, so that they end
