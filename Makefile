@@ -23,6 +23,7 @@ KERAS_EXTRAS := demo-keras
 RAY_EXTRAS := demo-ray
 BENCH_EXTRAS := bench,compression
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
+SETUP_TIME := a minute or two
 
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
@@ -49,7 +50,8 @@ help:
 	@echo "make check   format, lint, types, import rules"
 	@echo "make soak    simulation with many peers, and the service tests many times (TIMES=20)"
 	@echo "             SELECT=EXPRESSION runs only matching tests, as pytest -k"
-	@echo "make bench   the benchmarks, in a separate environment; half an hour on two idle cores"
+	@echo "make bench   the benchmarks, in a separate environment; half an hour on two idle cores,"
+	@echo "             and on first use five minutes to set it up;"
 	@echo "             ARGS=--quick runs the main ones in five minutes, ARGS=--list shows names,"
 	@echo "             and ARGS='service jpeg' runs an area and a benchmark"
 	@echo "make docs    redraw the pictures in docs/, and build the documentation in build/docs"
@@ -129,7 +131,7 @@ define make_environment
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	    echo "'$(PYTHON)' lacks the venv module; install it (on Debian and Ubuntu the package" \
 	        "python3-venv) or choose another Python: make $(MAKECMDGOALS) PYTHON=..." >&2; exit 1; }
-	@echo "setting up $(1) (the first time takes a minute or two)"
+	@echo "setting up $(1) (the first time takes $(SETUP_TIME))"
 	@if ls $(1)/.ready* >/dev/null 2>&1; then rm -f $(1)/.ready*; else $(PYTHON) -m venv --clear $(1); fi
 	@$(1)/bin/python -m pip install $(PIP_FLAGS) $(2)
 	@touch $(3)
@@ -150,5 +152,8 @@ $(KERAS_READY): pyproject.toml constraints.txt
 $(RAY_READY): pyproject.toml constraints.txt
 	$(call make_environment,$(VENV),--constraint constraints.txt --editable '.[$(RAY_EXTRAS)]',$(RAY_READY))
 
+# Its frameworks are large, so pip shows what it downloads.
+$(BENCH_READY): PIP_FLAGS := --disable-pip-version-check --no-input
+$(BENCH_READY): SETUP_TIME := about five minutes
 $(BENCH_READY): pyproject.toml
 	$(call make_environment,$(BENCH_VENV),--editable '.[$(BENCH_EXTRAS)]',$(BENCH_READY))

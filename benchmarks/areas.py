@@ -148,7 +148,10 @@ AREAS = (
     Area(
         name="scale",
         title="Scale of the dispatcher",
-        summary="The load of one dispatcher that serves many workers and clients without work.",
+        summary=(
+            "The load of one dispatcher that serves many workers and clients without work. Without "
+            "sockets, requests are function calls in the dispatcher's process."
+        ),
         benchmarks=("dispatcher",),
     ),
 )

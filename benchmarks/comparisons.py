@@ -136,7 +136,7 @@ def measured_text(measured: Measurement, result: Result) -> str:
 
 def variant_of(comparison: Comparison) -> str:
     """Return the variant of Headrace, such as "shared memory"; empty if it has no name."""
-    name = comparison.ours.contender.removeprefix("headrace").removeprefix(", ")
+    name = contender_title(comparison.ours.contender.removeprefix("headrace").removeprefix(", "))
     return "TCP" if name == "tcp" else name
 
 

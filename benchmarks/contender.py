@@ -245,7 +245,10 @@ def _replies() -> Iterator[TextIO]:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
+    try:
+        status = main(sys.argv[1:])
+    except KeyboardInterrupt:
+        status = 130
     if "tensorflow" in sys.modules:
         os._exit(status)  # All is closed; the interpreter would take seconds to unload TensorFlow.
     sys.exit(status)

@@ -57,10 +57,10 @@ __all__ = ["COUNTS", "CURVES", "main", "measure"]
 
 COUNTS = (100, 1000, 3000, 10_000)
 CURVES = {
-    "heartbeat": ("Processor time of the core per heartbeat", "microseconds"),
+    "heartbeat": ("Processor time of the dispatcher per heartbeat", "microseconds"),
     "load": ("Fraction of a core used by the heartbeats of idle peers", "cores"),
     "splits": ("Durable splits assigned per second of processor time", "splits per second"),
-    "opening": ("Processor time of the core to open a job, per client", "milliseconds"),
+    "opening": ("Processor time to open a job, per client", "milliseconds"),
     "change": ("Time until all clients know of and reported on a lost worker", "seconds"),
     "change_cpu": ("Processor time for one lost worker", "seconds"),
     "failover": ("Time from a restart until each peer had a reply", "seconds"),

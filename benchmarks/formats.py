@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from benchmarks.workload import Workload
 
-__all__ = ["cost", "duration", "number", "rate_text", "ratio_text", "workload_rate"]
+__all__ = [
+    "cost",
+    "duration",
+    "lower_is_better",
+    "number",
+    "rate_text",
+    "ratio_text",
+    "workload_rate",
+]
 
-_SINGULAR = {"batches": "batch", "µs of work": "µs of work"}
+_SINGULAR = {"batches": "batch"}
+
+#: Items per second of a machine that is always busy, by units of utilisation.
+_ALWAYS_BUSY = {"busy ms": 1e3, "µs of work of two workers": 2e6}
 
 
 def rate_text(
     rate: float | None, unit: str, *, item_bytes: int | None = None, self_timed: bool = False
 ) -> str:
-    """Format a rate; or, if `self_timed`, the seconds per item."""
+    """Format a rate; or, if `self_timed`, the seconds per item or the utilisation."""
     if rate is None:
         return "–"
+    if unit in _ALWAYS_BUSY:
+        return f"{rate / _ALWAYS_BUSY[unit]:.1%} busy".replace("%", " %")
     if self_timed:
         return f"{cost(1 / rate)} per {_SINGULAR.get(unit, unit.removesuffix('s'))}"
     if item_bytes is not None:
         return f"{rate * item_bytes / 1e9:.2f} GB/s"
     return f"{number(rate)} {unit}/s"
+
+
+def lower_is_better(unit: str, *, self_timed: bool) -> bool:
+    """Return whether `rate_text` shows a cost instead of a rate or a utilisation."""
+    return self_timed and unit not in _ALWAYS_BUSY
 
 
 def workload_rate(rate: float | None, workload: Workload) -> str:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,9 @@ LONG_ROUNDS = 3
 
 #: Seconds to wait for a contender's reply before it counts as failed.
 _BUILD_DEADLINE, _ROUND_DEADLINE, _STOP_DEADLINE = 120.0, 60.0, 15.0
+
+#: Seconds after an interrupt in which contenders may end their own processes.
+_INTERRUPT_DEADLINE = 2.0
 
 
 @dataclass(kw_only=True)
@@ -165,18 +168,31 @@ def _started(
         log(f"starting {result.contender}")
         process.ask({"do": "build", "seconds": seconds}, _BUILD_DEADLINE, result)
 
+    starts: list[Future[None]] = []
     with ThreadPoolExecutor(usable_cores()) as pool:
         try:
-            for done in [pool.submit(build, *each) for each in running]:
-                done.result()
+            starts += [pool.submit(build, *each) for each in running]
+            for start in starts:
+                start.result()
             yield running
         except BaseException:
-            for process, _ in running:
-                process.interrupt()
+            for start in starts:
+                start.cancel()
+            _interrupt([process for process, _ in running])
+            wait(starts)
             raise
         finally:
             for _ in pool.map(lambda each: each[0].stop(), running):
                 pass
+
+
+def _interrupt(processes: list[_Process]) -> None:
+    """Interrupt contenders, and kill those that have not exited soon after."""
+    for process in processes:
+        process.interrupt()
+    end = time.monotonic() + _INTERRUPT_DEADLINE
+    for process in processes:
+        process.kill(max(0.0, end - time.monotonic()))
 
 
 def usable_cores() -> int:
@@ -271,16 +287,21 @@ class _Process:
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
 
+    def kill(self, after: float) -> None:
+        """Wait `after` seconds for the process to exit, then kill what is left of its group."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(after)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def stop(self) -> None:
         """End the process and its descendants. Idempotent."""
         if self._errors.closed:
             return
-        with suppress(OSError, subprocess.TimeoutExpired):
+        with suppress(OSError):
             self._send({"do": "stop"})
-            self._process.wait(_STOP_DEADLINE)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        self.kill(_STOP_DEADLINE)
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             if stream is not None:
                 stream.close()

@@ -245,7 +245,7 @@ WORKLOADS = (
     ),
     Workload(
         name="functions of 1 ms on two workers",
-        unit="µs of work",
+        unit="µs of work of two workers",
         contenders=(Contender(name="headrace", build=_busy, role="headrace"),),
         check=_check_busy,
         targets=(Target(of=(), at_least=0.9 * WORKERS * 1e6),),

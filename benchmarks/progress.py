@@ -12,7 +12,7 @@ from benchmarks.comparisons import fastest_alternatives, measured_text, median_t
 from benchmarks.results import Result
 from benchmarks.titles import contender_title
 
-__all__ = ["Progress", "duration", "summary"]
+__all__ = ["Progress", "about", "duration", "summary"]
 
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -40,7 +40,7 @@ class Progress:
         self._clock = clock
         self._live = self._stream.isatty()
         self._began = self._started = clock()
-        self._measured = 0.0
+        self._until_finished = 0.0
         self._finished = 0
         self._area = self._workload = ""
 
@@ -70,9 +70,8 @@ class Progress:
 
     def finish(self, result: str) -> None:
         """End the workload and write its result."""
-        now = self._clock()
-        self._measured += now - self._started
-        self._started = now
+        self._started = self._clock()
+        self._until_finished = self._started - self._began
         self._finished += 1
         times = "" if self._live else f" ({self._times()})"
         self._line(f"  [{self._finished}/{len(self._planned)}] {self._workload}: {result}{times}")
@@ -82,14 +81,15 @@ class Progress:
         if self._live:
             self._write(_CLEAR_LINE)
 
-    def remaining(self) -> float:
-        """Return the expected seconds to the end.
+    def remaining(self) -> float | None:
+        """Return the expected seconds to the end; None before a workload has finished.
 
         The plan of the workloads to come is multiplied by how much longer, or shorter, than
-        planned the finished ones took.
+        planned the run took until the last one finished.
         """
-        done = sum(self._planned[: self._finished])
-        factor = self._measured / done if done else 1.0
+        if not self._finished:
+            return None
+        factor = self._until_finished / sum(self._planned[: self._finished])
         left = factor * sum(self._planned[self._finished :])
         if self._finished == len(self._planned):
             return 0.0
@@ -97,8 +97,8 @@ class Progress:
         return left - min(current, self._clock() - self._started)
 
     def _times(self) -> str:
-        elapsed = self._clock() - self._began
-        return f"{duration(elapsed)}, about {duration(self.remaining())} left"
+        elapsed, remaining = duration(self._clock() - self._began), self.remaining()
+        return elapsed if remaining is None else f"{elapsed}, {about(remaining)} left"
 
     def _line(self, text: str) -> None:
         self._write((_CLEAR_LINE if self._live else "") + text + "\n")
@@ -112,6 +112,13 @@ def duration(seconds: float) -> str:
     """Format seconds as minutes and seconds: 754 as "12:34"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
+
+
+def about(seconds: float) -> str:
+    """Format an estimate: 754 seconds as "about 13 minutes", and up to 90 in seconds."""
+    if seconds > 90:
+        return f"about {seconds / 60:.0f} minutes"
+    return f"about {max(seconds, 0.0):.0f} seconds"
 
 
 def summary(result: Result) -> str:

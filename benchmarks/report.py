@@ -26,7 +26,7 @@ from benchmarks.comparisons import (
     variant_label,
     variant_of,
 )
-from benchmarks.formats import cost, duration
+from benchmarks.formats import cost, duration, lower_is_better
 from benchmarks.results import Result, Results, machine
 from benchmarks.titles import contender_title, title
 
@@ -142,15 +142,15 @@ def _results_of(area: Area, by_name: dict[str, Result]) -> list[Result]:
     return [by_name[name] for name in names if name in by_name]
 
 
-def results_table(results: Iterable[Result]) -> str:
-    """Return a table, a warning about ratios above a limit, and a line on the targets."""
+def results_table(results: Iterable[Result], *, show_targets: bool = False) -> str:
+    """Return a table, a warning about ratios above a limit, and on request a line on targets."""
     results = list(results)
     wrong = [result.workload for result in results if exceeds_limit(result)]
     targets = {text: met for result in results for text, met in result.targets.items()}
     lines = [_comparison_table(results)]
     if wrong:
         lines.append(f"Faster than an upper limit, so the figures are wrong: {'; '.join(wrong)}.")
-    if targets:
+    if targets and show_targets:
         missed = [text for text, is_met in targets.items() if not is_met]
         line = f"Targets of development met: {len(targets) - len(missed)} of {len(targets)}."
         lines.append(line + (f" Not met, or unknown: {'; '.join(missed)}." if missed else ""))
@@ -171,9 +171,11 @@ def _comparison_row(result: Result, comparison: Comparison) -> list[str]:
     theirs = comparison.theirs
     name = title(result.workload)
     variant = variant_of(comparison)
-    other = "–" if theirs is None else contender_title(theirs.contender)
-    if theirs is not None and theirs.role == "limit":
-        other += " (upper limit)"
+    if theirs is None:
+        is_cost = lower_is_better(result.unit, self_timed=result.self_timed)
+        other = f"– ({'lower' if is_cost else 'higher'} is better)"
+    else:
+        other = contender_title(theirs.contender) + " (upper limit)" * (theirs.role == "limit")
     return [
         f"{name} ({variant})" if variant else name,
         measured_text(comparison.ours, result),
@@ -210,7 +212,8 @@ def _page(directory: Path, stored: Results, pictures: dict[str, str]) -> str:
             "Charts and tables show ratios: 2x means that Headrace delivers twice as many items "
             "per second, or needs half the time, and 0.5x the reverse.\n"
             "* **Ratio**: contenders take turns in rounds of about a second; the ratio is the "
-            "median of the ratios of the rounds.\n"
+            "median of the ratios of the rounds. It can differ a little from the ratio of the two "
+            "results in the row, which are medians over the rounds.\n"
             "* **Range over rounds**: the lowest and the highest ratio of a round. If the range is "
             "wide, other work on the machine disturbed some rounds. If it includes 1x, the "
             "measurement does not show which of the two is faster.\n"

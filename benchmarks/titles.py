@@ -67,7 +67,7 @@ TITLES = {
     "torch, 9.6 MB batches, from memory": "PyTorch batches of 9.6 MB, in process",
     "torch, 9.6 MB batches, over the service": "PyTorch batches of 9.6 MB, data service",
     "distributed_no_op": "An empty step on eight replicas",
-    "distributed_millisecond": "Eight replicas, 1 ms to compute a batch",
+    "distributed_millisecond": "Eight replicas, an input of 1 ms a batch",
     "Keras fit": "Keras fit, parameter servers",
     "Keras fit, ten steps per call": "Keras fit, parameter servers, 10 steps per call",
     "Keras fit with an embedding": "Keras fit with an embedding",
@@ -81,7 +81,7 @@ TITLES = {
     # Parameter servers
     "embedding steps": "Training steps with an embedding",
     "empty functions": "Schedule empty functions",
-    "functions of 1 ms on two workers": "Two workers, functions of 1 ms (ideal: 500 ns)",
+    "functions of 1 ms on two workers": "Utilisation of two workers, functions of 1 ms",
     "64 MB pulled": "Read a variable of 64 MB",
     "64 MB pushed, SGD": "Push a gradient of 64 MB",
     "sparse Adam on two servers": "Sparse Adam on two servers",
@@ -113,6 +113,7 @@ _CONTENDERS = {
 }
 
 _PRODUCTS = {"headrace": "Headrace", "grain": "Grain", "torch": "PyTorch", "keras": "Keras"}
+_CORE_ONLY = re.compile(r"core only(?:, (\d+ requests))?$")
 _PRODUCT = re.compile(rf"^({'|'.join(_PRODUCTS)})(?=$|[ ,])")
 
 
@@ -128,4 +129,9 @@ def contender_title(name: str) -> str:
     name = re.sub(
         r"^(\d+) threads, prefetch\((\d+)\)$", r"Headrace, \1 threads, prefetch(\2)", name
     )
+    name = _CORE_ONLY.sub(_without_sockets, name)
     return _PRODUCT.sub(lambda match: _PRODUCTS[match[0]], name)
+
+
+def _without_sockets(match: re.Match[str]) -> str:
+    return ", ".join(filter(None, [match[1], "without sockets"]))

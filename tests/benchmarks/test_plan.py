@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,7 @@ from benchmarks.measure import FULL, LONG_ROUNDS, QUICK
 from benchmarks.plan import BENCHMARKS, choose, method
 
 ALL = choose()
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_full_run_is_planned_within_half_an_hour() -> None:
@@ -100,6 +105,44 @@ def test_the_list_has_chosen_areas_benchmarks_workloads_and_contenders(
     assert "  tfrecord: Throughput of reading" in listed
     assert "    TFRecord, batch(256): headrace / tf.data / file read + crc32c\n" in listed
     assert "small_rows" not in listed
+
+
+def test_a_reader_that_has_read_enough_of_the_list_causes_no_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "--list"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+#: A shell's background job, and its processes, ignore interrupts otherwise.
+_INTERRUPTIBLE = """
+import signal, sys
+from benchmarks.__main__ import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main(["--quick", "small_rows"]))
+"""
+
+
+@pytest.mark.heavy
+def test_an_interrupt_is_acknowledged_and_says_that_nothing_is_stored() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTIBLE],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith(" seconds on two idle cores\n")
+        assert process.stderr.readline() == "Pipelines in one process\n"
+        process.send_signal(signal.SIGINT)
+        assert "stopping ...\n" in process.stderr.read()
+        last = process.stdout.read().splitlines()[-1]
+    assert last == "interrupted: 0 of 2 workloads finished; --quick stores no results"
+    assert process.returncode == 130
 
 
 def test_the_method_names_workloads_with_other_rounds() -> None:

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from benchmarks.measure import Measurement
-from benchmarks.progress import Progress, duration, summary
+from benchmarks.progress import Progress, about, duration, summary
 from benchmarks.results import Result
 
 
@@ -40,10 +40,10 @@ def test_without_a_terminal_there_is_a_line_per_area_and_result() -> None:
     progress.close()
     assert stream.getvalue().splitlines() == [
         "Files",
-        "  [1/3] a: 1 row/s (0:30, about 0:30 left)",
-        "  [2/3] b: 1 row/s (1:00, about 0:20 left)",
+        "  [1/3] a: 1 row/s (0:30, about 30 seconds left)",
+        "  [2/3] b: 1 row/s (1:00, about 20 seconds left)",
         "Service",
-        "  [3/3] c: 1 row/s (1:30, about 0:00 left)",
+        "  [3/3] c: 1 row/s (1:30, about 0 seconds left)",
     ]
 
 
@@ -54,7 +54,7 @@ def test_on_a_terminal_the_live_line_is_rewritten_and_cleared() -> None:
     clock.now += 15
     progress.activity("round 1 of 5, tf.data")
     shown = stream.getvalue().rpartition("\r\x1b[K")[2]
-    assert shown.startswith("[1/2] 0:15, about 1:45 left · a · round 1 of 5")
+    assert shown.startswith("[1/2] 0:15 · a · round 1 of 5")
     progress.finish("1 row/s")
     assert stream.getvalue().endswith("\r\x1b[K  [1/2] a: 1 row/s\n")
     progress.close()
@@ -76,7 +76,7 @@ def test_the_remaining_time_follows_the_pace_of_finished_workloads() -> None:
     clock = _Clock()
     progress = Progress([10.0, 20.0, 30.0], io.StringIO(), clock)
     progress.start("Files", "a")
-    assert progress.remaining() == 60.0
+    assert progress.remaining() is None
     clock.now += 20  # twice as long as planned
     progress.finish("")
     progress.start("Files", "b")
@@ -88,6 +88,13 @@ def test_the_remaining_time_follows_the_pace_of_finished_workloads() -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.7, "1:00"), (754.0, "12:34")])
 def test_durations_are_minutes_and_seconds(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-0.1, "0 seconds"), (89.7, "90 seconds"), (1657.0, "28 minutes")]
+)
+def test_estimates_are_rounded_and_have_a_unit(seconds: float, text: str) -> None:
+    assert about(seconds) == f"about {text}"
 
 
 def _result(*measurements: Measurement) -> Result:
