@@ -145,7 +145,7 @@ def _summary(
         different = sorted(set(listed) ^ set(names))
         raise ValueError(f"topics of {path} in docs/site_reference.py differ in {different}")
     lines = [f"{'#' * level} Summary", ""] if level else []
-    lines += ["| name | |", "|---|---|"]
+    lines += ["| name | description |", "|---|---|"]
     for topic, some in topics.items():
         if topic:
             lines.append(f"| **{topic}** | |")
@@ -194,7 +194,7 @@ def _options(command: Any) -> list[str]:
     context = typer.Context(command)
     records = [each.get_help_record(context) for each in command.params]
     lines = [f"| `{record[0]}` | {_escape(record[1])} |" for record in records if record]
-    return ["| option | |", "|---|---|", *lines, ""] if lines else []
+    return ["| option | description |", "|---|---|", *lines, ""] if lines else []
 
 
 def _escape(text: str) -> str:

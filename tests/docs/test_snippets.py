@@ -115,8 +115,10 @@ def test_command_line_options_on_pages_exist():
     slurm |= {"--nodes", "--ntasks", "--signal"}
     torchrun = {"--standalone", "--nproc-per-node"}
     simulation = {"--mode"}  # python -m tests.simulation
+    benchmarks = {"--device", "--out"}  # python -m benchmarks.accelerator
+    system = {"--now", "--shm-size"}  # systemctl, docker
     # Options with underscores belong to other programs: `--xla_force_host_platform_device_count`.
     assert (
         set(re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!_)", text))
-        <= known | slurm | torchrun | simulation
+        <= known | slurm | torchrun | simulation | benchmarks | system
     )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
-    from headrace.adapters.jax_iterator import DeviceIterator, device_iterator
-    from headrace.adapters.jax_iterator import device_iterator as to_jax
+    from headrace.adapters.jax_iterator import DeviceIterator, device_iterator, to_jax
     from headrace.adapters.jax_tables import lookup, prefetch
 else:
     _load, __dir__ = lazy_attributes(
@@ -19,7 +18,7 @@ else:
             "device_iterator": "headrace.adapters.jax_iterator",
             "lookup": "headrace.adapters.jax_tables",
             "prefetch": "headrace.adapters.jax_tables",
-            "to_jax": "headrace.adapters.jax_iterator:device_iterator",
+            "to_jax": "headrace.adapters.jax_iterator",
         },
         missing="headrace.data.missing_names:missing_name_message",
     )

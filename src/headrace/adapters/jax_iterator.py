@@ -37,7 +37,7 @@ from headrace.frameworks.batch_shards import Remainder, add_mask, check_remainde
 from headrace.frameworks.jax_global_arrays import BatchLayout, check_is_numeric, jax_dtype
 from headrace.plan.traverse import element_spec
 
-__all__ = ["DeviceIterator", "device_iterator"]
+__all__ = ["DeviceIterator", "device_iterator", "to_jax"]
 
 _log = logging.getLogger("headrace")
 _VERSION = 1
@@ -108,6 +108,10 @@ def device_iterator(
         part.device_prefetch,
         part.open_resharded,
     )
+
+
+to_jax = device_iterator
+"""Alias of `device_iterator`."""
 
 
 class _ReadyStep:

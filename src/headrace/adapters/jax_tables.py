@@ -164,9 +164,10 @@ def prefetch(
     size: int | None = None,
     training: bool = True,
 ) -> PendingLookup:
-    """Start pulling rows for a later step; the result's `result()` returns what `lookup` does.
+    """Start pulling embedding rows; for batches see `device_iterator(prefetch=)`.
 
-    The rows include the updates of all steps that began before this call (also with `InBackground`)
+    `result()` of the returned object waits, and returns what `lookup` does for a later step. The
+    rows include the updates of all steps that began before this call (also with `InBackground`)
     and not of steps that begin later. See `lookup` for the arguments.
 
     >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:

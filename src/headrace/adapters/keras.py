@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
-    from headrace.adapters.keras_dataset import KerasDataset, dataset
-    from headrace.adapters.keras_dataset import dataset as adapter
+    from headrace.adapters.keras_dataset import KerasDataset, adapter, dataset
     from headrace.adapters.keras_fit import distribute
     from headrace.adapters.keras_training.distributed_embedding import DistributedEmbedding
     from headrace.adapters.keras_training.sidecar_evaluator import (
@@ -31,7 +30,7 @@ else:
             "KerasDataset": "headrace.adapters.keras_dataset",
             "SidecarEvaluator": "headrace.adapters.keras_training.sidecar_evaluator",
             "TensorBoard": "headrace.adapters.keras_training.tensorboard",
-            "adapter": "headrace.adapters.keras_dataset:dataset",
+            "adapter": "headrace.adapters.keras_dataset",
             "dataset": "headrace.adapters.keras_dataset",
             "distribute": "headrace.adapters.keras_fit",
         },

@@ -33,7 +33,7 @@ from headrace.plan.node import Node
 from headrace.plan.source import INFINITE, UNKNOWN
 from headrace.plan.traverse import element_spec
 
-__all__ = ["KerasDataset", "dataset"]
+__all__ = ["KerasDataset", "adapter", "dataset"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +76,10 @@ def dataset(
         InvalidArgumentError: If elements are known not to be such batches, or there are none.
     """
     return KerasDataset(dataset, steps, class_weight, prefetch)
+
+
+adapter = dataset
+"""Alias of `dataset`."""
 
 
 class KerasDataset(DataAdapter):  # type: ignore[misc]

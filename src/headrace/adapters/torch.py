@@ -10,8 +10,7 @@ from headrace.lazy_imports import lazy_attributes
 if TYPE_CHECKING:
     from headrace.adapters.torch_datasets import from_torch
     from headrace.adapters.torch_iterator import LoaderIterator
-    from headrace.adapters.torch_loader import Loader, loader
-    from headrace.adapters.torch_loader import loader as to_torch
+    from headrace.adapters.torch_loader import Loader, loader, to_torch
     from headrace.adapters.torch_tables import Embedding, EmbeddingBag, TableOptimizer, prefetch
 else:
     _load, __dir__ = lazy_attributes(
@@ -25,7 +24,7 @@ else:
             "from_torch": "headrace.adapters.torch_datasets",
             "loader": "headrace.adapters.torch_loader",
             "prefetch": "headrace.adapters.torch_tables",
-            "to_torch": "headrace.adapters.torch_loader:loader",
+            "to_torch": "headrace.adapters.torch_loader",
         },
         missing="headrace.data.missing_names:missing_name_message",
     )

@@ -18,7 +18,7 @@ from headrace.distribute.dataset import ReplicaDataset
 from headrace.element.spec import Spec
 from headrace.errors import FailedPreconditionError
 
-__all__ = ["Loader", "loader"]
+__all__ = ["Loader", "loader", "to_torch"]
 
 
 @explain_unknown_arguments
@@ -57,6 +57,10 @@ def loader(
             are dropped if there is not one for every rank.
     """
     return Loader(dataset, device, prefetch, shard=shard, drop_remainder=drop_remainder)
+
+
+to_torch = loader
+"""Alias of `loader`."""
 
 
 class Loader(IterableDataset):  # type: ignore[misc]

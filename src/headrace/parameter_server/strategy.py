@@ -76,22 +76,17 @@ _ITERATED_FUNCTION_MESSAGE = (
 
 
 class ParameterServerStrategy(Strategy):
-    """Variables on parameter servers, updated by workers that do not wait for each other.
+    """Variables on parameter servers, updated asynchronously (default) or in synchronous rounds.
 
-    >>> import headrace as hr
-    >>> from headrace.parameter_server.server import ParameterServer
-    >>> server = ParameterServer(0)
-    >>> spec = hr.distribute.ClusterSpec({"ps": [server.address], "worker": ["localhost:2222"]})
-    >>> resolver = hr.distribute.SimpleClusterResolver(spec)
-    >>> strategy = hr.distribute.ParameterServerStrategy(resolver)
-    >>> with strategy.scope():
-    ...     weights = hr.Variable([1.0, 2.0], name="weights")
-    >>> weights
+    >>> with hr.distribute.LocalCluster(num_workers=1, num_ps=1, processes=False) as cluster:
+    ...     strategy = hr.distribute.ParameterServerStrategy(cluster.cluster_resolver)
+    ...     with strategy.scope():
+    ...         weights = hr.Variable([1.0, 2.0], name="weights")
+    ...     print(weights)
+    ...     print(weights.assign_add([1.0, 1.0]).read())
+    ...     strategy.close()
     <Variable 'weights' shape=(2,) dtype=float64 on server 0>
-    >>> weights.assign_add([1.0, 1.0]).read()
-    array([2., 3.])
-    >>> strategy.close()
-    >>> server.stop()
+    [2. 3.]
 
     Args:
         cluster_resolver: Provides the addresses of parameter servers ("ps") and workers; None means
