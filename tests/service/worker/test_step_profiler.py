@@ -49,6 +49,12 @@ def test_a_thread_outside_any_step_is_not_attributed():
     assert find_step(sys._getframe(), [TaskMetrics(1)]) is None
 
 
+def test_a_caller_that_is_no_frame_ends_the_search():
+    # CPython 3.11 has returned a function as the caller of a frame of a running thread.
+    not_a_frame: Any = print
+    assert find_step(not_a_frame, [TaskMetrics(1)]) is None
+
+
 class Step:
     """Stand-in for a step with local variables."""
 
