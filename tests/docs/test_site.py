@@ -163,4 +163,5 @@ def test_search_finds_terms_in_pages_opened_as_files(site: Path, browser: Any) -
             link.get_attribute("href") for link in page.locator("a.md-search-result__link").all()
         ]
         found = [urlsplit(link).path.removeprefix(f"{site}/") for link in links]
-        assert expected <= set(found[:4])
+        pages = list(dict.fromkeys(found))  # without sections
+        assert expected <= set(pages[:3])
