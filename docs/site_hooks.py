@@ -5,6 +5,7 @@
 * The comparison with other libraries is a part of README.md, which is not on the site itself.
 * The design pages have an index.
 * Each page has its first paragraph as description, and a weight in searches.
+* Headings of the API reference have the names that a reader types.
 """
 
 from __future__ import annotations
@@ -31,14 +32,24 @@ SECTIONS = {
     "#comparison": COMPARISON,
 }
 
-#: Weights in searches by the start of a path; 1 for other pages. A reader of a guide or of the
-#: glossary learns more than from a signature.
-WEIGHTS = {"glossary": 20, "porting": 2, "api/": 0.3, "design/": 0.3, OUTSIDE: 0.3}
+#: Weights in searches by the start of a path; 1 for other pages.
+WEIGHTS = {
+    "glossary": 3,
+    "porting": 2,
+    "api/": 2,
+    "design/": 0.3,
+    "reliability": 0.3,
+    "testing": 0.3,
+    OUTSIDE: 0.3,
+}
 
 #: A relative link of Markdown: its text with the parenthesis, its target, its anchor.
 LINK = re.compile(r"(\]\()([^()\s#:]+)(#[^()\s]*)?(?=\))")
 #: The first paragraph of a page: lines of text, not a heading, list, table, picture or code.
 PARAGRAPH = re.compile(r"(?:\A|\n)\n?((?:(?![#*|!<\s\-\d`]).+\n?)+)")
+
+#: The beginning of the full name in the heading of a class, function or attribute.
+HEADING = re.compile(r'(<span class="doc doc-object-name [\w-]+">)headrace\.')
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -78,6 +89,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"{match[1]}{uri}{match[3] or ''}"
 
     return LINK.sub(rewrite_link, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show names of the API as a reader types them after `import headrace as hr`."""
+    return HEADING.sub(r"\1hr.", html)
 
 
 def replace_in_nav(nav: Any, name: str, value: list[Any]) -> None:

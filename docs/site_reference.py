@@ -95,6 +95,7 @@ def _api_pages() -> dict[str, str]:
                 "::: headrace.Dataset",
                 "    options:",
                 f"      members: {_names(METHODS)}",
+                "      show_root_members_full_path: true",
             ]
         ),
     }

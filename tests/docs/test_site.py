@@ -149,15 +149,19 @@ def test_search_finds_terms_in_pages_opened_as_files(site: Path, browser: Any) -
     page.goto((site / "index.html").as_uri())
     page.locator("input.md-search__input").click()
     for words, expected in {
+        "hr.Dataset.interleave": {"api/headrace.Dataset.html"},
+        "hr.service.distribute": {"api/headrace.service.html"},
         "visitation": {"glossary.html", "service/dynamic-sharding.html"},
         "DataLoader": {"coming-from/torch-dataloader.html"},
     }.items():
         page.locator("input.md-search__input").fill("")
         page.keyboard.type(words)
         # Links have the words that are searched for in their query.
-        page.locator(f"a.md-search-result__link[href*='?h={words.lower()}']").first.wait_for()
+        query = words.lower().replace(".", "+")
+        page.locator(f"a.md-search-result__link[href*='?h={query}']").first.wait_for()
         links = [
             link.get_attribute("href") for link in page.locator("a.md-search-result__link").all()
         ]
         found = [urlsplit(link).path.removeprefix(f"{site}/") for link in links]
-        assert expected <= set(found[:4])
+        pages = list(dict.fromkeys(found))  # without sections
+        assert expected <= set(pages[:3])

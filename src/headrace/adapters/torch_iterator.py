@@ -33,7 +33,7 @@ class OpenedEpoch(NamedTuple):
 
 
 class LoaderIterator:
-    """Yields the elements of an epoch as tensors.
+    """Yields the elements of an epoch as tensors; `iter(loader)` makes it.
 
     Also a context manager; `close` (or the end, or garbage collection) releases threads and files.
     Not for several threads at once.

@@ -19,7 +19,7 @@ _UNSET = object()
 
 
 class RemoteValue:
-    """Value of a scheduled function.
+    """Value of a scheduled function; `ClusterCoordinator.schedule` returns it.
 
     A `RemoteValue` may be an argument of another scheduled function: that function waits for the
     value, receives it, and fails with its error.

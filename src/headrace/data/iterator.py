@@ -50,7 +50,7 @@ __all__ = ["DatasetIterator"]
 
 
 class DatasetIterator(Generic[T_co]):
-    """Iterator over the elements of a dataset.
+    """Iterator over the elements of a dataset; `iter(dataset)` makes it.
 
     It is a context manager; `close` (or the end, or garbage collection) releases its threads and
     files. It is not thread-safe.

@@ -37,7 +37,7 @@ VERSION = 1
 
 
 class DistributedIterator:
-    """Yields the local replicas' values, step by step.
+    """Yields the local replicas' values, step by step; `iter` of a distributed dataset makes it.
 
     Also a context manager; `close` (or the end, or garbage collection) releases its threads and
     files. Not thread-safe.
