@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+from typing import Any
 
 import headrace as hr
 from headrace.errors import CancelledError
