@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import check_flag, check_instance, check_int, check_seconds, check_string
 from headrace.errors import (
     CancelledError,
@@ -285,6 +286,7 @@ def _format_names(names: Iterable[str]) -> str:
     return text if len(known) <= 5 else f"{text} and {len(known) - 5} more"
 
 
+@explain_unknown_arguments
 class CheckpointManager:
     """Saves numbered checkpoints, and restores lost servers from them.
 
