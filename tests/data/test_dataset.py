@@ -235,3 +235,12 @@ def test_indexing_is_rejected_with_a_fix():
         dataset[0]
     with pytest.raises(TypeError, match=r"for an iterable use Dataset\.from_generator"):
         hr.Dataset.from_random_access(dataset)
+
+
+def test_the_error_of_an_unknown_length_says_how_to_count():
+    dataset = hr.Dataset.range(10).filter(lambda x: x % 3 == 0)
+    with pytest.raises(TypeError, match=r"count its elements with dataset\.reduce\(0, lambda cou"):
+        len(dataset)
+    assert dataset.reduce(0, lambda count, _: count + 1) == 4
+    with pytest.raises(TypeError, match=r"has no length; limit it with take\(n\)"):
+        len(hr.Dataset.range(10).repeat())

@@ -195,3 +195,45 @@ def test_names_of_the_data_package_refer_to_headrace():
         assert answers(hr.data, name)
     with pytest.raises(AttributeError, match=r"use instead: hr\.Dataset$"):
         _ = hr.data.Dataset
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: hr.service.distribute("OFF", services="x"), r"distribute\(\) .* mean 'service'"),
+        (lambda: hr.service.register_dataset(servce="x"), "did you mean 'service'"),
+        (lambda: hr.service.from_dataset_id(datasetid="x"), "did you mean 'dataset_id'"),
+        (lambda: hr.service.LocalCluster(worker=2), r"LocalCluster\(\) .* mean 'num_workers'"),
+        (lambda: hr.service.WorkerConfig(dispatcher="x"), "did you mean 'dispatcher_address'"),
+        (lambda: hr.service.DispatcherConfig(workdir="x"), "did you mean 'work_dir'"),
+        (lambda: hr.distribute.LocalCluster(num_worker=2), "did you mean 'num_workers'"),
+        (lambda: hr.CheckpointManager(max_keep=2), "did you mean 'max_to_keep'"),
+        (lambda: hr.CheckpointManager(name="x"), "it has: checkpoint, directory, max_to"),
+        (lambda: hr.EmbeddingTable(8, names="x"), "did you mean 'name'"),
+        (lambda: hr.Variable(1.0, nam="x"), r"^Variable\(\) .* mean 'name'"),
+        (lambda: hr.optimizers.Adam(lr=0.1), r"^Adam\(\) .* it is called learning_rate"),
+        (lambda: hr.optimizers.AdamW(eps=0.1), r"^AdamW\(\) .* it is called epsilon"),
+        (lambda: hr.optimizers.SGD(momntum=0.1), "did you mean 'momentum'"),
+        (lambda: hr.optimizers.SGD(clip_norm=0.1), "did you mean 'clipnorm'"),
+        (lambda: hr.optimizers.SGD(x=0.1), "it has: learning_rate, momentum, .*weight_decay"),
+    ],
+)
+def test_unknown_arguments_outside_of_datasets_are_explained(call, words):
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+def test_explained_classes_keep_their_signatures():
+    for explained in (hr.service.WorkerConfig, hr.CheckpointManager, hr.optimizers.Optimizer):
+        signature = inspect.signature(explained)
+        assert not {"args", "kwargs"} & set(signature.parameters)
+        assert all(each.annotation is not each.empty for each in signature.parameters.values())
+    config = hr.service.WorkerConfig("localhost:1", port=3)
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_alternatives_are_phrases():
+    with pytest.raises(TypeError, match=r"'num_workers'; use num_parallel_calls, dataset\.in_pr"):
+        hr.Dataset.range(3).map(abs, num_workers=2)
+    with pytest.raises(TypeError, match=r"'label_name'; use dataset\.map"):
+        hr.CsvDataset("x", label_name="y")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -25,6 +26,7 @@ from headrace.data.saving import save_dataset
 from headrace.errors import (
     AbortedError,
     AlreadyExistsError,
+    DataLossError,
     DeadlineExceededError,
     FailedPreconditionError,
     InvalidElementError,
@@ -32,6 +34,7 @@ from headrace.errors import (
     UserFunctionError,
 )
 from headrace.execution.threads import WaitWarning
+from headrace.saved.format import encode_done
 from headrace.service import LocalCluster, ShardingPolicy, distribute
 from tests.execution.battery import assert_restores_everywhere
 from tests.saved.strategies import bits, random_structure
@@ -503,6 +506,36 @@ def test_long_wait_is_logged_with_its_reason(
         f"waiting for more of the saved dataset '{tmp_path}', which is not finished (1 chunk files"
         " so far): no element for"
     )
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_damaged_save_id_is_not_taken_for_an_unfinished_save(tmp_path: Path, wait: bool) -> None:
+    dataset = Dataset.range(100).batch(10)
+    dataset.save(tmp_path)
+    header = tmp_path / "dataset.json"
+    value = json.loads(header.read_text())
+    found = ("0" if value["save"][0] != "0" else "1") + value["save"][1:]
+    header.write_text(json.dumps({**value, "save": found}))
+
+    with pytest.raises(DataLossError) as caught:
+        Dataset.load(tmp_path, wait=wait, wait_timeout=0.1)
+    for words in (str(header), found, value["save"], "save the dataset again"):
+        assert words in str(caught.value)
+
+    dataset.save(tmp_path)  # the remedy
+    assert len(list(Dataset.load(tmp_path, wait=wait))) == 10
+
+
+def test_late_done_file_of_a_replaced_save_is_no_damage(tmp_path: Path) -> None:
+    directory = begun(tmp_path, np.int64(0))
+    (tmp_path / "DONE").write_bytes(encode_done("0" * 16, []))
+
+    with pytest.raises(FailedPreconditionError, match="0 chunk files and a DONE file of another"):
+        Dataset.load(tmp_path)
+    waiting = iter(Dataset.load(tmp_path, wait=True))
+    publish(directory, write_stream(directory, 0, [np.int64(7)]))
+    assert next(waiting) == 7
+    waiting.close()
 
 
 def test_wait_without_a_save_times_out(tmp_path: Path) -> None:

@@ -362,7 +362,9 @@ def test_a_cache_file_of_another_version_is_rejected(tmp_path: Path):
     path = tmp_path / "cache"
     path.write_bytes(b"HRCACHE1" + bytes(100))
 
-    with pytest.raises(FailedPreconditionError, match="another version of Headrace; remove it"):
+    with pytest.raises(
+        FailedPreconditionError, match="it has format 1, but this version reads format 4; remove it"
+    ):
         FileStore.find(str(path), "this")
 
 
@@ -398,7 +400,7 @@ def test_a_damaged_element_is_reported_with_file_and_position(tmp_path: Path, st
     with pytest.raises(DataLossError) as caught:
         list(dataset)
     assert re.fullmatch(
-        f"cache file {path} is damaged: the frame at byte \\d+ does not match its checksums; "
+        f"{step} file {path} is damaged: the frame at byte \\d+ does not match its checksums; "
         "remove it, so that it is written again",
         str(caught.value),
     )

@@ -314,6 +314,35 @@ def test_a_damaged_checkpoint_is_skipped_for_the_previous_one(tmp_path, caplog):
             run.manager.restore_or_initialize()
 
 
+def test_the_error_of_a_single_damaged_checkpoint_names_the_remedy(tmp_path, caplog):
+    with hr.CheckpointManager(hr.Checkpoint(array=np.zeros(3)), tmp_path) as manager:
+        path = manager.save()
+        (file,) = tmp_path.glob("*.safetensors")
+        file.write_bytes(file.read_bytes()[:-1])
+
+        with pytest.raises(DataLossError) as caught:
+            manager.restore_or_initialize()
+    assert f"{path}, and there is no earlier one in {tmp_path}: " in caplog.text
+    assert "trying" not in caplog.text
+    assert file.name in str(caught.value)
+    assert f"no other checkpoint in {tmp_path} can be restored: copy the file" in str(caught.value)
+    assert "remove the checkpoints to start from initial values" in str(caught.value)
+
+
+def test_a_missing_manifest_is_logged_with_the_files(tmp_path, caplog):
+    with hr.CheckpointManager(hr.Checkpoint(array=np.zeros(3)), tmp_path) as manager:
+        assert manager.restore_or_initialize() is None
+        assert not caplog.messages
+        manager.save()
+        (tmp_path / "ckpt-1.json").unlink()
+        (file,) = tmp_path.iterdir()
+
+        assert manager.restore_or_initialize() is None
+    (message,) = caplog.messages
+    assert f"{tmp_path} has files of checkpoints ({file.name})" in message
+    assert "ckpt-1.json" in message
+
+
 def test_a_restarted_server_is_detected_without_requests(tmp_path):
     with managed_variable(tmp_path, value=1) as run:
         run.manager.save()

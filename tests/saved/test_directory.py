@@ -159,7 +159,8 @@ def test_records_of_another_save_are_ignored(tmp_path: Path) -> None:
     directory = begun(tmp_path)
     directory.folder.write(DONE, encode_done(OTHER, []))
 
-    assert directory.read_status() == DirectoryStatus(SaveHeader(SAVE, "plan", None))
+    status = directory.read_status()
+    assert status == DirectoryStatus(SaveHeader(SAVE, "plan", None), other_done=OTHER)
 
 
 @pytest.mark.parametrize("name", [METADATA, DONE])

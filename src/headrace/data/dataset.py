@@ -679,9 +679,13 @@ class Dataset(
     def __len__(self) -> int:
         size = self.cardinality()
         if size == INFINITE:
-            raise TypeError("the dataset is infinite and has no length")
+            raise TypeError("the dataset is infinite and has no length; limit it with take(n)")
         if size == UNKNOWN:
-            raise TypeError("the length of this dataset is unknown until it is read")
+            raise TypeError(
+                "the length of this dataset is unknown until it is read: count its elements with "
+                "dataset.reduce(0, lambda count, _: count + 1), or use dataset.cardinality(), "
+                "which returns hr.UNKNOWN_CARDINALITY for it"
+            )
         return size
 
     def __getitem__(self, key: object) -> NoReturn:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
-import math
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headrace import argument_names
+
 __all__ = [
     "ARGUMENT_ALTERNATIVES",
-    "ARGUMENT_NAMES",
     "METHOD_ALTERNATIVES",
     "MODULE_ALTERNATIVES",
     "MissingNamesMeta",
@@ -233,34 +231,6 @@ MODULE_ALTERNATIVES["headrace"] |= {
     )
 }
 
-#: Names of arguments in other libraries, and their names here; the first that a function has.
-ARGUMENT_NAMES = {
-    "column_names": ("columns",),
-    "compression": ("compression_type",),
-    "data_files": ("filenames",),
-    "drop_last": ("drop_remainder",),
-    "dtype": ("output_type", "dtypes"),
-    "field_delim": ("delimiter",),
-    "fn": ("map_func", "predicate", "cost_fn", "reduce_func", "scan_func", "class_func"),
-    "image_size": ("size",),
-    "local": ("directory",),
-    "max_tokens": ("max_cost", "length"),
-    "n_jobs": ("num_processes", "num_parallel_calls"),
-    "names": ("columns",),
-    "num_packing_bins": ("num_bins",),
-    "num_proc": ("num_processes", "num_parallel_calls"),
-    "num_workers": ("num_processes",),
-    "paths": ("filenames", "urls"),
-    "quotechar": ("quote",),
-    "remote": ("directory", "uri"),
-    "select_cols": ("columns",),
-    "sep": ("delimiter",),
-    "skip": ("header_bytes",),
-    "usecols": ("columns",),
-    "use_quote_delim": ("quote",),
-    "window_size": ("size",),
-}
-
 _USE_SHUFFLE = "shuffle with dataset.shuffle(buffer_size, seed=...)"
 
 #: Arguments of other libraries that have no counterpart in the same function here.
@@ -272,22 +242,22 @@ ARGUMENT_ALTERNATIVES = {
     "datasets": "pass the datasets without a name",
     "element_spec": "leave it out: the directory contains the spec",
     "handler": "errors are dropped and counted; dead_letter=FILE keeps a list of them",
-    "label_name": "dataset.map(lambda row: (row, row.pop(name)))",
+    "label_name": "use dataset.map(lambda row: (row, row.pop(name)))",
     "name": "leave it out: errors name a step by the file and line where it was written",
     "nodesplitter": "leave it out: distribute() or hr.torch.loader divides the samples",
-    "num_epochs": "repeat(num_epochs)",
-    "num_parallel_batches": "num_parallel_calls, of map()",
-    "num_workers": "num_parallel_calls, dataset.in_processes(n), or a data service",
+    "num_epochs": "use dataset.repeat(num_epochs)",
+    "num_parallel_batches": "use num_parallel_calls, of map()",
+    "num_workers": "use num_parallel_calls, dataset.in_processes(n), or a data service",
     "output_shapes": "use output_signature=hr.ArraySpec(shape, dtype), or leave it out",
     "output_types": "use output_signature=hr.ArraySpec(shape, dtype), or leave it out",
     "record_defaults": "pass dtypes={column: dtype}, or leave it out: they are inferred",
-    "resampled": "dataset.repeat()",
+    "resampled": "use dataset.repeat()",
     "sampler": _USE_SHUFFLE,
     "shard_func": "leave it out: one process saves one stream",
     "shardshuffle": "shuffle the names: from_tensor_slices(names).shuffle(n).interleave(open)",
     "shuffle": _USE_SHUFFLE,
     "split": "name the directory or the files of the split",
-    "use_unbounded_threadpool": "num_parallel_calls=n",
+    "use_unbounded_threadpool": "use num_parallel_calls=n",
     "checkpoint_args": "leave it out: an unfinished save resumes where it stopped",
 }
 
@@ -354,52 +324,8 @@ def _explain_in_method(name: str, value: Any) -> Any:
 
 
 def explain_unknown_arguments(function: F) -> F:
-    """Make a function raise a TypeError with a remedy for unknown arguments."""
-    parameters = list(inspect.signature(function).parameters.values())
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return function
-    unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-    known = {each.name for each in parameters if each.kind not in unnamed}
-    num_bound = sum(each.name in ("self", "cls") for each in parameters[:1])
-    only_named = [
-        each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.name != "name"
-    ]
-    limit = (
-        math.inf
-        if any(each.kind is each.VAR_POSITIONAL for each in parameters)
-        else sum(each.kind is not each.KEYWORD_ONLY for each in parameters)
-    )
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > limit and only_named:
-            raise TypeError(
-                f"{function.__qualname__.removesuffix('.__init__')}() takes at most "
-                f"{limit - num_bound} arguments by position, but got {len(args) - num_bound}; pass "
-                f"{', '.join(only_named)} by name"
-            )
-        if kwargs and not known.issuperset(kwargs):
-            raise TypeError(
-                _unknown_argument_message(function, next(k for k in kwargs if k not in known))
-            )
-        return function(*args, **kwargs)
-
-    return call  # type: ignore[return-value]
-
-
-def _unknown_argument_message(function: Callable[..., Any], name: str) -> str:
-    called = function.__qualname__.removesuffix(".__init__")
-    message = f"{called}() has no argument {name!r}"
-    known = [each for each in inspect.signature(function).parameters if each not in ("self", "cls")]
-    same = [each for each in ARGUMENT_NAMES.get(name, ()) if each in known]
-    if same:
-        return f"{message}; it is called {same[0]}"
-    near = difflib.get_close_matches(name, known, n=1)
-    if name in ARGUMENT_ALTERNATIVES:
-        return f"{message}; {ARGUMENT_ALTERNATIVES[name]}"
-    if near:
-        return f"{message}; did you mean {near[0]!r}?"
-    return f"{message}; it has: {', '.join(known) or 'none'}"
+    """Make a function of datasets raise a TypeError with a remedy for unknown arguments."""
+    return argument_names.explain_unknown_arguments(function, ARGUMENT_ALTERNATIVES)
 
 
 def slices_error(data: Any) -> str | None:

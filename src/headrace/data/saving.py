@@ -183,6 +183,7 @@ def load_source(path: FileName, wait: bool, wait_timeout: float = WAIT_SECONDS) 
         DeadlineExceededError: If no save started within the timeout.
         NotFoundError: If nothing was saved there and `wait` is False.
         FailedPreconditionError: If it is unfinished and `wait` is False, or if the save failed.
+        DataLossError: If a record is damaged.
     """
     directory = _open_directory(path)
     if wait:
@@ -223,12 +224,14 @@ def _read_finished(directory: SavedDirectory) -> tuple[SaveHeader, tuple[ChunkRe
         )
     if status.error is not None:
         raise save_failed_error(directory.url, status)
+    directory.check_header(status)
     if status.chunks is None:
         count = len(directory.list_published(status.header.save_id))
+        done = "no DONE file" if status.other_done is None else "a DONE file of another save"
         raise FailedPreconditionError(
             f"the dataset in {directory.url!r} is not finished: it has {count} chunk files "
-            "and no DONE file; load it with wait=True while it is being saved, or save it again "
-            "if the saving process has ended"
+            f"and {done}; load it with wait=True while it is being saved, or save it again if the "
+            "saving process has ended"
         )
     return status.header, status.chunks
 
@@ -241,6 +244,7 @@ def _wait_for_save(directory: SavedDirectory, timeout: float) -> SaveHeader:
         if status.header is not None:
             if status.error is not None:
                 raise save_failed_error(directory.url, status)
+            directory.check_header(status)
             return status.header
         poller.wait(f"a dataset to be saved in {directory.url!r}")
 

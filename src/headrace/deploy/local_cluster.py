@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Self
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import check_flag, check_int, check_string
 from headrace.cluster.resolver import SimpleClusterResolver
 from headrace.cluster.spec import PS, WORKER, ClusterSpec
@@ -48,6 +49,7 @@ def _close_all() -> None:
         cluster.close()
 
 
+@explain_unknown_arguments
 class LocalCluster:
     """Workers and parameter servers on this machine, at stable addresses; a context manager.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import check_flag, check_string
 from headrace.distribute.collectives import (
     ReduceOp,
@@ -43,6 +44,7 @@ from headrace.errors import FailedPreconditionError
 __all__ = ["Variable"]
 
 
+@explain_unknown_arguments
 class Variable(ArrayOperators, RowAccess, DistributedValues, metaclass=CreateOncePerStep):
     """Mutable array; in the scope of a strategy, with a copy on each replica.
 

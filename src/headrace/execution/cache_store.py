@@ -160,19 +160,24 @@ class FileStore(ElementStore):
 
     It begins with the identity of the plan that produced its elements, so that other plans do not
     read it.
+
+    Args:
+        path: The file.
+        identity: Identity of the plan.
+        kind: Step that the file belongs to, for messages: "cache" or "snapshot".
     """
 
-    def __init__(self, path: Path, identity: str) -> None:
+    def __init__(self, path: Path, identity: str, kind: str = "cache") -> None:
         self._file: BinaryIO = path.open("rb")
         try:
-            self.seed: int = self._check_header(path, identity)
-            self._frames = FrameReader(self._file, f"cache file {path}")
+            self.seed: int = self._check_header(path, identity, kind)
+            self._frames = FrameReader(self._file, f"{kind} file {path}")
         except BaseException:
             self._file.close()
             raise
 
     @staticmethod
-    def find(filename: str, identity: str) -> FileStore | None:
+    def find(filename: str, identity: str, kind: str = "cache") -> FileStore | None:
         """Return the complete cache of this name, or None if there is none.
 
         Raises:
@@ -181,19 +186,22 @@ class FileStore(ElementStore):
             DataLossError: If it is no cache file, or damaged.
         """
         path = Path(filename)
-        return FileStore(path, identity) if path.exists() else None
+        return FileStore(path, identity, kind) if path.exists() else None
 
-    def _check_header(self, path: Path, identity: str) -> int:
+    def _check_header(self, path: Path, identity: str, kind: str) -> int:
         """Check the identity in the header; return the seed."""
+        name = f"{kind} file {path}"
         head = self._file.read(len(_MAGIC))
         if not head.startswith(_MAGIC_PREFIX):
-            raise DataLossError(f"{path} is not a cache file; remove it, or use another file name")
+            raise DataLossError(f"{path} is not a {kind} file; remove it, or use another file name")
         if head != _MAGIC:
-            raise FailedPreconditionError(
-                f"cache file {path} was written by another version of Headrace; remove it, so "
-                "that it is written again"
+            found, supported = (
+                magic[len(_MAGIC_PREFIX) :].decode("ascii", "replace") for magic in (head, _MAGIC)
             )
-        name = f"cache file {path}"
+            raise FailedPreconditionError(
+                f"{name} was written by another version of Headrace: it has format {found}, but "
+                f"this version reads format {supported}; remove it, so that it is written again"
+            )
         seed: int
         header = read_exactly(self._file, _HEADER.size, name)
         seed, length = _HEADER.unpack(header)
@@ -207,7 +215,7 @@ class FileStore(ElementStore):
         found = stored.decode()
         if found != identity:
             raise FailedPreconditionError(
-                f"cache file {path} contains the elements of another pipeline: {found}, expected "
+                f"{name} contains the elements of another pipeline: {found}, expected "
                 f"{identity}; remove the file if you changed the pipeline, or use another file "
                 "name"
             )
@@ -227,13 +235,15 @@ class FileStoreWriter(StoreWriter):
         filename: Name of the complete file.
         seed: Seed of the run that produces the elements.
         identity: Identity of the plan.
+        kind: Step that the file belongs to, for messages: "cache" or "snapshot".
 
     Raises:
         FailedPreconditionError: If the file cannot be written.
     """
 
-    def __init__(self, filename: str, seed: int, identity: str) -> None:
+    def __init__(self, filename: str, seed: int, identity: str, kind: str = "cache") -> None:
         self._path = Path(filename)
+        self._kind = kind
         self._partial = self._path.with_name(f"{self._path.name}{_PARTIAL}{uuid.uuid4().hex[:8]}")
         self._file = self._create_file()
         self._lock_and_clean_up()
@@ -248,8 +258,8 @@ class FileStoreWriter(StoreWriter):
             return self._partial.open("wb")
         except OSError as error:
             raise FailedPreconditionError(
-                f"cannot write cache file '{self._path}': {error.strerror or error}; use a file "
-                "in a directory with write access"
+                f"cannot write {self._kind} file '{self._path}': {error.strerror or error}; use a "
+                "file in a directory with write access"
             ) from error
 
     def _lock_and_clean_up(self) -> None:

@@ -184,7 +184,7 @@ class CacheIterator(ElementIterator):
             self._writer = (
                 MemoryStore(self._memory, self._seed)
                 if self._memory
-                else FileStoreWriter(self._node.path, self._seed, self._identity)
+                else FileStoreWriter(self._node.path, self._seed, self._identity, self._node.kind)
             )
             self._recompute(self._count)
 
@@ -194,7 +194,7 @@ class CacheIterator(ElementIterator):
     def _find_store(self) -> ElementStore | None:
         if self._memory:
             return self._memory.complete_store()
-        return FileStore.find(self._node.path, self._identity)
+        return FileStore.find(self._node.path, self._identity, self._node.kind)
 
     def _is_usable(self, store: ElementStore) -> bool:
         """Return whether a store contains the elements that come next."""

@@ -58,6 +58,7 @@ __all__ = [
     "list_checkpoints",
     "list_increments",
     "list_up_to",
+    "list_without_manifest",
     "parse_tensor_file",
     "read_checkpoint",
     "split_path",
@@ -575,6 +576,19 @@ def list_up_to(folder: Folder, prefix: str, last: str) -> list[str]:
             if name == last:
                 return names
     return names
+
+
+def list_without_manifest(folder: Folder, prefix: str) -> list[str]:
+    """Return the names of tensor files of checkpoints of which no manifest exists."""
+    names = _list_files(folder)
+    numbered = re.compile(rf"{re.escape(prefix)}-\d+(\+\d+)?")
+    return [
+        file
+        for file in names
+        if (attempt := parse_tensor_file(file)) is not None
+        and numbered.fullmatch(attempt[0])
+        and attempt[0] + _MANIFEST not in names
+    ]
 
 
 def delete_checkpoint(folder: Folder, full: str) -> None:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import check_flag, check_instance, check_int, check_seconds, check_string
 from headrace.errors import (
     CancelledError,
@@ -42,6 +43,7 @@ from headrace.parameter_server.checkpoint_format import (
     list_checkpoints,
     list_increments,
     list_up_to,
+    list_without_manifest,
     read_checkpoint,
     split_path,
 )
@@ -285,6 +287,7 @@ def _format_names(names: Iterable[str]) -> str:
     return text if len(known) <= 5 else f"{text} and {len(known) - 5} more"
 
 
+@explain_unknown_arguments
 class CheckpointManager:
     """Saves numbered checkpoints, and restores lost servers from them.
 
@@ -488,6 +491,7 @@ class CheckpointManager:
         self._watch_servers()
         path = self.latest_increment or self.latest_checkpoint
         if path is None:
+            self._warn_of_missing_manifests()
             return None
         names = list_up_to(self._folder, self._prefix, path.rpartition("/")[2])
         name = self._restore_newest_intact(
@@ -506,20 +510,42 @@ class CheckpointManager:
             NotFoundError: If the last one does not exist, and no other can be restored.
         """
         first: HeadraceError | None = None
+        directory = self._folder.url
         for name in reversed(names):
             try:
                 restore(name)
             except (DataLossError, NotFoundError) as error:
                 first = first or error
                 _log.error(
-                    "cannot restore checkpoint %s, trying the previous one: %s",
+                    "cannot restore checkpoint %s, %s: %s",
                     self._folder.path(name),
+                    f"and there is no earlier one in {directory}"
+                    if name == names[0]
+                    else "trying the previous one",
                     describe_error(error),
                 )
             else:
                 return name
         assert first is not None
-        raise first
+        raise type(first)(
+            f"{first}; no other checkpoint in {directory} can be restored: copy the file from a "
+            "backup, or remove the checkpoints to start from initial values"
+        ) from first
+
+    def _warn_of_missing_manifests(self) -> None:
+        """Log files of checkpoints that cannot be restored, because the manifest is missing."""
+        files = list_without_manifest(self._folder, self._prefix)
+        if files:
+            _log.warning(
+                "no checkpoint is restored, although %s has files of checkpoints (%s%s): each "
+                "needs a manifest, such as %s-1.json, which is written last. If a save was "
+                "interrupted, nothing is wrong; otherwise restore the manifest before the next "
+                "save, which removes these files",
+                self._folder.url,
+                ", ".join(files[:5]),
+                f" and {len(files) - 5} more" if len(files) > 5 else "",
+                self._prefix,
+            )
 
     def _recover_server(self, server: int, writes: int) -> None:
         """Restore the contents of a restarted server."""

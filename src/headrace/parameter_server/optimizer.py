@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.argument_names import explain_unknown_options
 from headrace.arguments import check_flag, check_instance, check_int, check_string
 from headrace.distribute.current_strategy import get_strategy
 from headrace.distribute.execution_context import ReplicaView, current_context
@@ -164,6 +165,7 @@ _IN_FUNCTIONS = "_in_functions"
 _naming = threading.Lock()
 
 
+@explain_unknown_options
 class Optimizer:
     """Base class of all optimizers: a learning rate, decay, clipping.
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import check_int, check_string
 from headrace.distribute.bag_combiner import Combiner, as_ids, check_combiner, combine_bags
 from headrace.distribute.current_strategy import get_strategy
@@ -101,6 +102,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     wire: str = ""
 
 
+@explain_unknown_arguments
 class EmbeddingTable(Handle[TableRecord]):
     """Rows for any int64 ids on parameter servers; created in the scope of their strategy.
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import check_flag, check_string
 from headrace.distribute.bag_combiner import Combiner, check_combiner, combine_bags, row_indices
 from headrace.distribute.collectives import (
@@ -86,6 +87,7 @@ class VariableShard(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
+@explain_unknown_arguments
 class ServerVariable(Handle[VariableRecord], NDArrayOperatorsMixin):
     """An array on parameter servers; created by `hr.Variable` in the scope of their strategy.
 

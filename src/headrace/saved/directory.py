@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from headrace.errors import AbortedError, AlreadyExistsError, NotFoundError
+from headrace.errors import AbortedError, AlreadyExistsError, DataLossError, NotFoundError
 from headrace.saved.format import (
     DONE,
     ERROR,
@@ -41,11 +41,13 @@ class DirectoryStatus(NamedTuple):
         header: Header of the save; None if none was started.
         chunks: The chunk files, if it is finished.
         error: Error message, if the save failed.
+        other_done: ID of the save that wrote DONE, if it is not the one of the header.
     """
 
     header: SaveHeader | None
     chunks: tuple[ChunkRecord, ...] | None = None
     error: str | None = None
+    other_done: str | None = None
 
 
 class SavedDirectory:
@@ -76,17 +78,38 @@ class SavedDirectory:
         if data is None:
             return DirectoryStatus(None)
         begun = decode_header(data, self.folder.path(METADATA))
+        other_done = None
         data = self._read(DONE)
         if data is not None:
             save, chunks = decode_done(data, self.folder.path(DONE))
             if save == begun.save_id:
                 return DirectoryStatus(begun, chunks)
+            other_done = save
         data = self._read(ERROR)
         if data is not None:
             save, error = decode_error(data, self.folder.path(ERROR))
             if save == begun.save_id:
                 return DirectoryStatus(begun, None, error)
-        return DirectoryStatus(begun)
+        return DirectoryStatus(begun, other_done=other_done)
+
+    def check_header(self, status: DirectoryStatus) -> None:
+        """Check that the header is not damaged, if DONE is of another save.
+
+        That is legitimate while a save replaces another one that wrote DONE late: the files of the
+        other one are then removed. It is not if they exist, and none of the header's save.
+
+        Raises:
+            DataLossError: If the header names a save that wrote nothing, and another is complete.
+        """
+        if status.header is None or status.other_done is None:
+            return
+        ids = {save_id_of(name) for name in self.folder.list_published()}
+        if status.other_done in ids and status.header.save_id not in ids:
+            raise DataLossError(
+                f"{self.folder.path(METADATA)!r} is damaged: it names the save "
+                f"{status.header.save_id!r}, but DONE and the chunk files are of the save "
+                f"{status.other_done!r}; save the dataset again"
+            )
 
     def list_published(self, save_id: str) -> list[ChunkRecord]:
         """Return the published chunk files of a save, in order.

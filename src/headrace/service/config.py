@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import (
     check_flag,
     check_int,
@@ -250,6 +251,7 @@ class CrossTrainerCache:
         check_string("trainer_id", self.trainer_id, empty=False)
 
 
+@explain_unknown_arguments
 @dataclass(frozen=True)
 class DispatcherConfig:
     """Configuration of a dispatcher.
@@ -346,6 +348,7 @@ class DispatcherConfig:
         check_security(self.security)
 
 
+@explain_unknown_arguments
 @dataclass(frozen=True)
 class WorkerConfig:
     """Configuration of a worker.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Literal, Protocol, TypeVar, overload
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.data.dataset import Dataset
 from headrace.element.spec import ArraySpec, Spec, decode_spec, relax
 from headrace.element.structure import flatten
@@ -78,6 +79,7 @@ class DistributeFunction(Protocol):
     def __call__(self, pipeline: Any, /) -> Dataset[Any]: ...
 
 
+@explain_unknown_arguments
 def distribute(
     processing_mode: ProcessingMode,
     service: str | tuple[str, str],
@@ -228,6 +230,7 @@ def distribute(
     return apply
 
 
+@explain_unknown_arguments
 def from_dataset_id(
     processing_mode: ProcessingMode,
     service: str | tuple[str, str],

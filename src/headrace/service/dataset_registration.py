@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.data.dataset import Dataset
 from headrace.element.spec import encode_spec
 from headrace.errors import UnavailableError
@@ -59,6 +60,7 @@ _LARGE_PLAN_BYTES = 64 << 20
 _MAX_UPLOADS = 5
 
 
+@explain_unknown_arguments
 def register_dataset(
     service: str | tuple[str, str],
     dataset: Dataset,

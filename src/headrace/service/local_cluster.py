@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import check_int, check_strings
 from headrace.data.iterator_cleanup import close_iterators
 from headrace.errors import FailedPreconditionError
@@ -56,6 +57,7 @@ def _close_all() -> None:
         cluster.close()
 
 
+@explain_unknown_arguments
 class LocalCluster:
     """Dispatcher and workers on this machine; a context manager.
 

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Literal, NamedTuple
 
 from headrace import errors, saved
+from headrace.argument_names import explain_unknown_arguments
 from headrace.arguments import check_int
 from headrace.data.dataset import Dataset
 from headrace.element.spec import describe_spec
@@ -137,6 +138,7 @@ class DistributedSave:
         return f"<DistributedSave {self._save} into {self._path!r} by {self._service}>"
 
 
+@explain_unknown_arguments
 def distributed_save(
     dataset: Dataset,
     path: FileName,
