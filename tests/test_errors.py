@@ -6,16 +6,23 @@ import builtins
 import inspect
 import pickle
 import re
+import sys
 
 import pytest
 
+import headrace as hr
 from headrace import errors
+from headrace.cluster.resolver import import_package
+from headrace.element import description
 from headrace.errors import (
+    FailedPreconditionError,
     HeadraceError,
+    MissingDependencyError,
     OutOfRangeError,
     UserFunctionError,
     describe_error,
 )
+from headrace.saved.arrow import pyarrow
 
 DRAWN = re.findall(r"[├└]── (\w+) +\((\w+)\)", errors.__doc__ or "")
 
@@ -33,6 +40,24 @@ def test_error_tree_shows_every_class_with_its_builtin():
             builtins, builtin
         )
     assert {name for name, _ in DRAWN} | {"HeadraceError", "describe_error"} == set(errors.__all__)
+
+
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [
+        ("pyarrow", lambda: pyarrow()),
+        ("lance", lambda: hr.LanceDataset("x.lance")),
+        ("ml_dtypes", lambda: description.decode_dtype("int4")),
+        ("ray", lambda: import_package("ray", needed_by="it")),
+    ],
+)
+def test_a_missing_package_is_one_error_of_both_kinds(monkeypatch, package, call):
+    monkeypatch.setitem(sys.modules, package, None)
+    description._named_dtype.cache_clear()
+    with pytest.raises(MissingDependencyError, match=f"{package}.* is not installed") as caught:
+        call()
+    assert isinstance(caught.value, FailedPreconditionError)
+    assert isinstance(caught.value, ImportError)
 
 
 def test_out_of_range_error_ends_a_loop():

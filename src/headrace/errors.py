@@ -9,7 +9,8 @@
     ├── AbortedError           (RuntimeError)       the operation was superseded by another
     ├── DataLossError          (ValueError)         a record is corrupt or lost
     ├── FailedPreconditionError (RuntimeError)      the state of the system does not allow this
-    │   └── JobLostError       (RuntimeError)       the dispatcher no longer knows the job
+    │   ├── JobLostError       (RuntimeError)       the dispatcher no longer knows the job
+    │   └── MissingDependencyError (RuntimeError)   an optional package is not installed
     ├── NotFoundError          (LookupError)        the named object does not exist
     ├── AlreadyExistsError     (ValueError)         the name is in use by another object
     ├── InvalidArgumentError   (ValueError)         an argument does not match the data
@@ -36,6 +37,7 @@ __all__ = [
     "InvalidElementError",
     "JobLostError",
     "JournalUnavailableError",
+    "MissingDependencyError",
     "NotFoundError",
     "OutOfRangeError",
     "UnauthenticatedError",
@@ -148,6 +150,16 @@ class JobLostError(FailedPreconditionError, UnavailableError):
     silent for too long. The iterator cannot continue, but another iteration may succeed.
 
     >>> issubclass(hr.errors.JobLostError, hr.errors.UnavailableError)
+    True
+    """
+
+
+class MissingDependencyError(FailedPreconditionError, ImportError):
+    """An optional package is not installed; the message names it and how to install it.
+
+    Also an `ImportError`.
+
+    >>> issubclass(hr.errors.MissingDependencyError, ImportError)
     True
     """
 

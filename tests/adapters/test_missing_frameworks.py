@@ -17,7 +17,7 @@ loaded = {{name for name, module in sys.modules.items() if module}}
 assert not {{"grain", "jax", "keras", "torch"}} & loaded
 try:
     {adapter}.{name}
-except ImportError as error:
+except hr.errors.MissingDependencyError as error:
     print(error)
 try:
     {adapter}.missing_name_message

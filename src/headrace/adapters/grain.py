@@ -5,6 +5,7 @@ Grain is imported on the first use of one of these names.
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import MissingDependencyError
 from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ else:
         except ModuleNotFoundError as error:
             if error.name != "grain":
                 raise
-            raise ImportError(
+            raise MissingDependencyError(
                 f"hr.grain.{name} requires Grain, which is not installed: "
                 "pip install 'headrace[grain]', or grain alone"
             ) from error

@@ -5,6 +5,7 @@ JAX is imported on the first use of one of these names.
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import MissingDependencyError
 from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ else:
         except ModuleNotFoundError as error:
             if error.name not in ("jax", "jaxlib"):
                 raise
-            raise ImportError(
+            raise MissingDependencyError(
                 f"hr.jax.{name} requires JAX, which is not installed: "
                 "pip install 'headrace[jax]', or jax alone"
             ) from error

@@ -6,6 +6,7 @@ Keras is imported on the first use of one of these names.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import MissingDependencyError
 from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
@@ -45,18 +46,18 @@ else:
             return found
         except ModuleNotFoundError as error:
             if error.name == "keras":
-                raise ImportError(
+                raise MissingDependencyError(
                     f"hr.keras.{name} requires Keras 3, which is not installed: "
                     "pip install 'headrace[keras]', or keras alone"
                 ) from error
             if (error.name or "").partition(".")[0] in ("PIL", "tensorboard"):
-                raise ImportError(
+                raise MissingDependencyError(
                     f"hr.keras.{name} requires the package tensorboard, which is not installed: "
                     "pip install 'headrace[keras]', or tensorboard alone (TensorFlow is not needed)"
                 ) from error
             back_end = (error.name or "").partition(".")[0]
             if back_end in ("jax", "tensorflow", "torch"):
-                raise ImportError(
+                raise MissingDependencyError(
                     f"hr.keras.{name} requires Keras, but its back end {back_end} is not "
                     'installed: set the environment variable KERAS_BACKEND to "jax" or "torch" '
                     "before Keras is imported"

@@ -5,6 +5,7 @@ PyTorch is imported on the first use of one of these names.
 
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import MissingDependencyError
 from headrace.lazy_imports import lazy_attributes
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ else:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise ImportError(
+            raise MissingDependencyError(
                 f"hr.torch.{name} requires PyTorch, which is not installed: "
                 "pip install 'headrace[torch]', or torch alone"
             ) from error

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from headrace.arguments import check_instance, check_int, check_string
 from headrace.cluster.spec import ClusterSpec
-from headrace.errors import FailedPreconditionError, UnavailableError
+from headrace.errors import MissingDependencyError, UnavailableError
 
 __all__ = [
     "ClusterResolver",
@@ -36,13 +36,13 @@ def import_package(module: str, *, needed_by: str, instead: str = "") -> Any:
         instead: Alternative to add to the error.
 
     Raises:
-        FailedPreconditionError: If the package is not installed.
+        MissingDependencyError: If the package is not installed.
     """
     package = module.partition(".")[0]
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise FailedPreconditionError(
+        raise MissingDependencyError(
             f"{needed_by} requires the package {package}, which is not installed; pip "
             f"install 'headrace[{package}]'{instead}"
         ) from error

@@ -26,7 +26,7 @@ from headrace.element.structure import (
     container_kind,
     field_names,
 )
-from headrace.errors import FailedPreconditionError, InvalidElementError
+from headrace.errors import InvalidElementError, MissingDependencyError
 
 __all__ = [
     "Description",
@@ -122,7 +122,7 @@ def _named_dtype(name: str) -> np.dtype[Any]:
         # Optional, and used in this file only: machine learning dtypes that NumPy lacks.
         import ml_dtypes  # noqa: PLC0415
     except ImportError as error:
-        raise FailedPreconditionError(
+        raise MissingDependencyError(
             f"the dtype {name} requires the package ml_dtypes, which is not installed in this "
             "process; install it, or send another dtype"
         ) from error

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from headrace.errors import FailedPreconditionError
+from headrace.errors import MissingDependencyError
 
 __all__ = [
     "FRAMEWORK_NAMES",
@@ -255,7 +255,7 @@ def find_framework(name: Any) -> Framework:
 
     Raises:
         ValueError: If the name is unknown.
-        FailedPreconditionError: If the framework is not installed.
+        MissingDependencyError: If the framework is not installed.
     """
     if name is not None and name not in FRAMEWORK_NAMES:
         raise ValueError(
@@ -267,7 +267,7 @@ def find_framework(name: Any) -> Framework:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("headrace"):
             raise
-        raise FailedPreconditionError(
+        raise MissingDependencyError(
             f"framework={package!r} requires the package {error.name}, which is not installed: "
             f"pip install 'headrace[{package}]'"
         ) from error

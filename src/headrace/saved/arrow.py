@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from headrace.element.stack import join
 from headrace.element.structure import NodeKind, Structure, StructureNode
-from headrace.errors import FailedPreconditionError
+from headrace.errors import MissingDependencyError
 from headrace.saved.schema import (
     NUMBERS_KIND,
     STR_KIND,
@@ -68,13 +68,13 @@ def pyarrow(purpose: str = "saving and loading datasets") -> Any:
         purpose: Action that requires it, for the error message.
 
     Raises:
-        FailedPreconditionError: If it is not installed.
+        MissingDependencyError: If it is not installed.
     """
     try:
         import pyarrow as package  # noqa: PLC0415 - optional dependency
         import pyarrow.ipc  # noqa: PLC0415
     except ImportError as error:
-        raise FailedPreconditionError(
+        raise MissingDependencyError(
             f"{purpose} requires the package pyarrow, which is not installed; "
             "pip install 'headrace[arrow]'"
         ) from error

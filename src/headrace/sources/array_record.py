@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.spec import ArraySpec, Spec
-from headrace.errors import DataLossError, FailedPreconditionError
+from headrace.errors import DataLossError, MissingDependencyError
 from headrace.plan.source import IndexedSource
 from headrace.storage.names import as_names, expand_names, is_local, match_files
 
@@ -121,13 +121,13 @@ def _open_reader(name: str, expected: int | None = None) -> Any:
     Raises:
         NotFoundError: If the file does not exist.
         DataLossError: If it is damaged, or has another number of records.
-        FailedPreconditionError: If the package array_record is not installed.
+        MissingDependencyError: If the package array_record is not installed.
     """
     try:
         # Optional, and used in this file only.
         from array_record.python import array_record_module  # noqa: PLC0415
     except ImportError as error:
-        raise FailedPreconditionError(
+        raise MissingDependencyError(
             "reading ArrayRecord files requires the package array-record, which is not installed; "
             "pip install 'headrace[array-record]'"
         ) from error

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from headrace.arguments import check_flag, check_int
-from headrace.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from headrace.errors import DataLossError, InvalidArgumentError, MissingDependencyError
 from headrace.sources.image_libraries import ImageArray, UnsupportedImageError, load_library
 
 __all__ = [
@@ -312,11 +312,11 @@ def _installed(names: Sequence[str], task: str) -> list[Any]:
     """Return the installed libraries of those named, at least one.
 
     Raises:
-        FailedPreconditionError: If none of them is installed.
+        MissingDependencyError: If none of them is installed.
     """
     found = [library for name in names if (library := load_library(name)) is not None]
     if not found:
-        raise FailedPreconditionError(
+        raise MissingDependencyError(
             f"cannot {task}: it requires {' or '.join(names)}, and none is installed; pip install "
             "'headrace[images]'"
         )

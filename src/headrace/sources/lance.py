@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from headrace.arguments import check_int, check_strings
 from headrace.errors import (
     DataLossError,
-    FailedPreconditionError,
     InvalidArgumentError,
+    MissingDependencyError,
     NotFoundError,
     UnavailableError,
 )
@@ -118,13 +118,13 @@ def _open_dataset(uri: str, version: int | None, options: tuple[tuple[str, str],
     Raises:
         NotFoundError: If it does not exist.
         UnavailableError: If it cannot be opened for another reason.
-        FailedPreconditionError: If the package pylance is not installed.
+        MissingDependencyError: If the package pylance is not installed.
     """
     try:
         # Optional, and used in this file only.
         import lance  # noqa: PLC0415
     except ImportError as error:
-        raise FailedPreconditionError(
+        raise MissingDependencyError(
             "reading Lance datasets requires the package pylance, which is not installed; "
             "pip install 'headrace[lance]'"
         ) from error

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.element.spec import ArraySpec, Spec
-from headrace.errors import DataLossError, FailedPreconditionError, InvalidArgumentError
+from headrace.errors import DataLossError, InvalidArgumentError, MissingDependencyError
 from headrace.plan.source import INDEX_SPEC, IndexedSource
 from headrace.sources.mds_columns import Column
 from headrace.storage.files import file_error, open_folder
@@ -195,7 +195,7 @@ def _decompress_zstd(data: bytes, shard: Shard) -> bytes:
         # Optional, and used in this function only.
         import zstandard  # noqa: PLC0415
     except ImportError as error:
-        raise FailedPreconditionError(
+        raise MissingDependencyError(
             f"{shard.path!r} requires the package zstandard, which is not installed; "
             "pip install 'headrace[compression]'"
         ) from error

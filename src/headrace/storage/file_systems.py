@@ -12,7 +12,7 @@ from typing import Any
 
 from fsspec.core import url_to_fs
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, MissingDependencyError
 from headrace.storage.options import StorageOptions
 from headrace.storage.retrying import find_status, shorten_message
 
@@ -53,13 +53,13 @@ def find_file_system(url: str, options: StorageOptions, *, retries: bool = True)
             them with `retry_read`.
 
     Raises:
-        ValueError, ImportError: If there is no file system for the scheme, or it does not know an
-            option.
+        MissingDependencyError: If the package of its file system is not installed.
+        ValueError: If there is no file system for the scheme, or it does not know an option.
     """
     try:
         return _find(url, options, retries)
     except (ValueError, ImportError) as error:
-        kind = ImportError if isinstance(error, ImportError) else ValueError
+        kind = MissingDependencyError if isinstance(error, ImportError) else ValueError
         is_unknown = "not known" in str(error)
         hint = " (fsspec has no file system for this URL scheme)" if is_unknown else ""
         raise kind(f"{url!r}: {error}{hint}") from error
