@@ -54,6 +54,7 @@ __all__ = [
     "decode",
     "delete_checkpoint",
     "delete_unfinished",
+    "is_numbered",
     "encode",
     "list_checkpoints",
     "list_increments",
@@ -578,15 +579,19 @@ def list_up_to(folder: Folder, prefix: str, last: str) -> list[str]:
     return names
 
 
+def is_numbered(name: str, prefix: str) -> bool:
+    """Return whether a name is that of a checkpoint or increment with this prefix."""
+    return re.fullmatch(rf"{re.escape(prefix)}-\d+(\+\d+)?", name) is not None
+
+
 def list_without_manifest(folder: Folder, prefix: str) -> list[str]:
     """Return the names of tensor files of checkpoints of which no manifest exists."""
     names = _list_files(folder)
-    numbered = re.compile(rf"{re.escape(prefix)}-\d+(\+\d+)?")
     return [
         file
         for file in names
         if (attempt := parse_tensor_file(file)) is not None
-        and numbered.fullmatch(attempt[0])
+        and is_numbered(attempt[0], prefix)
         and attempt[0] + _MANIFEST not in names
     ]
 

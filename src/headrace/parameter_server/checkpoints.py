@@ -40,6 +40,7 @@ from headrace.parameter_server.checkpoint_format import (
     VariableEntry,
     delete_checkpoint,
     delete_unfinished,
+    is_numbered,
     list_checkpoints,
     list_increments,
     list_up_to,
@@ -473,7 +474,7 @@ class CheckpointManager:
         self._writes_in = {
             name: writes for name, writes in self._writes_in.items() if name in existing
         }
-        delete_unfinished(self._folder, lambda name: name.startswith(f"{self._prefix}-"))
+        delete_unfinished(self._folder, lambda name: is_numbered(name, self._prefix))
 
     # --- restoring ----------------------------------------------------------------------------
 
