@@ -189,9 +189,10 @@ def _parse_trainer(cache: object, job_name: object, num_consumers: object) -> st
 def _check_visitation(mode: ShardingPolicy, visitation: object) -> None:
     supported = _VISITATIONS[mode]
     if visitation is not None and visitation not in supported:
+        is_known = any(visitation in names for names in _VISITATIONS.values())
         raise ValueError(
-            f"visitation={visitation!r} is unknown with {mode.name}; use "
-            f"None{''.join(f' or {name!r}' for name in supported)}"
+            f"visitation={visitation!r} is {'not supported' if is_known else 'unknown'} with "
+            f"{mode.name}; use None{''.join(f' or {name!r}' for name in supported)}"
         )
 
 

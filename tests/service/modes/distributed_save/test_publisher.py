@@ -180,6 +180,7 @@ def test_a_directory_that_belongs_to_another_save_is_unchanged(directories: Dire
         SaveHeader(OTHER, "digest", None),
         None,
         None,
+        None,
     )
 
 
