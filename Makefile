@@ -23,7 +23,7 @@ KERAS_EXTRAS := demo-keras
 RAY_EXTRAS := demo-ray
 BENCH_EXTRAS := bench,compression
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check --no-input
-SETUP_TIME := a minute or two
+SETUP_TIME := two to five minutes
 
 export PIP_NO_WARN_SCRIPT_LOCATION := 1
 # Tests start hundreds of Python processes; without cached bytecode each compiles Headrace again.
