@@ -83,7 +83,7 @@ def test_range_bounds_are_checked_like_other_integers():
 def test_combining_methods_require_datasets():
     with pytest.raises(TypeError, match=r"`dataset` must be a Dataset, but got list; .*from_tens"):
         Dataset.range(3).concatenate([1])
-    with pytest.raises(TypeError, match=r"`datasets` must be .*Dataset, but got list; .*from_tens"):
+    with pytest.raises(TypeError, match=r"`datasets` must be Datasets, .*has a list; .*from_tens"):
         Dataset.zip(Dataset.range(3), [1, 2])
 
 

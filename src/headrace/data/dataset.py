@@ -123,7 +123,7 @@ class Dataset(
         if any(isinstance(member, list) for member in members):
             raise TypeError(
                 "`datasets` must be Datasets, or tuples and dicts of them, but has a list; use a "
-                "tuple"
+                "tuple of datasets, or from_tensor_slices for a list of values"
             )
         plans = tuple(_check_dataset("datasets", member) for member in members)
         return Dataset(Zip(datasets=plans, structure=structure, location=call_site(name)))
