@@ -2,7 +2,8 @@
 
 A waiting thread gets the interpreter lock where another thread releases it, as NumPy and
 `time.sleep` do. All samples would be taken there. So after a random pause the switch interval is
-short, and the lock is taken wherever the other thread is.
+short, and the lock is taken wherever the other thread is. This takes a few tenths of a millisecond,
+so functions that hold the lock for less are found too rarely.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def test_a_profiler_stopped_before_its_start_can_be_joined():
 
 def compute(x):
     total = 0
-    for step in range(20_000):
+    for step in range(150_000):
         total ^= step & 1
     return x
 
@@ -151,7 +151,7 @@ def wait_briefly(x):
 def test_a_function_that_holds_the_interpreter_lock_is_sampled():
     meters = WorkerMetrics()
     meter = meters.start_task(1, 4000)
-    computed = hr.Dataset.range(1000).map(compute)
+    computed = hr.Dataset.range(400).map(compute)
     waited = computed.map(wait_briefly)
     iterator = build_iterator(waited.plan, instrument=meter.register_step)
     profiler = StepProfiler(meters)
