@@ -50,7 +50,7 @@ help:
 	@echo "make check   format, lint, types, import rules"
 	@echo "make soak    simulation with many peers, and the service tests many times (TIMES=20)"
 	@echo "             SELECT=EXPRESSION runs only matching tests, as pytest -k"
-	@echo "make bench   the benchmarks, in a separate environment; half an hour on two idle cores,"
+	@echo "make bench   the benchmarks, in a separate environment; about 40 minutes on two idle cores,"
 	@echo "             and on first use five minutes to set it up;"
 	@echo "             ARGS=--quick runs the main ones in five minutes, ARGS=--list shows names,"
 	@echo "             and ARGS='service jpeg' runs an area and a benchmark"

@@ -2,7 +2,7 @@
 
 One module per benchmark; each lists its contenders: Headrace, its peers, and upper limits.
 
-    python -m benchmarks                   all benchmarks, half an hour; writes results.json and
+    python -m benchmarks                   all benchmarks, 40 minutes; writes results.json and
                                            the report
     python -m benchmarks service jpeg      only these areas and benchmarks
     python -m benchmarks --quick           three workloads per area, short rounds, five minutes;
