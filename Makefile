@@ -52,7 +52,7 @@ help:
 	@echo "             SELECT=EXPRESSION runs only matching tests, as pytest -k"
 	@echo "make bench   the benchmarks, in a separate environment; about 40 minutes on two idle cores,"
 	@echo "             and on first use five minutes to set it up;"
-	@echo "             ARGS=--quick runs the main ones in five minutes, ARGS=--list shows names,"
+	@echo "             ARGS=--quick runs the main ones in 8 minutes, ARGS=--list shows names,"
 	@echo "             and ARGS='service jpeg' runs an area and a benchmark"
 	@echo "make docs    redraw the pictures in docs/, and build the documentation in build/docs"
 	@echo "make dist    build the sdist and the wheel in build/dist, and check them"

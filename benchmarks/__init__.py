@@ -5,7 +5,7 @@ One module per benchmark; each lists its contenders: Headrace, its peers, and up
     python -m benchmarks                   all benchmarks, 40 minutes; writes results.json and
                                            the report
     python -m benchmarks service jpeg      only these areas and benchmarks
-    python -m benchmarks --quick           three workloads per area, short rounds, five minutes;
+    python -m benchmarks --quick           three workloads per area, short rounds, 8 minutes;
                                            writes nothing
     python -m benchmarks --list            areas, benchmarks, workloads and contenders
     python -m benchmarks.report            writes the report again from results.json

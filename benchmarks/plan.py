@@ -17,12 +17,12 @@ __all__ = ["BENCHMARKS", "Task", "all_workloads", "choose", "load", "method"]
 BENCHMARKS = tuple(name for area in AREAS for name in area.benchmarks)
 
 #: Seconds to start and stop a contender's process, by the slowest framework that it needs: mostly
-#: imports and the check of elements.
-_START_SECONDS = {"tensorflow": 5.0, "torch": 5.0, "grain": 4.0, "jax": 3.0}
-_OTHER_START_SECONDS = 2.0
+#: imports and the check of elements. Chosen so that plans match runs on two idle cores.
+_START_SECONDS = {"tensorflow": 15.0, "torch": 15.0, "grain": 12.0, "jax": 9.0}
+_OTHER_START_SECONDS = 6.0
 
 #: Seconds of a round that are neither warm-up nor timed: opening, the first element, closing.
-_ROUND_OVERHEAD_SECONDS = 0.2
+_ROUND_OVERHEAD_SECONDS = 0.5
 
 
 #: Workloads of an area in a quick run.

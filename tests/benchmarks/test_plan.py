@@ -19,12 +19,12 @@ ALL = choose()
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_full_run_is_planned_within_half_an_hour() -> None:
-    assert sum(task.seconds(FULL) for task in ALL) < 30 * 60
+def test_the_full_run_is_planned_within_45_minutes() -> None:
+    assert sum(task.seconds(FULL) for task in ALL) < 45 * 60
 
 
-def test_the_quick_run_is_planned_within_five_minutes() -> None:
-    assert sum(task.seconds(QUICK) for task in choose(headlines_only=True)) < 5 * 60
+def test_the_quick_run_is_planned_within_eight_minutes() -> None:
+    assert sum(task.seconds(QUICK) for task in choose(headlines_only=True)) < 8 * 60
 
 
 def test_planned_seconds_are_those_of_starts_and_rounds() -> None:
@@ -35,11 +35,11 @@ def test_planned_seconds_are_those_of_starts_and_rounds() -> None:
     ]
     two = replace(task, workload=replace(task.workload, contenders=task.workload.contenders[:2]))
     effort = replace(QUICK, seconds=0.7, ramp=0.1, rounds=4, repeats=3)
-    starts = 2.0 + 5.0
-    assert two.seconds(effort, cores=1) == pytest.approx(starts + 4 * 2 * (0.8 + 0.2))
-    assert two.seconds(effort, cores=2) == pytest.approx(starts / 2 + 4 * 2 * (0.8 + 0.2))
+    starts = 6.0 + 15.0
+    assert two.seconds(effort, cores=1) == pytest.approx(starts + 4 * 2 * (0.8 + 0.5))
+    assert two.seconds(effort, cores=2) == pytest.approx(starts / 2 + 4 * 2 * (0.8 + 0.5))
     slow = replace(two, workload=replace(two.workload, element_seconds=6.0))
-    assert slow.seconds(effort, cores=1) == pytest.approx(starts + 2 * 2 * 6 + 4 * 2 * (6 + 0.2))
+    assert slow.seconds(effort, cores=1) == pytest.approx(starts + 2 * 2 * 6 + 4 * 2 * (6 + 0.5))
     repeated = replace(two, workload=replace(two.workload, repeated=True))
     assert repeated.seconds(effort) == pytest.approx(3 * two.seconds(effort))
     longer = replace(two, workload=replace(two.workload, long_rounds=True))

@@ -83,7 +83,7 @@ def test_every_public_name_is_described(site: Path) -> None:
         text = (site / "api" / f"{path}.html").read_text()
         if path == "headrace":
             text += (site / "api" / "headrace.Dataset.html").read_text()
-        # What follows the anchor of each name, up to the next one.
+        # The text between the anchor of each name and the next anchor.
         parts = re.split(r'<h\d id="([\w.]+)" class="doc doc-heading"', text)
         described = {
             name for name, part in zip(parts[1::2], parts[2::2], strict=True) if "<p>" in part
@@ -156,7 +156,7 @@ def test_search_finds_terms_in_pages_opened_as_files(site: Path, browser: Any) -
     }.items():
         page.locator("input.md-search__input").fill("")
         page.keyboard.type(words)
-        # Links have the words that are searched for in their query.
+        # The address of a result contains the query.
         query = words.lower().replace(".", "+")
         page.locator(f"a.md-search-result__link[href*='?h={query}']").first.wait_for()
         links = [

@@ -106,7 +106,7 @@ class Terminal:
         return normalize(re.sub(r"[^\n]+\Z", "", self.log.read_text()))
 
     def wait_for(self, text: str) -> str:
-        """Wait until the output goes on with `text`; return what appeared."""
+        """Wait until `text` is the next output; return the output."""
         deadline = time.monotonic() + SECONDS
         pattern = re.compile(pattern_of(text))
         while True:
