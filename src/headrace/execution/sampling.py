@@ -8,15 +8,17 @@ so functions that hold the lock for less are found too rarely.
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from headrace.forks import call_in_children
 
-__all__ = ["interrupt_threads"]
+__all__ = ["frames_of_threads", "interrupt_threads"]
 
 _SWITCH_SECONDS = 2e-5
 """Seconds after which a sample demands the interpreter lock (`sys.setswitchinterval`)."""
@@ -44,9 +46,50 @@ def interrupt_threads(stop: threading.Event) -> Iterator[bool]:
             sys.setswitchinterval(switch_interval)
 
 
-def _unlock_after_fork() -> None:
-    global _switch_interval_lock
+@contextmanager
+def frames_of_threads() -> Iterator[dict[int, FrameType]]:
+    """Provide the innermost frame of each thread, for reading while the threads run.
+
+    Before Python 3.12, the garbage collector may run while CPython creates the frame object of a
+    call. If it runs Python code, such as a finalizer, other threads continue; the call may return,
+    and the object then refers to memory that was freed. Reading it can end the process. So the
+    collector is paused until the end of the block; afterwards, frame objects that were not yet read
+    must not be read.
+    """
+    with _frames_lock:
+        global _is_collector_paused
+        _is_collector_paused = _COLLECTS_ANYWHERE and gc.isenabled()
+        if _is_collector_paused:
+            gc.disable()
+        try:
+            frames = sys._current_frames()
+            try:
+                yield frames
+            finally:
+                # The frames reference each other, including this one.
+                frames.clear()
+        finally:
+            _resume_collector()
+
+
+def _resume_collector() -> None:
+    global _is_collector_paused
+    if _is_collector_paused:
+        gc.enable()
+    _is_collector_paused = False
+
+
+_COLLECTS_ANYWHERE = sys.version_info < (3, 12)
+"""Whether any allocation may start the garbage collector; later only between instructions."""
+_frames_lock = threading.Lock()
+_is_collector_paused = False
+
+
+def _reset_after_fork() -> None:
+    global _switch_interval_lock, _frames_lock
     _switch_interval_lock = threading.Lock()
+    _frames_lock = threading.Lock()
+    _resume_collector()
 
 
-call_in_children(_unlock_after_fork)
+call_in_children(_reset_after_fork)

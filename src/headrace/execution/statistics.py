@@ -9,7 +9,6 @@ Rule 2. Only `Context.instrument` is used. The steps contain no measurements.
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from headrace.element.chunk import Chunk
 from headrace.element.wire import frame_bytes
 from headrace.execution.iterator import ElementIterator, InstrumentedIterator, LazyRows, State
 from headrace.execution.parallel_map import ParallelMapIterator
-from headrace.execution.sampling import interrupt_threads
+from headrace.execution.sampling import frames_of_threads, interrupt_threads
 from headrace.execution.step_registry import Activity, StepRegistry, find_activity, name_step
 from headrace.plan.elements import GatherIndices, Indices
 from headrace.plan.node import Node, distinct_nodes
@@ -170,8 +169,7 @@ class StatisticsCollector:
         """Attribute `seconds` to what each thread does now."""
         self._seconds += seconds
         is_reading = False
-        frames = sys._current_frames()
-        try:
+        with frames_of_threads() as frames:
             for thread, frame in frames.items():
                 if thread == own_thread:
                     continue
@@ -185,9 +183,6 @@ class StatisticsCollector:
                     if activity in _WORK:
                         by_thread = step.work_by_thread
                         by_thread[thread] = by_thread.get(thread, 0.0) + seconds
-        finally:
-            # The frames reference each other, including this one.
-            frames.clear()
         if not is_reading:
             self._consumer_seconds += seconds
 

@@ -99,9 +99,7 @@ def find_activity(
     frame: FrameType | None = innermost
     is_awaiting_input = is_waiting = False
     found: tuple[StepT | None, Activity] | None = None
-    # Not `is not None`: while the other thread runs, CPython 3.11 has returned another object as
-    # the caller of a frame.
-    while isinstance(frame, FrameType):
+    while frame is not None:
         code = frame.f_code
         if code in outside:
             return None

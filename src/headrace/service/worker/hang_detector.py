@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import traceback
 from dataclasses import dataclass, field
 from types import FrameType
 
+from headrace.execution.sampling import frames_of_threads
 from headrace.process.parent_link import report_hang
 from headrace.service.worker.step_profiler import find_step
 from headrace.service.worker.task_metrics import TaskMetrics, WorkerMetrics
@@ -80,8 +80,9 @@ class HangDetector:
         if stalled is None or stalled.progress != meter.progress or meter.waits_for_clients:
             self._stalled[meter] = _Stalled(meter.progress)
             return
-        threads = _task_threads(meter)
-        calls = {thread: _outer_calls(frame) for thread, frame in threads.items()}
+        with frames_of_threads() as frames:
+            threads = _task_threads(meter, frames)
+            calls = {thread: _outer_calls(frame) for thread, frame in threads.items()}
         # While the task waits for splits, only a user function can hang.
         hangs = [thread for thread, frames in calls.items() if not _is_ours(frames[-1])]
         if not (hangs or (calls and not meter.is_requesting_splits)):
@@ -108,18 +109,14 @@ class HangDetector:
         )
 
 
-def _task_threads(meter: TaskMetrics) -> dict[int, FrameType]:
+def _task_threads(meter: TaskMetrics, frames: dict[int, FrameType]) -> dict[int, FrameType]:
     """Return the innermost frames of the threads that work on a task."""
-    frames = sys._current_frames()
-    try:
-        del frames[threading.get_ident()]
-        return {
-            thread: frame
-            for thread, frame in frames.items()
-            if thread == meter.thread_id or find_step(frame, [meter]) is not None
-        }
-    finally:
-        frames.clear()
+    return {
+        thread: frame
+        for thread, frame in frames.items()
+        if thread != threading.get_ident()
+        and (thread == meter.thread_id or find_step(frame, [meter]) is not None)
+    }
 
 
 def _outer_calls(innermost: FrameType) -> list[FrameType]:

@@ -8,13 +8,12 @@ Rule 2. A thread is attributed to a step by `execution.step_registry`, unless it
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 
-from headrace.execution.sampling import interrupt_threads
+from headrace.execution.sampling import frames_of_threads, interrupt_threads
 from headrace.execution.step_registry import Activity, find_activity
 from headrace.service.worker.producer_channel import ProducerChannel
 from headrace.service.worker.task_metrics import TaskMetrics, WorkerMetrics
@@ -87,16 +86,12 @@ class StepProfiler:
 
     def _sample(self, meters: Sequence[TaskMetrics], seconds: float) -> None:
         own_thread = self._thread.ident
-        frames = sys._current_frames()
-        try:
+        with frames_of_threads() as frames:
             for thread, frame in frames.items():
                 found = None if thread == own_thread else find_step(frame, meters)
                 if found is not None:
                     meter, step = found
                     meter.add_step_seconds(step, seconds)
-        finally:
-            # The frames reference each other, including this one.
-            frames.clear()
 
 
 def find_step(
