@@ -164,6 +164,8 @@ def dashboard() -> Iterator[Dashboard]:
         hr.service.LocalCluster(num_workers=1, processes=False) as cluster,
         Dashboard(address_of(cluster.target)) as dashboard,
     ):
+        # The first status opens a connection, which would look like a leak of a test.
+        wait_for_status(dashboard.url, lambda status: status["view"] is not None)
         yield dashboard
 
 

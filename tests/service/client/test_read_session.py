@@ -220,6 +220,20 @@ def test_a_restarted_worker_without_the_finished_task_causes_a_warning() -> None
     assert "no longer has the finished task 1" in warning
 
 
+def test_a_shard_that_is_read_again_is_not_abandoned() -> None:
+    session = opened(has_shards=True)
+    lost, again = (msgspec.structs.replace(address(task), shard_index=1) for task in (1, 2))
+    session.update_received(msgspec.structs.replace(update(), tasks=(lost,)), 0.0)
+    session.act(0.0)
+    session.worker_replied(1, 0, CancelledError("stopped"), None, 0.1)
+    assert session.unfinished_tasks == ([], [lost])
+    session.update_received(msgspec.structs.replace(update(), tasks=(again,)), 0.2)
+    assert session.unfinished_tasks == ([again], [])
+    session.act(0.2)
+    session.worker_replied(2, 0, END, None, 0.3)
+    assert session.unfinished_tasks == ([], [])
+
+
 def test_an_aborted_request_is_resent() -> None:
     session = opened(1)
     session.act(0.0)

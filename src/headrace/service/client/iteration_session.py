@@ -232,7 +232,10 @@ class IterationSession(ABC, Generic[T]):
 
     @property
     def unfinished_tasks(self) -> tuple[list[TaskAddress], list[TaskAddress]]:
-        """Tasks without a known end: those being read, and those that were abandoned."""
+        """Tasks without a known end: those being read, and those that were abandoned.
+
+        A lost shard that another worker reads again is not abandoned.
+        """
         return [], []
 
     # --- consumer ---------------------------------------------------------------------------------

@@ -334,10 +334,11 @@ class ReadSession(IterationSession[TaskReader]):
     @property
     def unfinished_tasks(self) -> tuple[list[TaskAddress], list[TaskAddress]]:
         active: list[TaskAddress] = []
-        abandoned: list[TaskAddress] = []
+        others: list[TaskAddress] = []
         for task_id, task in self._unfinished.items():
-            (active if task_id in self._active_tasks else abandoned).append(task)
-        return active, abandoned
+            (active if task_id in self._active_tasks else others).append(task)
+        shards = {task.shard_index for task in active} - {None}
+        return active, [task for task in others if task.shard_index not in shards]
 
     @property
     def is_finished(self) -> bool:
