@@ -26,6 +26,23 @@ def sleep(x):
     return x
 
 
+def read_briefly(x):
+    """Release the interpreter lock for long enough that another thread gets it."""
+    time.sleep(0.0001)
+    return x
+
+
+def compute_with_releases(x):
+    """Release the lock too briefly for others, which then do not interrupt this function."""
+    values = np.zeros(2000)
+    for _ in range(2):
+        deadline = time.perf_counter() + 0.001
+        while time.perf_counter() < deadline:
+            pass
+        values.copy()
+    return x
+
+
 def fail_at_three(x):
     if x == 3:
         raise ValueError(x)
@@ -133,6 +150,14 @@ def test_the_bottleneck_is_the_step_that_works_most(threads):
     assert mapping.user_seconds > 0.5 * 120 * 0.004
     assert mapping.num_parallel_calls == threads
     assert step_of(stats, "prefetch").input_wait_seconds > 0.3 * stats.seconds
+
+
+def test_a_function_that_often_releases_the_interpreter_lock_is_found():
+    dataset = Dataset.range(500).map(read_briefly).map(compute_with_releases).batch(32)
+    iterator = dataset.prefetch(2).iterate(stats=True)
+    list(iterator)
+    stats = iterator.stats()
+    assert stats.bottleneck.location.endswith(" (compute_with_releases)"), str(stats)
 
 
 def test_functions_tell_steps_on_one_line_apart():

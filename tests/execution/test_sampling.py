@@ -45,7 +45,7 @@ def many_calls(x):
     return x
 
 threading.excepthook = end
-statistics._SAMPLE_SECONDS = sampling._MAX_JITTER_SECONDS = 0.0
+statistics._SAMPLE_SECONDS = sampling._MIN_JITTER_SECONDS = sampling._MAX_JITTER_SECONDS = 0.0
 sampling._SWITCH_SECONDS = 1e-6
 gc.callbacks.append(lambda phase, info: time.sleep(0))
 gc.set_threshold(1)

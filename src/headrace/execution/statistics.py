@@ -316,8 +316,8 @@ class _Sampler:
 
     def _run(self) -> None:
         last = time.perf_counter()
-        while not self._stop.wait(_SAMPLE_SECONDS):
-            with interrupt_threads(self._stop) as is_stopped:
+        while True:
+            with interrupt_threads(self._stop, _SAMPLE_SECONDS) as is_stopped:
                 if is_stopped:
                     return
                 now = time.perf_counter()

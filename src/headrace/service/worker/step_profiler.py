@@ -67,13 +67,12 @@ class StepProfiler:
         last = time.perf_counter()
         wait = _IDLE_INTERVAL
         progress: dict[int, int] = {}
-        while not self._stop.wait(wait):
-            now, running = time.perf_counter(), self._metrics.running
-            if running and wait == _INTERVAL:
-                with interrupt_threads(self._stop) as is_stopped:
-                    if is_stopped:
-                        return
-                    now = time.perf_counter()
+        while True:
+            with interrupt_threads(self._stop, wait) as is_stopped:
+                if is_stopped:
+                    return
+                now, running = time.perf_counter(), self._metrics.running
+                if running and wait == _INTERVAL:
                     # Also tasks that wait: their other threads may work.
                     self._sample(running, min(now - last, _MAX_SAMPLE_SECONDS))
             if self._on_sample is not None:
