@@ -112,6 +112,7 @@ def _workload(task: Task, needs: tuple[str, ...], *others: Contender) -> Workloa
         check=_check,
         reopen=False,
         self_timed=True,
+        in_turns=False,
         long_rounds=True,
         contenders=(
             _contender("headrace", trained(peers.headrace(task, PROCESSES), task), *needs),

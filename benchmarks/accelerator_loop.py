@@ -35,7 +35,7 @@ KILL_SECONDS = 3.0
 def busy_steps(batches: Elements, batch: int, seconds: float) -> Iterator[tuple[float, float]]:
     """Train without end; yield the seconds in which each step computes, and those that it takes.
 
-    The pauses between rounds, in which other contenders run, are not counted.
+    Pauses between rounds are not counted.
 
     Args:
         batches: Batches of samples and their numbers; closed at the end.

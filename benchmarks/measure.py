@@ -5,7 +5,8 @@ within a round only, and a ratio is the median of the rounds' ratios, never a ra
 Each contender runs in its own process, so that its thread pools and allocators do not disturb the
 others, which are idle while it is timed. The memory layout makes two processes of the same program
 differ by a few percent for their whole lifetime; to detect differences that small, a workload runs
-its rounds once more with new processes.
+its rounds once more with new processes. Loops that wait for input between their steps do not take
+turns (`Workload.in_turns`).
 """
 
 from __future__ import annotations
@@ -131,16 +132,19 @@ def measure(
     command = {"do": "round", "seconds": seconds, "ramp": ramp}
     for _ in range(effort.repeats if workload.repeated else 1):
         with _started(benchmark, workload, inputs, seconds / 2, results, log) as running:
-            for number in range(effort.rounds):
-                for process, result in running:
-                    if result.problem is not None:
-                        continue
-                    log(f"round {number + 1} of {effort.rounds}, {result.contender}")
-                    answer = process.ask(command, _ROUND_DEADLINE, result)
-                    if answer is not None:
-                        result.rates.append(answer["rate"])
-                        result.firsts.append(answer["first"])
-                        result.cpus.append(answer["cpu"])
+            rounds = range(1, effort.rounds + 1)
+            order = [(number, each) for number in rounds for each in running]
+            if not workload.in_turns:
+                order = [(number, each) for each in running for number in rounds]
+            for number, (process, result) in order:
+                if result.problem is not None:
+                    continue
+                log(f"round {number} of {effort.rounds}, {result.contender}")
+                answer = process.ask(command, _ROUND_DEADLINE, result)
+                if answer is not None:
+                    result.rates.append(answer["rate"])
+                    result.firsts.append(answer["first"])
+                    result.cpus.append(answer["cpu"])
     return results
 
 

@@ -109,9 +109,11 @@ def method(effort: Effort) -> str:
     workloads = all_workloads()
     long = [w.name for w in workloads if w.long_rounds]
     repeated = [w.name for w in workloads if w.repeated]
+    one_by_one = [w.name for w in workloads if not w.in_turns]
     return (
         f"{effort.rounds} rounds. In each, the contenders take turns, each in its own process, "
         f"with {effort.ramp:g} s of untimed and {effort.seconds:g} s of timed reading."
         f"\n* Slow elements, {LONG_ROUNDS} times as long: {'; '.join(long)}."
         f"\n* Small differences, {effort.repeats} times, with new processes: {'; '.join(repeated)}."
+        f"\n* All rounds of a contender before the next one begins: {'; '.join(one_by_one)}."
     )

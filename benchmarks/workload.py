@@ -110,6 +110,8 @@ class Workload:
         self_timed: Whether each element is a measurement by the contender: a number of items and
             their seconds of waiting or of processor time. Time between elements is not counted, and
             there is no warm-up.
+        in_turns: Whether the contenders take turns. Otherwise each runs all its rounds before the
+            next begins, because filling its buffers after a round would slow down the others.
         element_seconds: Seconds that a self-timed element takes, if it is longer than a round; the
             plan of a run needs it.
     """
@@ -125,6 +127,7 @@ class Workload:
     long_rounds: bool = False
     repeated: bool = False
     self_timed: bool = False
+    in_turns: bool = True
     element_seconds: float = 0.0
 
 

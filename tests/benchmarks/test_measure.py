@@ -49,13 +49,20 @@ def test_repeated_rounds_run_again_in_new_processes(tmp_path: Path, repeated: bo
     assert logged.count(f"starting {LIMIT.name}") == times
 
 
-def test_contenders_take_turns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_contenders_take_turns_unless_they_would_disturb_each_other(
+    tmp_path: Path, in_turns: bool
+) -> None:
     names = ("headrace", LIMIT.name)
-    workload = replace(WORKLOAD, contenders=(WORKLOAD.contenders[0], LIMIT))
+    contenders = (WORKLOAD.contenders[0], LIMIT)
+    workload = replace(WORKLOAD, contenders=contenders, in_turns=in_turns)
     logged: list[str] = []
     measure("small_rows", workload, EFFORT, tmp_path, log=logged.append)
     rounds = [line for line in logged if line.startswith("round ")]
-    assert rounds == [f"round {number} of 2, {name}" for number in (1, 2) for name in names]
+    order = [(number, name) for number in (1, 2) for name in names]
+    if not in_turns:
+        order.sort(key=lambda each: names.index(each[1]))
+    assert rounds == [f"round {number} of 2, {name}" for number, name in order]
 
 
 @pytest.mark.parametrize("activity", ["starting", "round 2 of 2"])

@@ -148,6 +148,7 @@ def test_an_interrupt_is_acknowledged_and_says_that_nothing_is_stored() -> None:
 def test_the_method_names_workloads_with_other_rounds() -> None:
     text = method(FULL)
     assert text.startswith("5 rounds. ")
-    long, repeated = text.split("\n* ")[1:]
+    long, repeated, one_by_one = text.split("\n* ")[1:]
     assert "JPEG, decode + resize" in long
     assert "exactly once, rows" in repeated
+    assert "accelerator, tokens" in one_by_one
