@@ -119,6 +119,10 @@ def test_listed_worker_keys_may_send_worker_requests(tmp_path: Path) -> None:
         assert [each.worker_id for each in stub.call(messages.GetStatus()).workers] == ["w"]
 
 
-def test_a_public_address_needs_keys() -> None:
+def test_a_public_address_needs_keys(tmp_path: Path) -> None:
+    config = DispatcherConfig(
+        host="0.0.0.0", fault_tolerant_mode=True, work_dir=str(tmp_path / "journal")
+    )
     with pytest.raises(ValueError, match="headrace keys new"):
-        DispatchServer(DispatcherConfig(host="0.0.0.0"))
+        DispatchServer(config)
+    assert not list(tmp_path.iterdir())

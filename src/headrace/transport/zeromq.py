@@ -19,7 +19,7 @@ from headrace.transport.shared_memory import SharedMemoryOptions
 from headrace.transport.zeromq_channel import ZeroMQChannel
 from headrace.transport.zeromq_server import ZeroMQServer
 
-__all__ = ["connect", "serve"]
+__all__ = ["check_server", "connect", "serve"]
 
 
 def serve(
@@ -51,15 +51,7 @@ def serve(
         ValueError: If the host is not loopback and `security` is None, or the keys are a client's.
         OSError: If the port is in use, or the host is not one of this machine.
     """
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port={port} must be between 0 and 65535")
-    if security is None and not addresses.is_loopback(host):
-        raise ValueError(
-            f"host={host!r} requires security=..., since any client that can connect "
-            "can run code in this process; create keys with `headrace keys new DIR`"
-        )
-    if security is not None:
-        security.check_role("server")
+    check_server(host, port, security)
     return ZeroMQServer(
         handler,
         request_type=request_type,
@@ -70,6 +62,19 @@ def serve(
         limits=limits or ServerLimits(),
         on_disconnect=on_disconnect,
     )
+
+
+def check_server(host: str, port: int, security: Security | None) -> None:
+    """Raise the ValueError that `serve` raises for these arguments, if any."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port={port} must be between 0 and 65535")
+    if security is None and not addresses.is_loopback(host):
+        raise ValueError(
+            f"host={host!r} requires security=..., since any client that can connect "
+            "can run code in this process; create keys with `headrace keys new DIR`"
+        )
+    if security is not None:
+        security.check_role("server")
 
 
 def connect(

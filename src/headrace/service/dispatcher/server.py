@@ -100,6 +100,8 @@ class DispatchServer(LifeCycle):
 
     def _open(self) -> None:
         config = self._config
+        # Before the journal's files are created.
+        zeromq.check_server(config.host, config.port, config.security)
         limits = DispatcherLimits.from_config(config)
         # Contains the core once it has read its journal and listens.
         ready: list[DispatcherCore] = []
