@@ -20,10 +20,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from headrace.forks import call_in_children
 
-__all__ = ["frames_of_threads", "interrupt_threads"]
+__all__ = ["forget_calls", "frames_of_threads", "interrupt_threads", "self_of"]
 
 _SWITCH_SECONDS = 2e-5
 """Seconds after which a sample demands the interpreter lock (`sys.setswitchinterval`)."""
@@ -72,7 +73,13 @@ def _short_switch_interval() -> Iterator[None]:
         with _switch_interval_lock:
             _num_interrupting -= 1
             if _num_interrupting == 0:
-                sys.setswitchinterval(_normal_switch_interval)
+                _restore_switch_interval()
+
+
+def _restore_switch_interval() -> None:
+    # Unless the program has set another one meanwhile. The getter is precise to a microsecond.
+    if abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:
+        sys.setswitchinterval(_normal_switch_interval)
 
 
 @contextmanager
@@ -82,14 +89,11 @@ def frames_of_threads() -> Iterator[dict[int, FrameType]]:
     Before Python 3.12, the garbage collector may run while CPython creates the frame object of a
     call. If it runs Python code, such as a finalizer, other threads continue; the call may return,
     and the object then refers to memory that was freed. Reading it can end the process. So the
-    collector is paused until the end of the block; afterwards, frame objects that were not yet read
-    must not be read.
+    collector is paused until the end of the block. After the block, only frames whose callers were
+    read in it may be read.
     """
     with _frames_lock:
-        global _is_collector_paused
-        _is_collector_paused = _COLLECTS_ANYWHERE and gc.isenabled()
-        if _is_collector_paused:
-            gc.disable()
+        _pause_collector()
         try:
             frames = sys._current_frames()
             try:
@@ -97,21 +101,64 @@ def frames_of_threads() -> Iterator[dict[int, FrameType]]:
             finally:
                 # The frames reference each other, including this one.
                 frames.clear()
+                _forget_ended_calls()
         finally:
             _resume_collector()
 
 
+def self_of(frame: FrameType) -> object:
+    """Return the first argument of a running method, if it is named `self`; otherwise None.
+
+    Must be called in a block of `frames_of_threads`. Before Python 3.13, `f_locals` updates a
+    dictionary that the frame keeps. If that released the last reference to an old value, its
+    finalizer could run during the update, while the call returns. So old values are kept until
+    after the update.
+    """
+    if _LOCALS_ARE_VIEWS:
+        return frame.f_locals.get("self")
+    old_values = list(_read_locals.get(id(frame), {}).values())
+    values = _read_locals[id(frame)] = frame.f_locals
+    del old_values
+    return values.get("self")
+
+
+def forget_calls() -> None:
+    """Release what was read of running calls, at the end of sampling."""
+    with _frames_lock:
+        _read_locals.clear()
+
+
+def _forget_ended_calls() -> None:
+    for number in list(_read_locals):
+        if sys.getrefcount(_read_locals[number]) == 2:  # by `_read_locals` and by this call
+            del _read_locals[number]
+
+
+def _pause_collector() -> None:
+    global _normal_threshold
+    threshold, *others = gc.get_threshold()
+    if _COLLECTS_ANYWHERE and threshold:
+        _normal_threshold = threshold
+        gc.set_threshold(0, *others)
+
+
 def _resume_collector() -> None:
-    global _is_collector_paused
-    if _is_collector_paused:
-        gc.enable()
-    _is_collector_paused = False
+    global _normal_threshold
+    threshold, *others = gc.get_threshold()
+    if _normal_threshold and not threshold:  # otherwise another thread has set it meanwhile
+        gc.set_threshold(_normal_threshold, *others)
+    _normal_threshold = 0
 
 
 _COLLECTS_ANYWHERE = sys.version_info < (3, 12)
 """Whether any allocation may start the garbage collector; later only between instructions."""
+_LOCALS_ARE_VIEWS = sys.version_info >= (3, 13)
+"""Whether `f_locals` reads the variables themselves, not a copy."""
 _frames_lock = threading.Lock()
-_is_collector_paused = False
+_normal_threshold = 0
+"""First threshold of the garbage collector while it is paused; otherwise 0."""
+_read_locals: dict[int, dict[str, Any]] = {}
+"""Local variables of calls that were read, by the `id` of the frame."""
 
 
 def _reset_after_fork() -> None:
@@ -119,8 +166,9 @@ def _reset_after_fork() -> None:
     _switch_interval_lock = threading.Lock()
     _frames_lock = threading.Lock()
     if _num_interrupting:
-        sys.setswitchinterval(_normal_switch_interval)
+        _restore_switch_interval()
         _num_interrupting = 0
+    _read_locals.clear()
     _resume_collector()
 
 

@@ -18,7 +18,7 @@ from headrace.element.chunk import Chunk
 from headrace.element.wire import frame_bytes
 from headrace.execution.iterator import ElementIterator, InstrumentedIterator, LazyRows, State
 from headrace.execution.parallel_map import ParallelMapIterator
-from headrace.execution.sampling import frames_of_threads, interrupt_threads
+from headrace.execution.sampling import forget_calls, frames_of_threads, interrupt_threads
 from headrace.execution.step_registry import Activity, StepRegistry, find_activity, name_step
 from headrace.plan.elements import GatherIndices, Indices
 from headrace.plan.node import Node, distinct_nodes
@@ -319,8 +319,9 @@ class _Sampler:
         while True:
             with interrupt_threads(self._stop, _SAMPLE_SECONDS) as is_stopped:
                 if is_stopped:
-                    return
+                    break
                 now = time.perf_counter()
                 seconds = min(now - last, _MAX_SAMPLE_SECONDS)
                 self._collector.add_sample(seconds, self._thread.ident)
                 last = now
+        forget_calls()

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from headrace.execution.parallel_calls import ParallelCalls
 from headrace.execution.parallel_map import ParallelMapIterator
+from headrace.execution.sampling import self_of
 from headrace.execution.threads import ReadAheadThread, input_wait_code
 from headrace.plan.node import Node
 
@@ -106,7 +107,7 @@ def find_activity(
         is_awaiting_input = is_awaiting_input or code in input_wait_code
         is_waiting = is_waiting or code is _CONDITION_WAIT
         if code.co_qualname.rpartition(".")[0] in registry.classes:
-            owner = frame.f_locals.get("self")
+            owner = self_of(frame)
             step = registry.find(owner)
             if step is not None:
                 activity = _classify(innermost, frame, owner, is_awaiting_input, is_waiting)

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.errors import CancelledError, UnavailableError
@@ -15,6 +16,7 @@ from headrace.service.client.read_session import ReadSession
 from headrace.service.client.reader_runner import ReaderRunner
 from headrace.service.client.task_selector import TaskSelector
 from headrace.service.messages import (
+    ClientHeartbeatReply,
     GetElementsReply,
     OpenIterationReply,
     SkippedElements,
@@ -47,14 +49,16 @@ def never(*arguments: Any) -> Any:
     raise AssertionError("nothing is connected")
 
 
-def shell_of(session: ReadSession | CoordinatedReadSession) -> ReaderRunner:
+def shell_of(
+    session: ReadSession | CoordinatedReadSession, target_workers: str = "ANY"
+) -> ReaderRunner:
     return ReaderRunner(
         session,
         dispatcher="d:1",
         connect_dispatcher=never,
         connect_worker=never,
         reports_consumption=False,
-        task_selector=TaskSelector(),
+        task_selector=TaskSelector(target_workers),
     )
 
 
@@ -87,6 +91,31 @@ def test_skipped_elements_of_duplicate_replies_count_once() -> None:
         runner._worker_replied(ReplyReceived(1, number, reply), 0.1)
     assert session.skipped == 100
     assert (REGISTRY.get_sample_value("headrace_elements_skipped_total") or 0.0) - before == 100
+
+
+@pytest.mark.parametrize("target_workers", ["LOCAL", "ANY"])
+@pytest.mark.parametrize("is_delivered", [True, False])
+def test_a_local_reader_fails_at_the_end_if_a_shard_was_not_read(
+    target_workers: str, is_delivered: bool
+) -> None:
+    first = msgspec.structs.replace(TASK, shard_index=3)
+    second = msgspec.structs.replace(first, task_id=2, worker_address="w:2")
+    session = ReadSession("c", "d:1", 16, 0.0, has_shards=True)
+    runner = shell_of(session, target_workers)
+    session.iteration_opened(OpenIterationReply(2000, (first,), 0, finished=False), 0.0)
+    session.act(0.0)
+    session.worker_replied(1, 0, CancelledError("stopped"), None, 0.1)
+    session.update_received(ClientHeartbeatReply(tasks=(second,), finished=True), 0.2)
+    assert runner.failure is None  # another worker reads the shard again
+    ended = GetElementsReply(first_element=0, num_elements=0, end_of_task=True)
+    for request in session.act(0.2).requests:
+        reply = ended if is_delivered else CancelledError("stopped")
+        session.worker_replied(2, request.request_number, reply, None, 0.3)
+    assert session.is_finished
+    if is_delivered or target_workers == "ANY":
+        assert runner.failure is None
+    else:
+        assert "the workers at w:1 and w:2 in this process stopped before" in str(runner.failure)
 
 
 class Bell:

@@ -150,7 +150,15 @@ class ReaderRunner:
     @property
     def failure(self) -> HeadraceError | None:
         """Error that ended the reading, or None."""
-        return self._session.failure
+        with self._runner.lock:
+            failure = self._session.failure
+            if failure or not (self._task_selector.is_local and self._session.is_finished):
+                return failure
+            _, abandoned = self._session.unfinished_tasks
+        shards = [task for task in abandoned if task.shard_index is not None]
+        if not shards:
+            return None
+        return UnavailableError(f"{_describe_stopped(shards)}. Iterate over the dataset again")
 
     @property
     def losses(self) -> tuple[LostSplits, ...]:
@@ -544,24 +552,20 @@ class ReaderRunner:
         if update.unchanged:
             return update
         active, abandoned = self._session.unfinished_tasks
-        shards = [task for task in abandoned if task.shard_index is not None]
-        if update.finished:
-            if shards:
-                self._session.fail(
-                    UnavailableError(f"{_describe_stopped(shards)}. Iterate over the dataset again")
-                )
-        elif local.finished and (active or (abandoned and not self._task_selector.is_copy)):
-            # Version -1 requests another update, although the dispatcher has no news of it.
-            return msgspec.structs.replace(local, finished=False, version=-1)
-        elif local.finished and abandoned:
-            _log.warning("%s. The rest of its copy is missing", _describe_stopped(abandoned))
+        if local.finished and not update.finished:
+            if active or (abandoned and not self._task_selector.is_copy):
+                # Version -1 requests another update, although the dispatcher has no news of it.
+                return msgspec.structs.replace(local, finished=False, version=-1)
+            if abandoned:
+                _log.warning("%s. The rest of its copy is missing", _describe_stopped(abandoned))
         return local
 
 
 def _describe_stopped(tasks: Sequence[TaskAddress]) -> str:
-    addresses = " and ".join(sorted({task.worker_address for task in tasks}))
+    addresses = sorted({task.worker_address for task in tasks})
+    workers = "the worker at " if len(addresses) == 1 else "the workers at "
     return (
-        f"the worker at {addresses} in this process stopped before all its elements were "
+        f"{workers}{' and '.join(addresses)} in this process stopped before all elements were "
         'delivered, and only workers of this process are read (target_workers="LOCAL", or "AUTO" '
         "with a static policy)"
     )

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 
-from headrace.execution.sampling import frames_of_threads, interrupt_threads
+from headrace.execution.sampling import forget_calls, frames_of_threads, interrupt_threads
 from headrace.execution.step_registry import Activity, find_activity
 from headrace.service.worker.producer_channel import ProducerChannel
 from headrace.service.worker.task_metrics import TaskMetrics, WorkerMetrics
@@ -70,11 +70,13 @@ class StepProfiler:
         while True:
             with interrupt_threads(self._stop, wait) as is_stopped:
                 if is_stopped:
-                    return
+                    break
                 now, running = time.perf_counter(), self._metrics.running
                 if running and wait == _INTERVAL:
                     # Also tasks that wait: their other threads may work.
                     self._sample(running, min(now - last, _MAX_SAMPLE_SECONDS))
+                else:
+                    forget_calls()
             if self._on_sample is not None:
                 self._on_sample(now)
             # A task that waits between its batches is sampled as often as one that does not.
@@ -82,6 +84,7 @@ class StepProfiler:
             previous, progress = progress, {id(meter): meter.progress for meter in running}
             is_active = progress != previous or not all(meter.is_waiting for meter in running)
             last, wait = now, _INTERVAL if is_active else _IDLE_INTERVAL
+        forget_calls()
 
     def _sample(self, meters: Sequence[TaskMetrics], seconds: float) -> None:
         own_thread = self._thread.ident
