@@ -201,7 +201,8 @@ class Tutorial:
         log = self._folder / f"{step.terminal}-{len(list(self._folder.glob('*.log')))}.log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                ["bash", "-c", self._adapted(step.command)],
+                # A shell ignores these signals for commands that it runs in the background.
+                ["env", "--default-signal=INT,QUIT", "bash", "-c", self._adapted(step.command)],
                 cwd=self._directory(step.terminal),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
