@@ -168,7 +168,6 @@ def _reset_after_fork() -> None:
     if _num_interrupting:
         _restore_switch_interval()
         _num_interrupting = 0
-    _read_locals.clear()
     _resume_collector()
 
 
