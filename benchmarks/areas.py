@@ -133,7 +133,7 @@ AREAS = (
             "cores of its host. Its steps are simulated, as in MLPerf Storage."
         ),
         benchmarks=("accelerator",),
-        headlines=("accelerator, images, workers killed",),
+        headlines=("accelerator, images",),
     ),
     Area(
         name="parameter_servers",

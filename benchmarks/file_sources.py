@@ -158,6 +158,7 @@ def _lines(name: str, batch: int | None, consume: Callable[[Any], int], check: A
                 name="orjson over readline, dicts",
                 build=_orjson_lines,
                 needs=("orjson",),
+                role="limit",
                 consume=lambda row: 1,
                 check=_check_lines,
             ),

@@ -5,8 +5,8 @@ within a round only, and a ratio is the median of the rounds' ratios, never a ra
 Each contender runs in its own process, so that its thread pools and allocators do not disturb the
 others, which are idle while it is timed. The memory layout makes two processes of the same program
 differ by a few percent for their whole lifetime; to detect differences that small, a workload runs
-its rounds once more with new processes. Loops that wait for input between their steps do not take
-turns (`Workload.in_turns`).
+its rounds once more with new processes. Loops that wait for input between their steps run one after
+another instead (`Workload.in_turns`).
 """
 
 from __future__ import annotations
@@ -130,21 +130,20 @@ def measure(
     length = LONG_ROUNDS if workload.long_rounds else 1
     seconds, ramp = effort.seconds * length, effort.ramp * length
     command = {"do": "round", "seconds": seconds, "ramp": ramp}
-    for _ in range(effort.repeats if workload.repeated else 1):
-        with _started(benchmark, workload, inputs, seconds / 2, results, log) as running:
-            rounds = range(1, effort.rounds + 1)
-            order = [(number, each) for number in rounds for each in running]
-            if not workload.in_turns:
-                order = [(number, each) for each in running for number in rounds]
-            for number, (process, result) in order:
-                if result.problem is not None:
-                    continue
-                log(f"round {number} of {effort.rounds}, {result.contender}")
-                answer = process.ask(command, _ROUND_DEADLINE, result)
-                if answer is not None:
-                    result.rates.append(answer["rate"])
-                    result.firsts.append(answer["first"])
-                    result.cpus.append(answer["cpu"])
+    pairs = list(zip(workload.contenders, results, strict=True))
+    groups = [pairs] if workload.in_turns else [[each] for each in pairs]
+    for group in groups * (effort.repeats if workload.repeated else 1):
+        with _started(benchmark, workload, inputs, seconds / 2, group, log) as running:
+            for number in range(effort.rounds):
+                for process, result in running:
+                    if result.problem is not None:
+                        continue
+                    log(f"round {number + 1} of {effort.rounds}, {result.contender}")
+                    answer = process.ask(command, _ROUND_DEADLINE, result)
+                    if answer is not None:
+                        result.rates.append(answer["rate"])
+                        result.firsts.append(answer["first"])
+                        result.cpus.append(answer["cpu"])
     return results
 
 
@@ -154,7 +153,7 @@ def _started(
     workload: Workload,
     inputs: Path,
     seconds: float,
-    results: list[Measurement],
+    contenders: list[tuple[Contender, Measurement]],
     log: Callable[[str], None],
 ) -> Iterator[list[tuple[_Process, Measurement]]]:
     """Start a process for each contender without a problem; stop them at the end.
@@ -164,7 +163,7 @@ def _started(
     """
     running = [
         (_Process(benchmark, workload, contender, inputs), result)
-        for contender, result in zip(workload.contenders, results, strict=True)
+        for contender, result in contenders
         if result.problem is None
     ]
 

@@ -46,7 +46,7 @@ class Task:
         element = self.workload.element_seconds
         starts += 2 * element * len(contenders)  # its check, and an untimed round
         a_round = max((effort.ramp + effort.seconds) * length, element) + _ROUND_OVERHEAD_SECONDS
-        in_parallel = max(1, min(cores, len(contenders)))
+        in_parallel = max(1, min(cores, len(contenders))) if self.workload.in_turns else 1
         return sessions * (starts / in_parallel + effort.rounds * a_round * len(contenders))
 
 
@@ -115,5 +115,5 @@ def method(effort: Effort) -> str:
         f"with {effort.ramp:g} s of untimed and {effort.seconds:g} s of timed reading."
         f"\n* Slow elements, {LONG_ROUNDS} times as long: {'; '.join(long)}."
         f"\n* Small differences, {effort.repeats} times, with new processes: {'; '.join(repeated)}."
-        f"\n* All rounds of a contender before the next one begins: {'; '.join(one_by_one)}."
+        f"\n* One contender after the other, not in turns: {'; '.join(one_by_one)}."
     )

@@ -110,8 +110,8 @@ class Workload:
         self_timed: Whether each element is a measurement by the contender: a number of items and
             their seconds of waiting or of processor time. Time between elements is not counted, and
             there is no warm-up.
-        in_turns: Whether the contenders take turns. Otherwise each runs all its rounds before the
-            next begins, because filling its buffers after a round would slow down the others.
+        in_turns: Whether the contenders take turns. Otherwise each ends before the next is started,
+            because filling its buffers after a round would slow down the others.
         element_seconds: Seconds that a self-timed element takes, if it is longer than a round; the
             plan of a run needs it.
     """
