@@ -130,7 +130,8 @@ AREAS = (
         title="Accelerator utilisation",
         summary=(
             "Share of the time in which an accelerator computes, if the input is prepared on the "
-            "cores of its host. Its steps are simulated, as in MLPerf Storage."
+            "cores of its host. Its steps are simulated, as in MLPerf Storage. Contenders run one "
+            "after another, not in turns, because their buffers fill between rounds."
         ),
         benchmarks=("accelerator",),
         headlines=("accelerator, images",),

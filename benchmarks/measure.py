@@ -5,8 +5,8 @@ within a round only, and a ratio is the median of the rounds' ratios, never a ra
 Each contender runs in its own process, so that its thread pools and allocators do not disturb the
 others, which are idle while it is timed. The memory layout makes two processes of the same program
 differ by a few percent for their whole lifetime; to detect differences that small, a workload runs
-its rounds once more with new processes. Loops that wait for input between their steps run one after
-another instead (`Workload.in_turns`).
+its rounds once more with new processes. Training loops on an accelerator run one after another
+(`Workload.in_turns`).
 """
 
 from __future__ import annotations

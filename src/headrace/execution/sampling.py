@@ -7,7 +7,7 @@ tenths of a millisecond, so functions that hold the lock for less are found too 
 
 Some functions, such as small NumPy copies, release the lock and take it again at once. Each release
 restarts the switch interval of the waiting threads, so they may wait for the end of a chunk. After
-a late wake-up the random pause is therefore as long as the delay was.
+a late wake-up the random pause may therefore be as long as the delay was.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _short_switch_interval() -> Iterator[None]:
 
 
 def _restore_switch_interval() -> None:
-    # Unless the program has set another one meanwhile. The getter is precise to a microsecond.
+    # If the program has set another one, it stays. The getter is precise to a microsecond.
     if abs(sys.getswitchinterval() - _SWITCH_SECONDS) < 1e-6:
         sys.setswitchinterval(_normal_switch_interval)
 
@@ -87,10 +87,10 @@ def frames_of_threads() -> Iterator[dict[int, FrameType]]:
     """Provide the innermost frame of each thread, for reading while the threads run.
 
     Before Python 3.12, the garbage collector may run while CPython creates the frame object of a
-    call. If it runs Python code, such as a finalizer, other threads continue; the call may return,
-    and the object then refers to memory that was freed. Reading it can end the process. So the
-    collector is paused until the end of the block. After the block, only frames whose callers were
-    read in it may be read.
+    call. If it runs Python code, such as a finalizer, other threads continue. The call may return,
+    and the object then refers to memory that was freed: reading it can crash the process. So the
+    collector is paused until the end of the block. A frame may be read after the block only if its
+    callers were read in the block.
     """
     with _frames_lock:
         _pause_collector()
@@ -107,7 +107,7 @@ def frames_of_threads() -> Iterator[dict[int, FrameType]]:
 
 
 def self_of(frame: FrameType) -> object:
-    """Return the first argument of a running method, if it is named `self`; otherwise None.
+    """Return the local variable `self` of a running method; None if it has none.
 
     Must be called in a block of `frames_of_threads`. Before Python 3.13, `f_locals` updates a
     dictionary that the frame keeps. If that released the last reference to an old value, its
@@ -145,7 +145,9 @@ def _pause_collector() -> None:
 def _resume_collector() -> None:
     global _normal_threshold
     threshold, *others = gc.get_threshold()
-    if _normal_threshold and not threshold:  # otherwise another thread has set it meanwhile
+    if (
+        _normal_threshold and not threshold
+    ):  # otherwise the program has set another one, which stays
         gc.set_threshold(_normal_threshold, *others)
     _normal_threshold = 0
 

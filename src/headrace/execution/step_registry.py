@@ -6,7 +6,7 @@ Rule 1. A thread is attributed to the innermost step on its stack, whether it ru
     or a user function called by it.
 Rule 2. The stacks of other threads are only read, and only frames of steps, which last for one
     chunk: where Python returns a snapshot of a frame's locals (before 3.13), objects in it stay
-    alive until the frame returns.
+    alive until the first sample after the frame returns.
 """
 
 from __future__ import annotations
